@@ -16,39 +16,48 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help venv jars services trino hudi lint test test-fast test-all durations demo bench lock wheel
+.PHONY: help java venv jars services browser vendor trino hudi lint test test-fast test-all durations demo bench lock hashes wheel
 
 help:
-	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark through Spark (SCALE=0.1 KEEP=1)"
+	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark in Spark, and in Trino with a JDK 25 (SCALE=0.1 KEEP=1 TRINO=0)"
 	@echo "make test      the tests, without the slow campaigns;  make test-all   all of them"
 	@echo "make test-fast the unit tests alone: no JVM, no server; make durations  make test, and keeps how long tests take"
 	@echo "make lint      ruff, mypy, import-linter;               make bench      the measurements"
+	@echo "make trino     Trino for tests, benches and deploy/trino/run.sh, which starts it (240 MB, needs a JDK 25)"
 	@echo "make wheel     dist/seamark-*.whl, which needs no compiler to install"
-	@echo "make lock      requirements.lock anew from pyproject.toml"
+	@echo "make lock      requirements.lock anew from pyproject.toml; make hashes  requirements.hashed.lock from requirements.lock"
 
 venv: $(CACHE)/venv.stamp $(CACHE)/kernels.stamp
-$(CACHE)/venv.stamp: requirements.lock pyproject.toml
+$(CACHE)/venv.stamp: requirements.hashed.lock pyproject.toml
 	@mkdir -p $(CACHE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed (PYTHON=...)")'
+	@echo "Installing Python packages into .venv (1.5 GB, about a minute)"
 	@test -x $(PY) || $(PYTHON) -m venv .venv 2>/dev/null || \
 	  { $(APT) update -q && $(APT) install -q -y python3-venv && $(PYTHON) -m venv --clear .venv; }
 	@command -v cc >/dev/null && $(PY) -c '$(HEADERS)' || \
 	  { $(APT) update -q && DEBIAN_FRONTEND=noninteractive $(APT) install -q -y --no-install-recommends gcc libc6-dev python3-dev; }
 	@if command -v uv >/dev/null; then \
-	  uv pip install -q --python $(PY) -r requirements.lock && \
+	  uv pip install -q --python $(PY) --require-hashes -r requirements.hashed.lock && \
 	  uv pip install -q --python $(PY) --no-build-isolation --no-deps -e . ; \
 	else \
 	  { $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip --upgrade >/dev/null; } && \
-	  $(PY) -m pip install -qq --disable-pip-version-check -r requirements.lock && \
+	  $(PY) -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.hashed.lock && \
 	  $(PY) -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e . ; \
 	fi
 	@touch $@
 $(CACHE)/kernels.stamp: $(CACHE)/venv.stamp setup.py $(KERNELS)
+	@echo "Compiling $(words $(filter %.pyx,$(KERNELS))) kernels (about a minute)"
 	@$(PY) setup.py -q build_ext --inplace --parallel 2
 	@touch $@
 
+# Before a minute of installation, one sentence about what the machine lacks.
+java:
+	@command -v java >/dev/null || { echo "Spark needs a JDK 17 or newer: apt-get install openjdk-17-jdk-headless" >&2; exit 1; }
+	@command -v mvn >/dev/null || { echo "Maven downloads Iceberg's jars: apt-get install maven" >&2; exit 1; }
+
 jars: $(CACHE)/jars.stamp $(CACHE)/rck.stamp
-$(CACHE)/jars.stamp: deploy/jars/pom.xml
+$(CACHE)/jars.stamp: deploy/jars/pom.xml | java
+	@echo "Downloading Iceberg's jars for Spark from Maven Central (110 MB)"
 	@mkdir -p $(CACHE)/jars && rm -f $(CACHE)/jars/*.jar
 	$(MVN) -f deploy/jars/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/jars
 	@touch $@
@@ -57,7 +66,7 @@ $(CACHE)/rck.stamp: tests/rck/pom.xml tests/rck/classpath.sh
 	tests/rck/classpath.sh >/dev/null
 	@touch $@
 
-services: $(CACHE)/postgres.stamp $(CACHE)/s3.stamp
+services: $(CACHE)/postgres.stamp $(CACHE)/s3.stamp browser
 $(CACHE)/postgres.stamp:
 	@mkdir -p $(CACHE)
 	@test -n "$(POSTGRES)" || { $(APT) update -q && DEBIAN_FRONTEND=noninteractive $(APT) install -q -y --no-install-recommends postgresql; }
@@ -73,6 +82,21 @@ else
 	$(MVN) -f deploy/s3/resolve/pom.xml $(COPY) -DoutputDirectory=$(CURDIR)/$(CACHE)/s3proxy
 endif
 	@touch $@
+
+# Chromium, and axe from npm, for the tests of the console.
+browser: $(CACHE)/chromium.stamp $(CACHE)/console.stamp
+$(CACHE)/chromium.stamp:
+	@mkdir -p $(CACHE)
+	@command -v chromium >/dev/null || { $(APT) update -q && DEBIAN_FRONTEND=noninteractive $(APT) install -q -y --no-install-recommends chromium fonts-dejavu-core; }
+	@touch $@
+$(CACHE)/console.stamp: deploy/console/package.json deploy/console/package-lock.json
+	@mkdir -p $(CACHE)/console && cp $^ $(CACHE)/console
+	npm ci --prefix $(CACHE)/console --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# The console's libraries, from npm into the repository. New versions: `npm install --package-lock-only` in deploy/console.
+vendor: $(CACHE)/console.stamp
+	@$(PYTHON) deploy/console/vendor.py $(CACHE)/console/node_modules
 
 # Only for Trino's tests and benches, which are left out where there is no JDK 25 (JAVA25, or one below /usr/lib/jvm).
 trino: $(CACHE)/trino.stamp
@@ -100,8 +124,8 @@ lint: venv
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-# Three processes for two cores: two of them wait for the JVMs of Spark and Trino for much of their time.
-WORKERS ?= 3
+# Four processes for two cores: each waits for JVMs, servers and disks for much of its time.
+WORKERS ?= 4
 test: venv jars services $(if $(JAVA25_FOUND),trino)
 	$(PY) -m pytest -n $(WORKERS) -m "not slow" --durations=15 $(PYTEST_ARGS)
 
@@ -114,12 +138,16 @@ durations: test
 test-all: venv jars services $(if $(JAVA25_FOUND),trino)
 	TEST_EXPLORE=1 $(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-demo: venv
+.PHONY: demo-note
+demo-note:
+	@command -v java >/dev/null && command -v mvn >/dev/null || \
+	  echo "Note: without a JDK 17 and Maven the demo ends after its first act. apt-get install openjdk-17-jdk-headless maven"
+demo: demo-note venv
 	@.venv/bin/seamark demo
-	@$(MAKE) --no-print-directory jars
-	@SCALE="$(SCALE)" KEEP="$(KEEP)" $(PY) -m bench.demo
+	@$(MAKE) --no-print-directory jars $(if $(filter-out 0,$(or $(TRINO),1)),$(if $(JAVA25_FOUND),trino))
+	@SCALE="$(SCALE)" KEEP="$(KEEP)" TRINO="$(TRINO)" $(PY) -m bench.demo
 
-BENCHES := planning index writing $(if $(JAVA25_FOUND),trino)
+BENCHES := planning index writing fleet $(if $(JAVA25_FOUND),trino)
 bench: venv jars services $(if $(JAVA25_FOUND),trino)
 	$(PY) -m bench.run $(BENCH_ARGS)
 	$(if $(BENCH_ARGS),,set -e; for one in $(BENCHES); do $(PY) -m bench.$$one.run; done)
@@ -132,5 +160,13 @@ wheel: venv
 	@rm -rf $(CACHE)/wheel/raw && $(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation -w $(CACHE)/wheel/raw .
 	PATH="$(CURDIR)/$(CACHE)/wheel/venv/bin:$$PATH" $(CACHE)/wheel/venv/bin/auditwheel repair -w dist $(CACHE)/wheel/raw/*.whl
 
+UV := $(if $(shell command -v uv),uv,$(CACHE)/uv/bin/uv)
 lock:
 	uv pip compile -q --python-version 3.11 --all-extras --no-header --no-annotate --upgrade pyproject.toml -o requirements.lock
+	@$(MAKE) --no-print-directory hashes
+
+# The pins of requirements.lock with the hashes of their files. In a separate file: pip takes hashes in a constraints file
+# for a demand that all have some, and the folder that the README installs has none.
+hashes:
+	@command -v $(UV) >/dev/null || { $(PYTHON) -m venv $(CACHE)/uv && $(CACHE)/uv/bin/pip install -qq --disable-pip-version-check uv; }
+	$(UV) pip compile -q --python-version 3.11 --no-deps --generate-hashes --no-header --no-annotate requirements.lock -o requirements.hashed.lock

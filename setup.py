@@ -12,10 +12,41 @@ whose libraries then have to be preloaded (tests/index/test_sanitised.py).
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+
+INSTALLERS = {
+    "apt-get": "apt-get install gcc libc6-dev python3-dev",
+    "dnf": "dnf install gcc python3-devel",
+    "zypper": "zypper install gcc python3-devel",
+}
+"""By the program of the system: what installs a C compiler with Python's headers."""
+
+
+def check_compiler() -> None:
+    """SystemExit, with the command that helps, if the kernels cannot be compiled: before Cython translates them."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "headers.c"
+        source.write_text("#include <Python.h>\n#include <stdio.h>\n")
+        argv = [*compiler, f"-I{sysconfig.get_path('include')}", "-c", str(source), "-o", str(source.with_suffix(".o"))]
+        try:
+            fails = subprocess.run(argv, capture_output=True, check=False).returncode != 0  # noqa: S603
+        except OSError:
+            fails = True
+    if fails:
+        command = next((each for program, each in INSTALLERS.items() if shutil.which(program)), INSTALLERS["apt-get"])
+        raise SystemExit(f"Seamark's kernels need a C compiler and Python's headers. Run: {command}")
+
+
+check_compiler()
 
 CHECKED = os.environ.get("SEAMARK_CHECKED") == "1"
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]

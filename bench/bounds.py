@@ -61,7 +61,7 @@ def copy_ms(body: bytes, times: int = 50) -> float:
 
 
 class _Echo(asyncio.Protocol):
-    """Answers whatever arrives with the same prepared bytes: no routing, no parsing, no work."""
+    """Answers any bytes with the same prepared bytes: no routing, no parsing, no work."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer

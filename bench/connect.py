@@ -1,6 +1,6 @@
 """How to reach a running server from Spark, PyIceberg, Trino and DuckDB: text to paste, made from tested values.
 
-`tests/bench` runs the PyIceberg text as it stands and compares Spark's with the session the tests use.
+`tests/bench` runs the PyIceberg text unchanged and compares Spark's with the session the tests use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def spark(uri: str, jars: Iterable[Path], table: str) -> str:
 
 
 def pyiceberg(uri: str, table: str) -> str:
-    """Python to run as it stands."""
+    """A complete Python program."""
     return (
         "from pyiceberg.catalog import load_catalog\n"
         f'catalog = load_catalog("{CATALOG}", type="rest", uri="{uri}")\n'

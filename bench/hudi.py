@@ -1,5 +1,5 @@
-"""Hudi 1.2 on PySpark 3.5 in `local[2]`, as a process of its own (`make hudi` fetches both): lines of JSON go in, an
-answer comes out for each."""
+"""Hudi 1.2 on PySpark 3.5 in `local[2]`, as a separate process (`make hudi` fetches both): it reads lines of JSON, and
+writes an answer for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PYTHON = _HOME / "venv" / "bin" / "python"
 
 
 class Peer:
-    """A running session. What it is asked it answers before anything else happens."""
+    """A running session. It answers requests one after another."""
 
     def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
         self._child, self._log = child, log
@@ -31,7 +31,7 @@ class Peer:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """The next one, also where it says something without being asked."""
+        """The next answer, or a message without a request."""
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
         if not line:
@@ -51,7 +51,7 @@ def _jars() -> list[Path]:
 
 @contextmanager
 def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
-    """`module`, run with Hudi's jar, a folder for scratch, and what else it wants to be told. Ends with the block."""
+    """`module`, run with Hudi's jar, a folder for scratch, and its other arguments. Ends with the block."""
     if not is_there():
         raise ServiceFailed("no Hudi below .cache/hudi: run `make hudi`")
     folder.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
     finally:
         assert child.stdin is not None
         assert child.stdout is not None
-        child.stdin.close()  # it ends by itself, and its JVM with it
+        child.stdin.close()  # it ends at the end of its input, and its JVM with it
         try:
             child.wait(30)
         except subprocess.TimeoutExpired:

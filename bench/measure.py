@@ -1,7 +1,7 @@
-"""How a number comes about: workers on connections, slices of work in turns, medians of rounds.
+"""How a number comes about: workers on connections, alternating slices of work, medians of rounds.
 
 A worker is a generator of requests that is sent each answer: it holds no socket, so the same worker drives any server.
-Servers are measured in turns (there and back again: A B, B A, …), so that a machine that drifts drifts for both.
+Servers are measured alternately (A B, B A, …), so that a machine that drifts drifts for both.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sample:
 
 
 async def drive(target: Target, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:
-    """Runs each worker on a connection of its own until it ends or `seconds` are over."""
+    """Runs each worker on its own connection until it ends or `seconds` are over."""
     sample = Sample()
     async with connections(target, len(workers)) as opened:
         cpu, own, started = target.cpu_s(), time.process_time(), time.perf_counter()
@@ -86,7 +86,7 @@ async def _work(connection: Connection, worker: Worker, deadline: float, sample:
 
 
 def repeat(wanted: Request, times: int | None = None) -> Worker:
-    """The same request, `times` times or for ever."""
+    """The same request, `times` times or without end."""
     while times is None or times > 0:
         yield wanted
         times = times and times - 1

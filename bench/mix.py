@@ -3,7 +3,7 @@
 The dataset and the mix are those of apache/polaris-tools: a tree of namespaces (width 2, depth 4), 5 tables and 3 views
 in each leaf, 10 columns and 10 properties each; reads are nine kinds at equal odds (list, check, fetch of namespaces,
 tables, views), writes three (set a property of one of them). There, users arrive at a fixed rate; here, a fixed number
-of connections asks as fast as it is answered, which finds the limit.
+of connections sends requests as fast as the server answers, which finds the limit.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _reads(target: Target, dataset: Tree, chance: random.Random) -> list[Callabl
 
 def _writes(target: Target, dataset: Tree, chance: random.Random) -> list[Callable[[], Request]]:
     def change() -> dict[str, str]:
-        # A bounded set of names: the original's ever new names would make later rounds dearer than earlier ones.
+        # A bounded set of names: the original's new names would make later rounds more expensive than earlier rounds.
         return {f"NewAttribute_{chance.randrange(10)}": f"NewValue_{chance.randrange(10**6)}"}
 
     def commit(path: str, label: str) -> Request:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bench.picture import PICTURE, ratio_bars
 from bench.report import BUSY, OURS, RESULTS, Report, cells
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -29,6 +30,18 @@ CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "mix": (("100% reads, 8 clients", "requests"), ("50% reads, 8 clients", "requests")),
     "memory": (("10,000 tables created", "resident"), ("each loaded once", "resident")),
+    "duckdb_point": (
+        ("by record index", "a statement"),
+        ("by bloom index", "a statement"),
+        ("by bitmap index", "a statement"),
+        ("by min and max, in order", "a statement"),
+    ),
+    "sql_point": (
+        ("by record index", "a statement"),
+        ("by bloom index", "a statement"),
+        ("by bitmap index", "a statement"),
+        ("by min and max, in order", "a statement"),
+    ),
 }
 """Which rows of which bench the README shows: (case, measure)."""
 
@@ -53,6 +66,7 @@ HEADLINES: dict[tuple[str, str, str], tuple[str, str]] = {
         "Iceberg's MERGE INTO",
     ),
     ("trino_point", "by record index", "a statement"): ("look up a key in Trino", "Trino without the proxy"),
+    ("sql_point", "by record index", "a statement"): ("look up a key by `seamark sql`", "DuckDB without Seamark"),
     ("trino_ssb_large", "Hilbert on date, cities, brand, bitmap", "faster, mean"): (
         "Star Schema Benchmark in Trino",
         "Trino without the proxy",
@@ -186,15 +200,28 @@ TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
 def headlines(folder: Path = RESULTS) -> str:
     """The README's table. It omits a bench without results."""
     lines = ["| operation | Seamark | compared with | ratio |", "|---|--:|---|--:|"]
+    for name, operation, shown, peer, ratio in _headline_rows(folder):
+        lines.append(f"| [{operation}](bench/results/{name}.md) | {shown} | {peer} | {ratio} |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(folder: Path = RESULTS) -> str:
+    """The README's picture, an SVG with the ratios of its table. A row without a ratio has it as its figure."""
+    rows = _headline_rows(folder)
+    return ratio_bars([(row[1], row[2].replace(" × faster", "×") if row[4] == "–" else row[4]) for row in rows])
+
+
+def _headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
+    """(bench, operation, Seamark's figure, peer, ratio)"""
+    found = []
     for (name, case, measure), (operation, peer) in HEADLINES.items():
         if not (folder / f"{name}.json").exists():
             continue
         rows = {(row.case, row.measure): row for row in Report.load(name, folder).rows}
         row = rows[case, measure]
         *_, ratio, ours, _ = cells(row, [OURS])
-        shown = ours if row.unit != "×" else f"{ours} faster"
-        lines.append(f"| [{operation}](bench/results/{name}.md) | {shown} | {peer} | {ratio} |")
-    return "\n".join(lines) + "\n"
+        found.append((name, operation, ours if row.unit != "×" else f"{ours} faster", peer, ratio))
+    return found
 
 
 def section(folder: Path = RESULTS) -> str:
@@ -289,6 +316,8 @@ def filled(text: str, content: str) -> str:
 def update() -> None:
     README.write_text(filled(README.read_text(), headlines()))
     PAGE.write_text(filled(PAGE.read_text(), section()))
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(picture())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a bench found, as JSON for machines and a Markdown table for people, in `bench/results/`.
 
-A row is one question asked of several servers: ratios come first, because times belong to one machine and one day.
+A row is one measurement of several servers: ratios come first, because times belong to one machine and one day.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Row:
     goal: float | None = None
 
     def ratio(self) -> float | None:
-        """How many times better ours is than the peer: above 1 is better, whatever the direction."""
+        """How many times better ours is than the peer: above 1 is better, in either direction."""
         ours, theirs = self.values.get(OURS), self.values.get(self.peer)
         if not ours or not theirs:
             return None

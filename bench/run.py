@@ -17,7 +17,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench import commits, load_table, memory, mix, readme, small_request
+from bench import commits, duckdb_point, load_table, memory, mix, readme, small_request, sql_point
 from bench.report import Report, cells, machine
 
 Bench = Callable[..., Coroutine[Any, Any, Report]]
@@ -27,6 +27,8 @@ BENCHES: dict[str, Bench] = {
     "commits": commits.run,
     "mix": mix.run,
     "memory": memory.run,
+    "duckdb_point": duckdb_point.run,
+    "sql_point": sql_point.run,
 }
 
 
@@ -60,10 +62,13 @@ def run_benches(
     names: Sequence[str],
     *,
     quick: bool,
+    save: bool = True,
     folder: Path | None = None,
     options: Callable[[str], Mapping[str, Any]] = lambda _: {},
 ) -> None:
-    """Runs, prints and saves one after another. `options` are a bench's own keywords, by its name."""
+    """Runs, prints and saves one after another. `options` are a bench's own keywords, by its name. A `quick` run, or
+    one with `save` off because its sizes are not those of the README, writes nothing."""
+    save = save and not quick
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=160)
     for name in names:
@@ -75,14 +80,14 @@ def run_benches(
             report = uvloop.run(_interruptible(benches[name](Path(at), quick=quick, **options(name))))
         report.machine = facts
         show(report, console)
-        if not quick:
+        if save:
             report.save()
-    if not quick:
+    if save:
         readme.update()
 
 
 async def _interruptible(work: Coroutine[Any, Any, Report]) -> Report:
-    """Ends `work` from within when the process is told to end, so that the servers it started end, too."""
+    """Ends `work` from within when the process receives a signal to end, so that the servers it started end, too."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -41,7 +41,7 @@ class Target:
     separator: str = "%1F"
 
     def at(self, namespace: tuple[str, ...]) -> str:
-        """A namespace as it stands in this server's URLs."""
+        """A namespace in this server's URLs."""
         return self.separator.join(quote(level, safe="") for level in namespace)
 
     @property
@@ -74,7 +74,7 @@ class Target:
         return [await Connection.open(self.port) for _ in range(count)]
 
     async def call(self, wanted: Request) -> Response:
-        """One request on a connection of its own; LoadError, with the server's words, unless it is counted."""
+        """One request on its own connection; LoadError, with the server's words, unless it is counted."""
         connection = await Connection.open(self.port)
         try:
             answer = await connection.ask(wanted)

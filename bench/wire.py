@@ -1,6 +1,6 @@
 """A load generator's HTTP/1.1 client: keep-alive, requests made beforehand, answers cut but not interpreted.
 
-An ordinary client costs more CPU a request than the servers measured here, and would measure itself. This one speaks
+An ordinary client costs more CPU a request than the servers measured here, and would measure itself. This client speaks
 just what both servers do: Content-Length and chunked bodies. What load it can make is in every report
 (`generator_cpu`: near 1 means that the generator, not the server, was the limit).
 """
@@ -57,7 +57,7 @@ def request(
     tolerated: tuple[int, ...] = (),
     label: str = "",
 ) -> Request:
-    """`body` is anything JSON can say, or bytes as they are."""
+    """`body` is any value of JSON, or bytes that are sent unchanged."""
     payload = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Accept: application/json"]
     if payload:
@@ -117,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
     def _grow(self, size: int) -> None:
         grown = bytearray(size)
         grown[: self._filled] = memoryview(self._buffer)[: self._filled]
-        self._buffer = grown  # a new one: the old may still be exported
+        self._buffer = grown  # a new buffer: the old may still be exported
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes

@@ -17,7 +17,8 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,40 @@ import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 
 from seamark.cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
 from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, Unavailable, charge, file_name
+from seamark.cache.region import Region
 from seamark.cache.tier import Payload, TierStats, parts_of
 
 MAP_BYTES_MIN = 64 * 1024
 """Smaller files are read: a mapping costs a further system call, and separate pages."""
 _TOUCHES_MAX = 1024
+_READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
+"""Of `preadv`, on Linux: fails instead of waiting for the disk."""
 
 
 class DiskTier:
     """Uses at most `budget_bytes` of disk, including SQLite's file and directories; survives restarts.
 
-    `mapped_max` bounds the mappings that are kept for repeated gets (they use address space but no descriptors).
-    Opening the tier audits the folder, about a millisecond per thousand files. ValueError for a budget below 1 MiB.
+    `mapped_max` bounds the mappings that are kept for repeated gets (they use address space but no descriptors); files
+    from `map_bytes_min` are mapped, and smaller files are read. Opening the tier audits the folder, about a millisecond
+    per thousand files. ValueError for a budget below 1 MiB.
+
+    `prefers`: in a full folder, a value is stored only if `prefers(its key, the key of the entry to evict)`, with keys
+    as `identity` returns them; None: always. `holder_bytes`: the budget of each holder of values; at it, the entries to
+    evict are the holder's own. None: no budget of holders. `check_mapped`: whether the checksum of a mapped payload is
+    compared when its file is opened, which reads all of it. Without it the payload must contain its own checksums.
     """
 
-    def __init__(self, folder: Path, budget_bytes: int, *, mapped_max: int = 4096) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        budget_bytes: int,
+        *,
+        mapped_max: int = 4096,
+        map_bytes_min: int = MAP_BYTES_MIN,
+        prefers: Callable[[bytes, bytes], bool] | None = None,
+        holder_bytes: int | None = None,
+        check_mapped: bool = True,
+    ) -> None:
         if budget_bytes < BUDGET_BYTES_MIN:
             raise ValueError(f"budget_bytes is {budget_bytes}; a cache folder needs at least {BUDGET_BYTES_MIN}")
         if mapped_max < 0:
@@ -47,6 +67,10 @@ class DiskTier:
         self._folder = folder.absolute()
         self._budget_bytes = budget_bytes
         self._mapped_max = mapped_max
+        self._map_bytes_min = map_bytes_min
+        self._prefers = prefers
+        self._holder_bytes = holder_bytes
+        self._check_mapped = check_mapped
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._touched: dict[str, None] = {}
         """Keys used since the last update of the account, in order of first use; written in batches, so that a get
@@ -56,7 +80,7 @@ class DiskTier:
         self._hits = self._misses = self._puts = self._refused = self._damaged = self._errors = 0
         self._last_error = ""
         self._closed = False
-        self._ledger = Ledger(self._folder, budget_bytes)
+        self._ledger = Ledger(self._folder, budget_bytes, holders=holder_bytes is not None)
         self._record_uses()
 
     def get(self, key: str) -> memoryview | None:
@@ -72,46 +96,115 @@ class DiskTier:
                 return None
         return self._open(key)
 
-    def is_mapped(self, payload: memoryview) -> bool:
-        return len(payload) + HEADER_BYTES >= MAP_BYTES_MIN
-
-    def put(self, key: str, payload: Payload) -> bool:
-        parts = parts_of(payload)
+    def get_resident(self, key: str) -> memoryview | None:
+        """The value, if it can be read without waiting for the disk: its pages are in the kernel's memory. None
+        otherwise: there may be a value nevertheless, and nothing is counted. Only for values that are never mapped."""
+        if self._closed or _READ_NOW is None:
+            return None
         digest = key_digest(key)
-        header = seal(digest, parts)
-        path = self._folder / file_name(digest)
-        file_bytes = HEADER_BYTES + sum(len(part) for part in parts)
+        try:
+            data = _read_resident(self._folder / file_name(digest), _READ_NOW)
+            payload = None if data is None else unseal(digest, data)
+        except (OSError, Damaged):
+            return None  # `get` counts and discards it
+        if payload is not None:
+            with self._lock:
+                self._hits += 1
+            self._used(key)
+        return payload
+
+    def is_mapped(self, payload: memoryview) -> bool:
+        return len(payload) + HEADER_BYTES >= self._map_bytes_min
+
+    def may_have(self, key: str) -> bool:
+        """Whether there is a file for the key: cheap, not counted as a use, and no proof of a value."""
+        return not self._closed and (self._folder / file_name(key_digest(key))).exists()
+
+    def put(self, key: str, payload: Payload, holder: str = "") -> bool:
+        """As `Tier.put`. The value counts for `holder`, which is any text."""
+        return self.put_many([(key, payload, holder)])[0]
+
+    def put_many(self, values: Sequence[tuple[str, Payload, str]]) -> list[bool]:
+        """`put` of several values (key, payload, holder), with one transaction of the account: a third of the work for
+        small values."""
+        files = [_File.of(self._folder, key, payload, holder) for key, payload, holder in values]
         with self._lock:
             if self._closed:
-                return False
-        if _is_stored(path, header, file_bytes):
-            self._used(key)
-            return True
+                return [False] * len(files)
+        stored = [_is_stored(file.path, file.header, file.size) for file in files]
+        for file, is_stored in zip(files, stored, strict=True):
+            if is_stored:
+                self._used(file.key)
+        missing = [file for file, is_stored in zip(files, stored, strict=True) if not is_stored]
+        if not missing:
+            return stored
 
-        def store(cache: Any) -> bool:
+        def store(cache: Any) -> list[bool]:
+            kept = []
             with cache.transact():
                 self._ledger.touch(cache, self._take_touched())
-                # The row precedes the file, so that a crash leaves no file without an account.
-                if not self._ledger.make_room(cache, charge(file_bytes)):
-                    return False
-                cache.set(digest[:16], charge(file_bytes))
-            try:
-                _write(path, [memoryview(header), *parts])
-            except BaseException:
-                cache.delete(digest[:16])
-                raise
-            return True
+                for file in missing:
+                    room = self._make_room(cache, file.digest[:16], charge(file.size), file.holder)
+                    if room:
+                        # The row precedes the file, so that a crash leaves no file without an account.
+                        tag = None if self._holder_bytes is None else file.holder
+                        cache.set(file.digest[:16], charge(file.size), tag=tag)
+                    kept.append(room)
+            for number, file in enumerate(missing):
+                # A later value of the same call may have evicted an earlier one.
+                if kept[number] and (number == len(missing) - 1 or file.digest[:16] in cache):
+                    try:
+                        _write(file.path, [memoryview(file.header), *file.parts])
+                    except BaseException:
+                        for left in missing[number:]:
+                            cache.delete(left.digest[:16])
+                        raise
+                else:
+                    kept[number] = False
+            return kept
 
         try:
             kept = self._ledger.run(store)
         except Unavailable as error:
             self._failed(error)
-            return False
+            return [bool(one) for one in stored]
         with self._lock:
-            self._mapped.pop(key, None)
-            self._puts += kept
-            self._refused += not kept
-        return kept
+            for file, is_kept in zip(missing, kept, strict=True):
+                self._mapped.pop(file.key, None)
+                self._puts += is_kept
+                self._refused += not is_kept
+        results = iter(kept)
+        return [is_stored or next(results) for is_stored in stored]
+
+    def _make_room(self, cache: Any, name: bytes, need_bytes: int, holder: str) -> bool:
+        def admits(victim: bytes) -> bool:
+            return self._prefers is None or self._prefers(name, victim)
+
+        ledger, limit_bytes = self._ledger, self._holder_bytes
+        if limit_bytes is not None and not ledger.make_room_of(cache, holder, need_bytes, limit_bytes, admits):
+            return False
+        if self._prefers is not None and not ledger.fits(cache, need_bytes):
+            oldest = ledger.oldest(cache)
+            if oldest is not None and not admits(oldest):
+                return False
+        return ledger.make_room(cache, need_bytes)
+
+    def map_over(self, key: str, region: Region) -> bool:
+        """Replaces the memory of a region, which has the payload of `key`, by the mapped file. Returns False if the
+        file is too small to be mapped, gone, or damaged; then the region is as before.
+        """
+        if region.size_bytes < self._map_bytes_min:
+            return False
+        digest = key_digest(key)
+        try:
+            with (self._folder / file_name(digest)).open("rb", buffering=0) as file:
+                data = memoryview(file.read())
+                if unseal(digest, data) != region.payload:
+                    return False
+                region.map_over(file.fileno())
+        except (OSError, Damaged):
+            return False
+        return True
 
     def discard(self, key: str) -> None:
         with self._lock:
@@ -161,7 +254,9 @@ class DiskTier:
         payload, broken = None, False
         digest = key_digest(key)
         try:
-            payload = unseal(digest, _read(self._folder / file_name(digest)))
+            data = _read(self._folder / file_name(digest), self._map_bytes_min)
+            is_mapped = len(data) >= self._map_bytes_min
+            payload = unseal(digest, data, check_payload=self._check_mapped or not is_mapped)
         except FileNotFoundError:
             pass
         except Damaged:
@@ -217,12 +312,46 @@ class DiskTier:
             self._last_error = str(error)
 
 
-def _read(path: Path) -> memoryview:
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A value to store. `size` includes the header."""
+
+    key: str
+    digest: bytes
+    path: Path
+    header: bytes
+    parts: list[memoryview]
+    size: int
+    holder: str
+
+    @classmethod
+    def of(cls, folder: Path, key: str, payload: Payload, holder: str) -> _File:
+        parts, digest = parts_of(payload), key_digest(key)
+        size = HEADER_BYTES + sum(len(part) for part in parts)
+        return cls(key, digest, folder / file_name(digest), seal(digest, parts), parts, size, holder)
+
+
+def identity(key: str) -> bytes:
+    """The name of a key in the account of the folder, which `prefers` receives."""
+    return key_digest(key)[:16]
+
+
+def _read(path: Path, map_bytes_min: int) -> memoryview:
     """The bytes of the file, read-only: mapped and shared when large, without an open descriptor. OSError."""
-    if path.stat().st_size < MAP_BYTES_MIN:
+    if path.stat().st_size < map_bytes_min:
         return memoryview(path.read_bytes())
     with pa.memory_map(str(path), "r") as file:
         return memoryview(file.read_buffer()).cast("B")
+
+
+def _read_resident(path: Path, flags: int) -> memoryview | None:
+    """The bytes of the file; None if some of them are not in the kernel's memory. OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = bytearray(os.fstat(handle).st_size)
+        return memoryview(data).toreadonly() if os.preadv(handle, [data], 0, flags) == len(data) else None
+    finally:
+        os.close(handle)
 
 
 def _is_stored(path: Path, header: bytes, file_bytes: int) -> bool:

@@ -52,6 +52,23 @@ EVICTION_POLICY[_POLICY] = {
     " (SELECT size FROM Cache ORDER BY access_time, rowid LIMIT 10)) < 65536 THEN ? ELSE 1 END",
 }
 
+_HOLDERS = (
+    "CREATE TABLE IF NOT EXISTS Holders (tag TEXT PRIMARY KEY, size INTEGER NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS Cache_holder ON Cache (tag, access_time) WHERE tag IS NOT NULL",
+    "CREATE TRIGGER IF NOT EXISTS Holders_insert AFTER INSERT ON Cache WHEN NEW.tag IS NOT NULL BEGIN"
+    " INSERT INTO Holders VALUES (NEW.tag, NEW.size) ON CONFLICT (tag) DO UPDATE SET size = size + NEW.size; END",
+    "CREATE TRIGGER IF NOT EXISTS Holders_delete AFTER DELETE ON Cache WHEN OLD.tag IS NOT NULL BEGIN"
+    " UPDATE Holders SET size = size - OLD.size WHERE tag = OLD.tag;"
+    " DELETE FROM Holders WHERE tag = OLD.tag AND size <= 0; END",
+    "CREATE TRIGGER IF NOT EXISTS Holders_update AFTER UPDATE OF tag, size ON Cache BEGIN"
+    " UPDATE Holders SET size = size - OLD.size WHERE tag = OLD.tag;"
+    " INSERT INTO Holders SELECT NEW.tag, NEW.size WHERE NEW.tag IS NOT NULL"
+    " ON CONFLICT (tag) DO UPDATE SET size = size + NEW.size; END",
+    "DELETE FROM Holders",
+    "INSERT INTO Holders SELECT tag, SUM(size) FROM Cache WHERE tag IS NOT NULL GROUP BY tag",
+)
+"""The bytes of each holder, kept by triggers in each transaction, and added up when the account is opened."""
+
 _PASSING = {
     sqlite3.SQLITE_BUSY,
     sqlite3.SQLITE_LOCKED,
@@ -133,9 +150,11 @@ def charge(file_bytes: int) -> int:
 class Ledger:
     """The constructor never raises: a folder that cannot be used is tried again at each `run`."""
 
-    def __init__(self, folder: Path, budget_bytes: int) -> None:
+    def __init__(self, folder: Path, budget_bytes: int, *, holders: bool = False) -> None:
+        """`holders`: the account also has the bytes of each holder, which is the tag of a row."""
         self._folder = folder
         self._budget_bytes = budget_bytes
+        self._holders = holders
         self._mutex = threading.Lock()
         self._cache: Any = None
         self._inode = -1
@@ -172,6 +191,35 @@ class Ledger:
         cache.reset("size_limit", room, update=False)
         self.evictions += cache.cull()
         return bool(cache.volume() <= room)
+
+    def fits(self, cache: Any, need_bytes: int) -> bool:
+        """Whether `need_bytes` more fit without an eviction."""
+        return bool(cache.volume() <= self._budget_bytes - RESERVE_BYTES - need_bytes)
+
+    def oldest(self, cache: Any) -> bytes | None:
+        """The key that is evicted next; None without entries."""
+        rows = cache._sql("SELECT key FROM Cache ORDER BY access_time, rowid LIMIT 1").fetchall()
+        return bytes(rows[0][0]) if rows else None
+
+    def make_room_of(
+        self, cache: Any, holder: str, need_bytes: int, limit_bytes: int, admits: Callable[[bytes], bool]
+    ) -> bool:
+        """Evicts entries of the holder until `need_bytes` more are within its limit, and returns whether they are.
+        `admits` receives the key of an entry, and returns whether it may be evicted."""
+        if need_bytes > limit_bytes:
+            return False
+        while self.held_bytes(cache, holder) + need_bytes > limit_bytes:
+            rows = cache._sql("SELECT key FROM Cache WHERE tag = ? ORDER BY access_time LIMIT 1", (holder,)).fetchall()
+            if not rows:
+                raise _Corrupt("the sizes of the holders in the account do not add up")
+            if not admits(bytes(rows[0][0])):
+                return False
+            self.evictions += bool(cache.delete(bytes(rows[0][0])))
+        return True
+
+    def held_bytes(self, cache: Any, holder: str) -> int:
+        rows = cache._sql("SELECT size FROM Holders WHERE tag = ?", (holder,)).fetchall()
+        return int(rows[0][0]) if rows else 0
 
     def touch(self, cache: Any, keys: Iterable[bytes]) -> None:
         """Marks them as the most recently used. Must be called in a transaction."""
@@ -220,6 +268,9 @@ class Ledger:
             )
             try:
                 self._audit(cache)
+                if self._holders:
+                    for statement in _HOLDERS:
+                        cache._sql(statement)
                 self.make_room(cache, 0)
             except BaseException:
                 cache.close()
@@ -302,6 +353,10 @@ class Ledger:
             pages = cache.volume() - cache.size
             assert cache.size == sum(sizes.values()), f"{cache.size} on the account, {sum(sizes.values())} on the disk"
             assert pages + cache.size + RESERVE_BYTES <= self._budget_bytes, "over the budget"
+            if self._holders:
+                held = "SELECT tag, SUM(size) FROM Cache WHERE tag IS NOT NULL GROUP BY tag ORDER BY tag"
+                sums = cache._sql("SELECT tag, size FROM Holders ORDER BY tag").fetchall()
+                assert sums == cache._sql(held).fetchall(), "the bytes of the holders do not add up"
 
         self.run(check)
 

@@ -9,10 +9,13 @@ Single-threaded, like the event loop that owns it: no method awaits, so that no 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, MutableMapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from threading import Lock
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -34,16 +37,24 @@ class CacheStats:
     budget_bytes: int
 
 
-class MemoryCache(Generic[K, V]):
-    """An LRU within `budget_bytes`; 0 stores nothing. ValueError for a negative budget or size."""
+class BudgetedCache(ABC, Generic[K, V]):
+    """What memory tiers share: a budget, the account of the used bytes, and counts.
 
-    def __init__(self, budget_bytes: int) -> None:
+    `budget_bytes`: 0 stores nothing. ValueError for a negative budget. `name`: that of its share in `memory_by_name`,
+    which several caches may have. "": the owner reports its memory. A subclass stores the entries.
+    """
+
+    def __init__(self, budget_bytes: int, entries: MutableMapping[K, Any], name: str = "") -> None:
         if budget_bytes < 0:
             raise ValueError(f"budget_bytes is {budget_bytes}; it must be 0 or more")
         self._budget_bytes = budget_bytes
-        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._entries = entries
         self._used_bytes = 0
         self._hits = self._misses = self._evictions = self._refused = 0
+        self.name = name
+        if name:
+            with _naming:
+                _named.add(self)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -57,6 +68,49 @@ class MemoryCache(Generic[K, V]):
         """The same as in `stats`, for frequent callers."""
         return self._used_bytes
 
+    @abstractmethod
+    def discard(self, key: K) -> None:
+        """Removes the key; no error when it is absent."""
+
+    def _replace(self, key: K, size_bytes: int, limit_bytes: int) -> int | None:
+        """Removes the key. The bytes to charge for its new value; None, counted, above the limit. ValueError for a
+        negative size."""
+        if size_bytes < 0:
+            raise ValueError(f"size_bytes is {size_bytes}; it must be 0 or more")
+        self.discard(key)
+        charged = size_bytes + ENTRY_OVERHEAD_BYTES
+        if charged > limit_bytes:
+            self._refused += 1
+            return None
+        return charged
+
+    def stats(self) -> CacheStats:
+        return CacheStats(
+            hits=self._hits,
+            misses=self._misses,
+            evictions=self._evictions,
+            refused=self._refused,
+            entries=len(self._entries),
+            used_bytes=self._used_bytes,
+            budget_bytes=self._budget_bytes,
+        )
+
+    def _check_account(self, charged: Collection[int]) -> None:
+        """AssertionError unless the entries, which are charged so, are the used bytes and within the budget."""
+        assert len(charged) == len(self._entries)
+        assert self._used_bytes == sum(charged), f"{self._used_bytes} bytes on the account, {sum(charged)} held"
+        assert self._used_bytes <= self._budget_bytes, f"{self._used_bytes} bytes over a budget of {self._budget_bytes}"
+        assert all(size >= ENTRY_OVERHEAD_BYTES for size in charged), "an entry was charged less than its overhead"
+
+
+class MemoryCache(BudgetedCache[K, V]):
+    """An LRU within `budget_bytes`."""
+
+    _entries: OrderedDict[K, tuple[V, int]]
+
+    def __init__(self, budget_bytes: int, name: str = "") -> None:
+        super().__init__(budget_bytes, OrderedDict(), name)
+
     def get(self, key: K) -> V | None:
         """The value, which becomes the most recently used; None when absent."""
         entry = self._entries.get(key)
@@ -69,12 +123,8 @@ class MemoryCache(Generic[K, V]):
 
     def put(self, key: K, value: V, size_bytes: int) -> bool:
         """Whether the value was stored. Removes the key's previous value even when the new value is refused."""
-        if size_bytes < 0:
-            raise ValueError(f"size_bytes is {size_bytes}; it must be 0 or more")
-        self.discard(key)
-        charged = size_bytes + ENTRY_OVERHEAD_BYTES
-        if charged > self._budget_bytes:
-            self._refused += 1
+        charged = self._replace(key, size_bytes, self._budget_bytes)
+        if charged is None:
             return False
         while self._used_bytes + charged > self._budget_bytes:
             _, (_, freed) = self._entries.popitem(last=False)
@@ -95,20 +145,21 @@ class MemoryCache(Generic[K, V]):
         self._entries.clear()
         self._used_bytes = 0
 
-    def stats(self) -> CacheStats:
-        return CacheStats(
-            hits=self._hits,
-            misses=self._misses,
-            evictions=self._evictions,
-            refused=self._refused,
-            entries=len(self._entries),
-            used_bytes=self._used_bytes,
-            budget_bytes=self._budget_bytes,
-        )
-
     def check_invariants(self) -> None:
         """AssertionError when the sizes do not add up. Linear; for tests."""
-        charged = [size for _, size in self._entries.values()]
-        assert self._used_bytes == sum(charged), f"{self._used_bytes} bytes on the account, {sum(charged)} held"
-        assert self._used_bytes <= self._budget_bytes, f"{self._used_bytes} bytes over a budget of {self._budget_bytes}"
-        assert all(size >= ENTRY_OVERHEAD_BYTES for size in charged), "an entry was charged less than its overhead"
+        self._check_account([charged for _, charged in self._entries.values()])
+
+
+_named: WeakSet[BudgetedCache[Any, Any]] = WeakSet()
+_naming = Lock()
+"""Caches belong to the event loop, but some are created in threads."""
+
+
+def memory_by_name() -> dict[str, int]:
+    """The used bytes of the named caches of this process, for its metrics."""
+    with _naming:
+        caches = list(_named)
+    used: dict[str, int] = {}
+    for cache in caches:
+        used[cache.name] = used.get(cache.name, 0) + cache.used_bytes
+    return used

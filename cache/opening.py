@@ -31,14 +31,16 @@ async def open_stack(
     disk_bytes: int,
     threads: int,
     name: str,
+    check_mapped: bool = True,
+    on_mapped: Callable[[V], None] | None = None,
 ) -> AsyncIterator[Stack[V]]:
     """`folder` contains at most `disk_bytes` of values; 0 disables the disk tier. The file of the claims is next to it.
     `threads` threads called `name` do the disk's work. Mappings are kept only by the values in use, so that the memory
-    tier accounts for all memory."""
+    tier accounts for all memory. `check_mapped`: see `DiskTier`; `on_mapped`: see `Stack`."""
     executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
     disk = claims = None
     if disk_bytes:
-        disk = await asyncio.to_thread(DiskTier, folder, disk_bytes, mapped_max=0)
+        disk = await asyncio.to_thread(DiskTier, folder, disk_bytes, mapped_max=0, check_mapped=check_mapped)
         claims = Claims(folder.with_name(folder.name + ".claims"))
     stack = Stack(
         memory,
@@ -47,6 +49,7 @@ async def open_stack(
         weigh_mapped=weigh_mapped,
         pending_bytes_max=pending_bytes_max,
         claims=claims,
+        on_mapped=on_mapped,
         executor=executor,
     )
     try:

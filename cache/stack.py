@@ -6,7 +6,8 @@ for a put: fetched values are written to the disk in the background, through a q
 
 Memory contains decoded values (V), the disk bytes; `open` converts bytes to values. It should use the bytes in place
 and copy nothing: V over a mapped file then costs this process no memory, and N workers share the pages. For the same
-reason a fetched value, whose bytes are private, is replaced by its mapped equivalent once it is on the disk.
+reason a fetched value, whose bytes are private, is replaced by its mapped equivalent once it is on the disk. With
+`on_mapped` it is not replaced: the file is mapped over its bytes (`region.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Generic, TypeVar
 
 from seamark.cache.claims import Claims
 from seamark.cache.memory import CacheStats, MemoryCache
+from seamark.cache.region import Region
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.tier import Payload, Tier, TierStats, parts_of
 
@@ -53,6 +55,8 @@ class _Put(Generic[V]):
     payload: memoryview
     open: Callable[[memoryview], V]
     claimed: bool
+    value: V
+    region: Region | None
 
 
 class Stack(Generic[V]):
@@ -60,8 +64,8 @@ class Stack(Generic[V]):
 
     `weigh` returns the cost of a value for the memory tier in bytes; `weigh_mapped` the cost over a mapped file, if
     that differs. The queue for the disk has at most `pending_bytes_max`. A process waits at most `claim_wait_s` for
-    another's fetch of the same key. `executor` runs the disk's work and `open` of its bytes; None is the loop's default
-    executor.
+    another's fetch of the same key. `on_mapped`, which any thread calls, receives the values whose bytes are a mapped
+    file now. `executor` runs the disk's work and `open` of its bytes; None is the loop's default executor.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Stack(Generic[V]):
         pending_bytes_max: int,
         claims: Claims | None = None,
         claim_wait_s: float = 10.0,
+        on_mapped: Callable[[V], None] | None = None,
         executor: Executor | None = None,
     ) -> None:
         self._memory = memory
@@ -83,6 +88,7 @@ class Stack(Generic[V]):
         self._pending_bytes_max = pending_bytes_max
         self._claims = claims
         self._claim_polls_max = int(claim_wait_s / CLAIM_POLL_S)
+        self._on_mapped = on_mapped
         self._executor = executor
         self._flights: SingleFlight[str, V] = SingleFlight()
         self._queue: asyncio.Queue[_Put[V]] = asyncio.Queue()
@@ -110,6 +116,12 @@ class Stack(Generic[V]):
         """Removes the value from memory only; the disk and other processes may still have it."""
         self._memory.discard(key)
 
+    async def remove(self, key: str) -> None:
+        """Removes a value that was found to be damaged from memory and disk."""
+        self._memory.discard(key)
+        if self._disk is not None and not self._closed:
+            await self._in_thread(self._disk.discard, key)
+
     async def _load(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
         value = await self._from_disk(key, open)
         if value is not None:
@@ -123,10 +135,13 @@ class Stack(Generic[V]):
                 if value is not None:
                     return value
             self._fetches += 1
-            payload = _whole(await fetch())
+            payload, region = _whole(await fetch()), None
+            if self._on_mapped is not None and self._disk is not None and self._disk.is_mapped(payload):
+                region = Region([payload])
+                payload = region.payload
             value = open(payload)
             self._memory.put(key, value, self._weigh(value))
-            if self._enqueue(_Put(key, payload, open, claimed)):
+            if self._enqueue(_Put(key, payload, open, claimed, value, region)):
                 claimed = False  # the writer releases the claim once other processes find the value on the disk
             return value
         finally:
@@ -150,7 +165,12 @@ class Stack(Generic[V]):
         if payload is None:
             return None
         try:
-            return open(payload), self._weigh_mapped if self._disk.is_mapped(payload) else self._weigh
+            value = open(payload)
+            if not self._disk.is_mapped(payload):
+                return value, self._weigh
+            if self._on_mapped is not None:
+                self._on_mapped(value)
+            return value, self._weigh_mapped
         except Exception:  # noqa: BLE001  when `open` refuses old bytes for any reason, they are fetched again
             self._unreadable += 1
             self._disk.discard(key)
@@ -188,13 +208,17 @@ class Stack(Generic[V]):
             put = await self._queue.get()
             try:
                 stored = await self._in_thread(self._disk.put, put.key, put.payload)
-                if stored and put.key in self._memory:
+                if stored and put.region is not None and self._on_mapped is not None:
+                    if await self._in_thread(self._disk.map_over, put.key, put.region):
+                        self._on_mapped(put.value)
+                elif stored and put.key in self._memory:
                     await self._from_disk(put.key, put.open)
             finally:
                 self._pending_bytes -= len(put.payload)
                 if put.claimed and self._claims is not None:
                     self._claims.release(put.key)
                 self._queue.task_done()
+                del put  # the next wait may be long, and the value must not outlive its users
 
     async def _in_thread(self, work: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *args)

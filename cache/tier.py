@@ -5,8 +5,8 @@ any time; a tier that fails counts as a miss. No method raises because of a disk
 returns None, `put` False, and the stats contain the number and the last reason.
 
 `Stack` queries the tiers in order of cost: memory, then disk. A peer tier (blocks of the worker that owns a key by
-rendezvous hashing, over HTTP) would be between disk and fetch, with this contract. An object gateway is not a tier: a
-`fetch` reads from it, so that several servers share one read of the object storage.
+rendezvous hashing, over HTTP) would be between disk and fetch, with this contract. The objects gateway's cache has its
+own order of tiers (`metaserver/gateway/caching/`): it answers parts of blocks while they arrive.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+from seamark.cache.region import Region
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Payload: TypeAlias = Bytes | Sequence[Bytes]
@@ -53,6 +55,9 @@ class Tier(Protocol):
 
     def put(self, key: str, payload: Payload) -> bool:
         """Whether the value is stored now. TypeError for a payload without contiguous buffers."""
+
+    def map_over(self, key: str, region: Region) -> bool:
+        """Whether the memory of `region`, which has the payload of `key`, is now the stored value's mapped file."""
 
     def discard(self, key: str) -> None:
         """Removes the key; no error when it is absent."""

@@ -148,7 +148,10 @@ class Connection(RequestHandler):
             if timer is not None:
                 timer.cancel()
         self._guard.release(self)
+        waiter, task = self._waiter, self._task_handler
         super().connection_lost(exc)
+        if waiter is not None and waiter.done() and task is not None:
+            task.cancel()  # woken for a request, which the base class can no longer make: its task would fail
 
     def data_received(self, data: bytes) -> None:
         if self._leaving:

@@ -25,7 +25,8 @@
     ├── CommitConflict          409  another commit was first: refresh and retry
     ├── CommitUnknown           500  unknown outcome: do not retry blindly, do not clean up
     ├── RetryLater              503  a limit is reached or a component is unavailable; retry later
-    │   └── TooManyRequests         429  a limit of this client is reached
+    │   ├── TooManyRequests         429  a limit of this client is reached
+    │   └── CacheDamaged                 a file of the local cache is damaged, and was removed
     ├── StorageError            500  object storage failed, and the client cannot fix it
     │   ├── ObjectMissing                no object exists at the location
     │   └── ObjectExists                 a conditional write found an object
@@ -197,6 +198,12 @@ class TooManyRequests(RetryLater):
     kind = "too_many_requests"
     code = 429
     type = "TooManyRequestsException"
+
+
+class CacheDamaged(RetryLater):
+    """Reads are repeated by the server itself."""
+
+    kind = "cache_damaged"
 
 
 class StorageError(SeamarkError):

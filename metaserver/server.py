@@ -14,32 +14,38 @@ import importlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
 from aiohttp import web
 from opentelemetry.trace import Tracer
 
+from seamark.cache.memory import memory_by_name
 from seamark.metaserver.access.audit import open_audit
 from seamark.metaserver.access.authenticator import open_authenticator
 from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback
 from seamark.metaserver.access.keyring import REFRESH_S, open_keyring
 from seamark.metaserver.api.app import build_app
 from seamark.metaserver.api.http.errors import error_response
-from seamark.metaserver.api.http.metrics import ServerMetrics
+from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.parts import ServerParts
+from seamark.metaserver.background import running
 from seamark.metaserver.catalog.catalog import open_catalog
+from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.ownership.claims import claimed
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
 from seamark.metaserver.commit.native.group_commit import open_commits
 from seamark.metaserver.commit.publication import open_publisher
+from seamark.metaserver.commit.rewriting.manifest_rewrite import open_manifest_rewrite
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.connections import (
     Answers,
@@ -48,12 +54,14 @@ from seamark.metaserver.connections import (
     connections_max,
     raise_descriptor_limit,
 )
+from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import ConfigError, SeamarkError
 from seamark.metaserver.home import prepare_home
 from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.index.files.indexes import open_indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
+from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
@@ -65,6 +73,11 @@ from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.timeline.webhooks import open_webhooks
 from seamark.metaserver.tls import Certificate
 from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
+
+if TYPE_CHECKING:
+    from seamark.metaserver.peers import peers
+else:
+    peers = Deferred("seamark.metaserver.peers.peers")  # servers without other replicas do not need it
 
 SAMPLE_INTERVAL_S = 1.0
 UNREADABLE = "unreadable"
@@ -88,22 +101,29 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
                 clock=clock,
                 queue_limit=settings.store_queue_limit,
                 pool_max=settings.pg_pool_max,
+                keeps_reads=settings.stale_limit_s > 0,
             )
         )
         await check_logins(settings, store, clock)
         keyring = await enter(open_keyring(settings, store, clock))
-        objects = await enter(open_objects(settings, clock))
+        metrics = ServerMetrics()
+        stored = await enter(open_objects(settings, clock))
+        opened_peers = None
+        if settings.peer_address:
+            opened_peers = await enter(peers.open_peers(settings, stored, store, keyring, clock, metrics))
+        objects: ObjectStore = stored if opened_peers is None else opened_peers.objects
         timeline = await enter(open_timeline(settings, store, clock))
-        catalog = await enter(open_catalog(settings, store, objects, clock, timeline, keyring))
+        catalog = await enter(open_catalog(settings, store, objects, clock, timeline, keyring, stored=stored))
         registry, usage = Registry(store, clock), Usage()
-        indexes = await enter(open_indexes(settings, objects, registry, clock))
+        indexes = await enter(open_indexes(settings, objects, registry, clock, stored=stored))
         # Without authentication there is one tenant, who may read everything.
         location_checker = None if settings.auth == "none" else LocationChecker(store)
         planner = await enter(
-            open_planner(settings, objects, clock, indexes=indexes, usage=usage, location_checker=location_checker)
+            open_planner(
+                settings, objects, clock, stored=stored, indexes=indexes, usage=usage, location_checker=location_checker
+            )
         )
         publisher = await enter(open_publisher(catalog.parts))
-        metrics = ServerMetrics()
         cleaner = Cleaner(
             store,
             registry,
@@ -128,22 +148,28 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             usage=usage,
             planner=planner,
             stock_commits=StockCommits(catalog, publisher),
-            commits=await enter(open_commits(catalog, publisher, planner, metrics)),
+            commits=await enter(open_commits(catalog, publisher, planner, metrics.commits)),
             expiration=expiration,
             orphan_removal=OrphanRemoval(catalog, publisher, planner),
+            manifest_rewrite=await enter(open_manifest_rewrite(catalog, publisher, planner)),
             metrics=metrics,
             authenticator=await enter(open_authenticator(settings, store, keyring, clock)),
             authorizer=Authorizer(),
             keyring=keyring,
+            gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s),
+            peers=opened_peers,
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=await enter(_open_tracing(settings)),
             drain=drain,
         )
-        holder, failed = new_holder(clock), parts.metrics.webhook_failures.inc
+        holder, failed = new_holder(clock), parts.metrics.load.webhook_failures.inc
         await enter(open_webhooks(settings, store, timeline, clock, holder=holder, failed=failed))
-        await enter(_running("housekeeping", lambda: parts.housekeeping.run(holder)))
-        await enter(_running("keys", lambda: _refresh_keys(parts)))
-        await enter(_running("sampler", lambda: _sample(parts)))
+        if catalog.column_usage.is_on:
+            stack.push_async_callback(_flush, catalog.column_usage)
+            await enter(running("column usage", catalog.column_usage.run))
+        await enter(running("housekeeping", lambda: parts.housekeeping.run(holder)))
+        await enter(running("keys", lambda: _refresh_keys(parts)))
+        await enter(running("sampler", lambda: _sample(parts)))
         yield parts
 
 
@@ -159,17 +185,17 @@ async def table_services(parts: ServerParts, url: str) -> AsyncIterator[None]:
         parts.settings,
         parts.store,
         parts.timeline,
-        parts.catalog.documents.table,
+        parts.catalog.documents.peek,
         parts.authenticator.service_tokens,
         parts.clock,
         holder=new_holder(parts.clock),
         url=url,
-        observer=parts.metrics,
+        observer=parts.metrics.jobs,
     ) as scheduler:
         if scheduler is None:
             yield
             return
-        async with _running("services", scheduler.run):
+        async with running("services", scheduler.run):
             yield
 
 
@@ -180,7 +206,7 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
         yield None
         return
     try:
-        tracing = importlib.import_module("seamark.metaserver.api.http.tracing")
+        tracing = importlib.import_module("seamark.metaserver.api.http.observability.tracing")
     except ModuleNotFoundError as error:
         raise ConfigError(f"otel_endpoint needs the OpenTelemetry SDK ({error}): install seamark[otel]") from None
     async with tracing.open_tracing(settings) as tracer:
@@ -205,14 +231,16 @@ def warn_of_plain_http(settings: Settings) -> None:
         _log.warning("tokens travel unencrypted: give tls_cert and tls_key, or end TLS in a proxy", host=settings.host)
 
 
-def bind(settings: Settings, *, shared: bool) -> socket.socket:
+def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket.socket:
     """A bound TCP socket that does not listen yet; `shared` lets other workers bind the same port (SO_REUSEPORT).
+    `port` is by default that of the settings.
 
     ConfigError if the address is in use, is not one of this machine's, or is open to others without authentication.
     """
     check_binding(settings)
+    port = settings.port if port is None else port
     try:
-        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        family = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"Cannot resolve the host {settings.host!r}: {error}") from None
@@ -220,11 +248,11 @@ def bind(settings: Settings, *, shared: bool) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind((settings.host, settings.port))
+        sock.bind((settings.host, port))
     except OSError as error:
         sock.close()
         raise ConfigError(
-            f"Cannot bind {settings.host}:{settings.port}: {error.strerror}; choose another --host or --port "
+            f"Cannot bind {settings.host}:{port}: {error.strerror}; choose another --host or --port "
             "(0 takes a free one)"
         ) from None
     return sock
@@ -262,7 +290,7 @@ async def serving(
         Answers(error_response, partial(parts.metrics.observe, UNREADABLE, 400, 0.0, None)),
         tls=None if certificate is None else certificate.context,
         access_log=None,
-        auto_decompress=False,  # `bodies` inflates in steps; aiohttp would do it at once, before anybody may refuse
+        auto_decompress=False,  # `bodies` inflates in steps; aiohttp would do it at once, before a route can refuse
         handle_signals=False,
         keepalive_timeout=parts.settings.idle_timeout_s,
     )
@@ -276,6 +304,31 @@ async def serving(
         await runner.cleanup()
 
 
+@asynccontextmanager
+async def gateway(parts: ServerParts, certificate: Certificate | None = None) -> AsyncIterator[None]:
+    """Serves the objects gateway on `gateway_port` during the block."""
+    settings = parts.settings
+    serving = importlib.import_module("seamark.metaserver.gateway.serving")  # servers without a gateway do not need it
+    with contextlib.closing(bind(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
+        tls = None if certificate is None else certificate.context
+        async with serving.serving_gateway(parts, sock, limits_of(settings), tls):
+            yield
+
+
+@asynccontextmanager
+async def answering_peers(parts: ServerParts, certificate: Certificate | None = None) -> AsyncIterator[None]:
+    """Answers other replicas on `peer_address` during the block, if there is one, and is listed among them."""
+    if parts.peers is None:
+        yield
+        return
+    tls = None if certificate is None else certificate.context
+    async with (
+        parts.peers.serving(limits_of(parts.settings), tls, parts.metrics),
+        running("membership", parts.peers.membership.run),
+    ):
+        yield
+
+
 async def _drain(parts: ServerParts, runner: web.AppRunner, site: web.SockSite) -> None:
     """Lets running requests finish within `drain_timeout_s`, and aborts the others.
 
@@ -284,12 +337,13 @@ async def _drain(parts: ServerParts, runner: web.AppRunner, site: web.SockSite) 
     """
     parts.drain.set()
     parts.timeline.drain()
+    await asyncio.sleep(parts.settings.drain_delay_s)
     await site.stop()
     deadline_s = parts.clock.monotonic() + parts.settings.drain_timeout_s
-    while parts.metrics.answering and parts.clock.monotonic() < deadline_s:  # noqa: ASYNC110  an event would cost every request
+    while parts.metrics.requests.answering and parts.clock.monotonic() < deadline_s:  # noqa: ASYNC110  an event would cost every request
         await asyncio.sleep(0.02)
-    if parts.metrics.answering:
-        _log.warning("requests are cut off", count=parts.metrics.answering)
+    if parts.metrics.requests.answering:
+        _log.warning("requests are cut off", count=parts.metrics.requests.answering)
     if runner.server is not None:
         runner.server.pre_shutdown()
         await runner.server.shutdown(max(1.0, deadline_s - parts.clock.monotonic()))
@@ -320,13 +374,16 @@ async def serve(
     async with AsyncExitStack() as stack:
         if certificate is not None:
             loop.add_signal_handler(signal.SIGHUP, certificate.reload)
-            await stack.enter_async_context(_running("certificate", certificate.watch))
+            await stack.enter_async_context(running("certificate", certificate.watch))
         parts = await stack.enter_async_context(open_parts(settings, clock))
+        await stack.enter_async_context(answering_peers(parts, certificate))
         await stack.enter_async_context(serving(parts, sock, certificate))
+        if settings.gateway_port:
+            await stack.enter_async_context(gateway(parts, certificate))
         await stack.enter_async_context(table_services(parts, url_of(settings, sock)))
         freeze_garbage()
         warn_of_plain_http(settings)
-        _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.redacted())
+        _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.changed())
         on_ready()
         await stop.wait()
         if parent is not None:
@@ -342,27 +399,11 @@ def run(settings: Settings, sock: socket.socket, on_ready: Callable[[], None], p
         runner.run(serve(settings, sock, SystemClock(), on_ready, parent))
 
 
-@asynccontextmanager
-async def _running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Runs `work` in the background during the block. A failure is logged, and `work` restarts after a delay."""
-
-    async def forever() -> None:
-        while True:
-            try:
-                await work()
-            except SeamarkError as error:
-                _log.warning("background work failed", work=name, error=error.message)
-            except Exception:  # noqa: BLE001  a bug must not stop housekeeping permanently
-                _log.exception("background work failed unexpectedly", work=name)
-            await asyncio.sleep(5)
-
-    task = asyncio.create_task(forever(), name=name)
+async def _flush(usage: ColumnUsage) -> None:
     try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await usage.flush()
+    except SeamarkError as error:
+        _log.warning("the last reads of columns are not recorded", error=error.message)
 
 
 async def _refresh_keys(parts: ServerParts) -> None:
@@ -380,21 +421,17 @@ async def _sample(parts: ServerParts) -> None:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
         finally:
             metrics.flush()  # also at the end, because another worker reports these metrics
-        metrics.loop_lag.set(max(0.0, clock.monotonic() - before - SAMPLE_INTERVAL_S))
-        metrics.in_flight.set(metrics.answering)
-        metrics.watchers.set(parts.timeline.watchers)
-        metrics.store_queue.set(parts.store.transacting)
-        metrics.observe_refused_plan(parts.catalog.plan_tables.refused)
+        metrics.load.sample(
+            clock.monotonic() - before - SAMPLE_INTERVAL_S, parts.timeline.watchers, parts.store.transacting
+        )
+        metrics.requests.sample()
+        if parts.peers is not None:
+            replicas, avoided = len(parts.peers.membership.replicas), parts.peers.objects.open_breakers
+            metrics.peers.sample(replicas, avoided, parts.peers.counts())
         planner = parts.planner.stats()
-        metrics.plan_views.set(planner.views)
-        metrics.plan_blocks.set(planner.blocks)
-        metrics.plan_bytes.set(planner.live_bytes + planner.added_bytes)
-        metrics.plan_decoded.set(planner.decoded)
-        metrics.plan_hits.set(planner.plan_hits)
-        indexes = parts.indexes.stats().memory
-        metrics.index_bytes.set(indexes.used_bytes)
-        metrics.index_evictions.set(indexes.evictions)
-        cache = parts.catalog.documents.cache.stats()
-        metrics.cache_bytes.set(cache.used_bytes)
-        metrics.cache_hits.set(cache.hits)
-        metrics.cache_misses.set(cache.misses)
+        metrics.plans.sample(planner, parts.catalog.plan_tables.refused)
+        metrics.caches.sample(
+            {"views": planner.live_bytes + planner.added_bytes, **memory_by_name()},
+            parts.catalog.documents.cache.stats(),
+            parts.indexes.stats().memory,
+        )

@@ -13,27 +13,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from seamark.metaserver.fleet_settings import FleetSettings
+from seamark.metaserver.gateway_settings import GatewaySettings
+from seamark.metaserver.service_settings import ServiceSettings, setting
+
 ENVIRONMENT_PREFIX = "SEAMARK_"
 
 
-def setting(
-    default: Any,
-    description: str,
-    *,
-    secret: bool = False,
-    choices: tuple[str, ...] = (),
-    schemes: tuple[str, ...] = (),
-    least: float | None = None,
-    most: float | None = None,
-) -> Any:
-    """A field with a default, what it means, and what it may be: one of `choices`, a URL of one of `schemes` (or
-    empty), a number from `least` to `most`, both included. A secret is not in the repr of the settings."""
-    metadata = {"description": description, "secret": secret, "choices": choices, "schemes": schemes}
-    return dataclasses.field(default=default, repr=not secret, metadata={**metadata, "least": least, "most": most})
-
-
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(GatewaySettings, ServiceSettings, FleetSettings):
     home: Path = setting(
         Path("seamark-home"),
         "Folder of the server's own files: the SQLite database, its keys and, by default, the warehouse. "
@@ -86,13 +74,14 @@ class Settings:
     s3_client_access: str = setting(
         "none",
         "What clients receive for S3: none (they use their own credentials), signing (remote signing), static"
-        " (the server's own keys, for trusted networks).",
-        choices=("none", "signing", "static"),
+        " (the server's own keys, for trusted networks), gateway (the objects gateway, with keys for one table).",
+        choices=("none", "signing", "static", "gateway"),
+    )
+    s3_folder: str = setting(
+        "", "Absolute path of a local folder for s3:// locations, with a folder for each bucket. Empty: an S3 store."
     )
     storage_timeout_s: float = setting(30.0, "Timeout of a storage request in seconds.", least=0.1)
     storage_retries: int = setting(3, "Retries of a failed storage request.", least=0, most=100)
-
-    storage_concurrency: int = setting(64, "Concurrent storage requests per worker.", least=1)
 
     auth: str = setting(
         "none",
@@ -255,10 +244,16 @@ class Settings:
     )
     plan_memory_bytes: int = setting(
         1 << 30,
-        "Budget for decoded manifests per worker, including mapped files of the disk cache, views and plans.",
+        "Budget for decoded manifests per worker, including manifest lists, views and plans. Of mapped files of the "
+        "disk cache, the columns that were used count.",
         least=0,
     )
-    plan_answers_bytes: int = setting(64 << 20, "Budget for encoded answers to small scans, per worker.", least=0)
+    plan_answers_bytes: int = setting(
+        64 << 20,
+        "Budget for encoded answers to small scans, per worker. A quarter is for encoded partition values, an eighth "
+        "for parsed partition filters of metadata listings.",
+        least=0,
+    )
     plan_disk_bytes: int = setting(
         8 << 30,
         "Budget for decoded manifests on local disk, shared by the workers of a machine; 0 disables it.",
@@ -359,6 +354,31 @@ class Settings:
     drop_retention_s: int = setting(
         7 * 86400, "Seconds that a dropped table or view can be restored; 0 drops it permanently.", least=0
     )
+    sql: str = setting(
+        "loopback",
+        "Where POST /api/v1/sql runs queries: loopback (only while the server listens on loopback addresses), on, off.",
+        choices=("loopback", "on", "off"),
+    )
+    sql_statements_limit: int = setting(
+        4,
+        "Concurrent SQL statements per worker; more receive 503. A principal can use half of them and receives 429 "
+        "beyond.",
+        least=1,
+        most=1000,
+    )
+    sql_memory_bytes: int = setting(
+        2 << 30,
+        "Memory limit of the process of a SQL statement, beside its libraries; DuckDB uses half of it.",
+        least=256 << 20,
+    )
+    sql_threads: int = setting(
+        0, "Threads of DuckDB for a statement; 0: as many as there are cores.", least=0, most=256
+    )
+    sql_time_s: float = setting(
+        60.0, "Seconds that a SQL statement can run, with the time in which the client reads.", least=0.1, most=3600
+    )
+    sql_rows_limit: int = setting(1_000_000, "Rows of a SQL statement's answer; for more it fails.", least=1)
+    sql_bytes_limit: int = setting(256 << 20, "Bytes of a SQL statement's answer; for more it fails.", least=1024)
     indexes_limit: int = setting(64, "Indexes that can be defined on a table.", least=0)
     idempotency_ttl_s: int = setting(86400, "Seconds that the first answer to an idempotency key is kept.", least=1)
     metrics_retention_s: int = setting(30 * 86400, "Seconds that scan and commit reports are kept.", least=1)
@@ -368,6 +388,19 @@ class Settings:
     metrics_report_limit_bytes: int = setting(128 << 10, "Largest scan or commit report.", least=1024)
     metrics_rate_bytes: int = setting(
         16 << 20, "Bytes of reports that a principal can send in a minute per worker; more receive 429.", least=1024
+    )
+    column_usage_days: int = setting(
+        180,
+        "Days for which the server remembers which columns plans and scan reports read, for `seamark advise ttl`. 0: "
+        "it records nothing.",
+        least=0,
+        most=3650,
+    )
+    column_usage_counters: int = setting(
+        20_000,
+        "Different reads (table, columns, age of the oldest partition) that wait in memory to be recorded, once a "
+        "minute; at the limit more are not recorded.",
+        least=1,
     )
     audit_reads: bool = setting(False, "Also audit requests that only read.")
     audit_retention_s: int = setting(90 * 86400, "Seconds that audit records are kept.", least=1)
@@ -388,39 +421,6 @@ class Settings:
     housekeeping_interval_s: float = setting(
         60.0, "Seconds between housekeeping rounds: purging, archiving, deleting expired records.", least=0.05
     )
-    services_workers: int = setting(
-        1,
-        "Worker processes that maintain tables: indexes and, where a policy enables it, data files. 0: none, for a "
-        "server beside which `seamark indexer` runs.",
-        least=0,
-        most=64,
-    )
-    services_compaction: bool = setting(
-        False,
-        "Compact tables without the property seamark.compaction.enabled: merge small data files, apply deletes.",
-    )
-    services_clustering: bool = setting(
-        True,
-        "Cluster tables that have the property seamark.clustering.columns, and not seamark.clustering.enabled.",
-    )
-    services_expiration: bool = setting(
-        False,
-        "Expire snapshots of tables without the property seamark.expiration.enabled, by their properties "
-        "history.expire.*, and delete the files that no other snapshot needs.",
-    )
-    services_orphan_files: bool = setting(
-        False,
-        "Remove orphan files, which no snapshot names, of tables without the property seamark.orphan-files.enabled.",
-    )
-    services_url: str = setting(
-        "",
-        "URL by which worker processes reach this server. Empty: the bound address. Required with tls_cert, whose "
-        "certificate must cover its host.",
-        schemes=("http", "https"),
-    )
-    services_memory_bytes: int = setting(
-        4 << 30, "Memory limit of a worker process; a job that needs more fails. 0: none.", least=0
-    )
     drain_timeout_s: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
 
     webhook_urls: tuple[str, ...] = setting(
@@ -440,6 +440,15 @@ class Settings:
 
     def database_url(self) -> str:
         return self.database or f"sqlite:///{self.home.absolute() / 'seamark.db'}"
+
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, as `redacted` shows them."""
+        shown = self.redacted()
+        return {
+            field.name: shown[field.name]
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
 
     def redacted(self) -> dict[str, Any]:
         """What logs may show: secrets as ***, URLs without passwords, paths and tuples as JSON knows them."""
@@ -480,4 +489,8 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
+_PARTS = (GatewaySettings, FleetSettings, ServiceSettings)
+_LAST = {field.name: place for place, part in enumerate(_PARTS, 1) for field in dataclasses.fields(part)}
+FIELDS: dict[str, dataclasses.Field[Any]] = {
+    field.name: field for field in sorted(dataclasses.fields(Settings), key=lambda field: _LAST.get(field.name, 0))
+}

@@ -11,12 +11,15 @@ import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.fleet_settings import split_address
 from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name
 
 CONFIG_VARIABLE = "SEAMARK_CONFIG"
 """Names the TOML file when no `--config` does."""
+_LOCAL_BYTES_MIN = 3 << 30
 _UMASK = re.compile(r"(?:0?[0-7]{3})?")
 
 _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
@@ -26,7 +29,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path 
     """Settings from flags > `environment` > TOML file > defaults.
 
     `flags` maps field names to text, numbers, booleans or sequences; None means not given. `config` is the TOML file,
-    else the one named by SEAMARK_CONFIG. ConfigError names the setting and where its value came from.
+    else the file that SEAMARK_CONFIG names. ConfigError names the setting and where its value came from.
     """
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
@@ -55,7 +58,7 @@ def exposed_secrets(environment: Mapping[str, str], config: Path | None = None) 
 
 
 def check(settings: Settings) -> None:
-    """What no single field can tell. ConfigError says which settings contradict each other."""
+    """Checks of several fields together. ConfigError names the settings that contradict each other."""
     if "oidc" in settings.auth and not (settings.oidc_issuer and settings.oidc_audience):
         raise ConfigError(
             f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: "
@@ -65,6 +68,32 @@ def check(settings: Settings) -> None:
         raise ConfigError("s3_access_key_id and s3_secret_access_key go together: give both or neither")
     if settings.s3_client_access == "static" and not settings.s3_access_key_id:
         raise ConfigError("s3_client_access = 'static' hands out s3_access_key_id and s3_secret_access_key: set them")
+    if settings.s3_client_access == "gateway" and not (settings.gateway_port or settings.gateway_url):
+        raise ConfigError("s3_client_access = 'gateway' hands out keys for the objects gateway: set gateway_port")
+    if urlsplit(settings.gateway_url).path.strip("/"):
+        raise ConfigError(f"gateway_url has no path, which S3 clients would drop: {settings.gateway_url!r} has one")
+    if settings.s3_folder:
+        if settings.s3_endpoint or settings.s3_access_key_id:
+            raise ConfigError("s3_folder replaces an S3 store: leave s3_endpoint and s3_access_key_id empty")
+        if not settings.s3_folder.startswith("/"):
+            raise ConfigError(f"s3_folder is an absolute path: {settings.s3_folder!r} is not")
+        if settings.s3_client_access not in ("none", "gateway"):
+            raise ConfigError(f"s3_folder has no keys and no signatures of a store: {settings.s3_client_access!r}")
+    if settings.peer_address:
+        split_address(settings.peer_address)
+    if settings.peer_listen:
+        if not settings.peer_address:
+            raise ConfigError("peer_listen needs peer_address, by which other replicas reach this server")
+        split_address(settings.peer_listen, "peer_listen")
+    if "worker" not in settings.services_launchers:
+        raise ConfigError("services_launchers lacks worker, where all jobs run that rewrite no data files: add it")
+    if "cluster" in settings.services_launchers and not settings.services_spark_master:
+        raise ConfigError("services_launchers has cluster: set services_spark_master, or leave cluster out")
+    if 0 < settings.services_local_memory_bytes < _LOCAL_BYTES_MIN:
+        raise ConfigError(
+            f"services_local_memory_bytes is {settings.services_local_memory_bytes}: a JVM, a driver and a task need "
+            f"{_LOCAL_BYTES_MIN}; 0 is no limit"
+        )
     if bool(settings.tls_cert) != bool(settings.tls_key):
         raise ConfigError("tls_cert and tls_key go together: give both or neither")
     if not _UMASK.fullmatch(settings.warehouse_umask):
@@ -165,7 +194,7 @@ def _truth(value: Any, refuse: Refuse) -> bool:
 
 
 def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
-    """A TOML array or repeated flag as it is; text is split at commas."""
+    """A TOML array or repeated flag unchanged; text is split at commas."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, (list, tuple)):

@@ -21,12 +21,16 @@ INDEX_FILES_MAX = 1000
 PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
 """In a snapshot's summary: the producer of the change, and its sequence number."""
 
+PROXY_ENGINE = "seamark-trino-proxy"
+"""In scan reports of the Trino proxy, as the name of the engine."""
 PLANS_FOLDER = "_seamark/plans"
 """Folder of plan tables' files below the location of a table or view."""
 FORMER_PLANS_FOLDER = "plans"
 """The same of earlier versions, below the metadata folder."""
 PLAN_MARK = "~plan~"
 """Part of a plan table's name, between the table's name and a digest; reserved for plan tables."""
+LIKES_MAX, PATTERN_MAX = 16, 1_000
+"""Limits of LIKE predicates for one dimension, and of the characters of a pattern."""
 NAME_MAX = 255
 """In characters."""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")

@@ -2,7 +2,7 @@
 
 This package is the client's interface; `seamark.spark` is that of PySpark. Both import a module when one of its names
 is first used. `metaserver`, `connector` and `cache` are links to the folders of the repository; a wheel holds them as
-packages below this one.
+packages below `seamark`.
 """
 
 from __future__ import annotations

@@ -12,14 +12,18 @@ from seamark.metaserver.deferred import exports
 if TYPE_CHECKING:
     from seamark.connector.spark.frames.clustering import JoinedTable, cluster
     from seamark.connector.spark.frames.writes import write
-    from seamark.connector.spark.query.queries import rewritten, sql
+    from seamark.connector.spark.query.queries import rewritten
     from seamark.connector.spark.session import connect, iceberg_jars, read, session_conf
     from seamark.connector.spark.source.source import register
+    from seamark.connector.spark.sql import sql
+    from seamark.connector.spark.statements.execution import execute, explain
 
 __all__ = [
     "JoinedTable",
     "cluster",
     "connect",
+    "execute",
+    "explain",
     "iceberg_jars",
     "read",
     "register",
@@ -34,8 +38,10 @@ __getattr__ = exports(
     {
         "seamark.connector.spark.frames.clustering": ("JoinedTable", "cluster"),
         "seamark.connector.spark.frames.writes": ("write",),
-        "seamark.connector.spark.query.queries": ("rewritten", "sql"),
+        "seamark.connector.spark.query.queries": ("rewritten",),
         "seamark.connector.spark.session": ("connect", "iceberg_jars", "read", "session_conf"),
         "seamark.connector.spark.source.source": ("register",),
+        "seamark.connector.spark.sql": ("sql",),
+        "seamark.connector.spark.statements.execution": ("execute", "explain"),
     },
 )

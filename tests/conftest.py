@@ -12,4 +12,10 @@ from tests.seeds import settle  # noqa: E402 - after the settings above
 
 settle()
 
-pytest_plugins = ["tests.services.fixtures", "tests.tiers.durations", "tests.tiers.marks", "tests.tiers.spread"]
+pytest_plugins = [
+    "tests.services.fixtures",
+    "tests.tiers.durations",
+    "tests.tiers.garbage",
+    "tests.tiers.marks",
+    "tests.tiers.spread",
+]

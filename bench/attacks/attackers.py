@@ -1,6 +1,6 @@
-"""The attacks: each an endless coroutine of one hostile client on 127.0.0.2, ended by its caller.
+"""The attacks: each an endless coroutine of a malicious client on 127.0.0.2, ended by its caller.
 
-They run in a process of their own (`python -m bench.attacks.attackers URL TOKEN ATTACK SECONDS`), so that they take no
+They run in a separate process (`python -m bench.attacks.attackers URL TOKEN ATTACK SECONDS`), so that they take no
 time of the good client's loop. They speak to loopback only, and end by themselves.
 """
 
@@ -167,7 +167,7 @@ async def _many(count: int, work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _again(once: Callable[[], Awaitable[None]]) -> None:
-    """For ever; whatever the server does to this client is part of the attack."""
+    """Without end; any answer of the server to this client is part of the attack."""
     while True:
         try:
             await once()

@@ -67,7 +67,7 @@ class Seen:
 
 @dataclass
 class Besieged:
-    """A server with a table of 1,000 files, a good client that may write, and a hostile reader's token."""
+    """A server with a table of 1,000 files, a good client that may write, and a malicious reader's token."""
 
     server: Seamark
     good: aiohttp.ClientSession

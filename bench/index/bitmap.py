@@ -1,9 +1,9 @@
 """How long does the bitmap index take to say which rows match? `python -m bench.index.bitmap [--quick]`
 
-A million rows, two columns of one cardinality in any order. Everybody answers with the positions of the matching rows,
-ascending, and all must agree. Ours asks an opened index; the Parquet readers have the file in the page cache, read only
-the columns asked for, and use both cores; roaring has the same slices of the same ranks as ours, in memory, with runs
-optimised, and the same algorithm. Who answers is timed in turns.
+A million rows, two columns of one cardinality in any order. Every system answers with the positions of the matching
+rows, ascending, and all must agree. Ours probes an opened index; the Parquet readers have the file in the page cache,
+read only the needed columns, and use both cores; roaring has the same slices of the same ranks as ours, in memory, with
+runs optimised, and the same algorithm. The systems are timed alternately.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class AnswersDiffer(Exception):
-    """Two of those that were asked found other rows."""
+    """Two systems found different rows."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class DuckDB:
 
 
 class Roaring:
-    """Slices of ranks as roaring bitmaps. A column's values are its ranks here, as they are 0, 1, … ."""
+    """Slices of ranks as roaring bitmaps. A column's values are its ranks here, because they are 0, 1, … ."""
 
     name = ROARING
 
@@ -264,7 +264,7 @@ def _timed(work: Callable[[], Any]) -> float:
 
 
 def _building(report: Report, case: str, values: Values, turns: int) -> None:
-    """From numpy to stored bytes, by the CPU of the one thread that does it: the best of some, in turns."""
+    """From numpy to stored bytes, by the CPU of the single thread that does it: the best of some, alternately."""
     keys = _keys(values)
     spread = _keys(np.sort(values))
     works: dict[str, Callable[[], Any]] = {

@@ -3,7 +3,7 @@
 Ours asks one merged blob: in memory, and from a file of which it reads only the ranges that a probe names. A reader of
 Parquet without a catalog's index has to open every file: its footer says where the column's own Bloom filter is. That
 is measured on a sample of real files with such filters, with the same keys as ours, and scaled to all of them.
-Ours and theirs take turns, with keys never asked before; all must find the file that has the key.
+Ours and theirs run alternately, with keys that were not probed before; all must find the file that has the key.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Where are the rows of keys, asked of our record index and of Hudi's, over tables of the same rows?
+"""Where are the rows of keys, by our record index and by Hudi's, over tables of the same rows?
 
 Hudi 1.2 with its global record index, on PySpark 3.5 in `local[2]` (`hudi_peer.py`; `make hudi` fetches both). It is
-asked in two ways: by SQL, as its users do, where a query's fixed cost is most of the time and is shown beside it; and
-by its own reader of the metadata table in the driver's JVM, without a Spark job, which is what can be held against an
-index in memory. Ours is asked over HTTP, through the client, and in process. All systems are warm, and asked in turns
-for keys that are there, others each time.
+queried in two ways: by SQL, as its users do, where a query's fixed cost is most of the time and is shown as well; and
+by its own reader of the metadata table in the driver's JVM, without a Spark job, which is what can be compared with an
+index in memory. Ours is queried over HTTP, through the client, and in process. All systems are warm, and queried
+alternately for keys that are there, others each time.
 
 Hudi's answer by SQL has the rows themselves, ours has file and position: `files read` says how few of them it needs.
 """
@@ -46,7 +46,7 @@ HTTP, DIRECT = "over HTTP", "in process"
 
 
 class AnswersDiffer(Exception):
-    """Somebody has not found each key once."""
+    """A system has not found each key once."""
 
 
 class Ours:
@@ -117,7 +117,7 @@ def _sizes(report: Report, ours: Ours, made: dict[str, Any], count: int) -> None
 
 
 def _asked(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
-    """The first draw warms everybody up and is not counted."""
+    """The first draw warms all systems up and is not counted."""
     took: dict[str, list[float]] = {}
     read = []
     for drawn in draws:

@@ -1,6 +1,6 @@
-"""Hudi's record index, asked in a Spark session of its own: lines of JSON come in, an answer goes out for each.
+"""Hudi's record index, queried in its own Spark session: it reads lines of JSON, and writes an answer for each.
 
-Run by the Python of `.cache/hudi/venv` (`make hudi`), which has PySpark 3.5 and knows nothing of this project, with the
+Run by the Python of `.cache/hudi/venv` (`make hudi`), which has PySpark 3.5 and no package of this project, with the
 folder for tables, a Parquet file of rows whose key is `k`, and how many data files they are to be. First the table is
 written by bulk insert and its record index built by `CREATE INDEX`. Then:
 
@@ -31,7 +31,7 @@ NO_STATISTICS = {
 """With them a list of 10,000 keys becomes an OR as long, which keeps Spark's optimizer busy for minutes; keys without
 order gain nothing by them."""
 ALONE = {"hoodie.write.lock.provider": "org.apache.hudi.client.transaction.lock.InProcessLockProvider"}
-"""What Hudi wants to be told before it indexes a table that nobody else writes to."""
+"""What Hudi requires before it indexes a table that has no other writer."""
 
 
 class Peer:
@@ -119,7 +119,7 @@ def session(folder: Path, jar: str) -> SparkSession:
     settings = {
         "spark.jars": jar,
         "spark.driver.memory": "6g",
-        "spark.driver.extraJavaOptions": "-Xss256m",  # data skipping makes an OR of a list, as deep as it is long
+        "spark.driver.extraJavaOptions": "-Xss256m",  # data skipping makes a deep OR of a list
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",

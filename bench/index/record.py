@@ -2,8 +2,8 @@
 
 The peers read the same knowledge from Parquet: one file of key, data file and position, sorted by key, with statistics
 and page index, in the page cache, on both cores. Ours has one core, and its
-blob mapped from the page cache; hashing the keys is part of what is timed. Every key is there, is asked for once, and
-everybody must answer with its row. Who answers is timed in turns.
+blob mapped from the page cache; hashing the keys is part of what is timed. Every key is there, is looked up once, and
+every system must answer with its row. The systems are timed alternately.
 
 Cold, our pages are pushed out of the page cache first and read by pread, as another process' blob would be by range.
 """
@@ -47,7 +47,7 @@ Places = npt.NDArray[np.int64]
 
 
 class AnswersDiffer(Exception):
-    """Somebody found another row than the one that has the key."""
+    """A system found another row than that of the key."""
 
 
 class Answerer(Protocol):

@@ -49,7 +49,7 @@ def serve(port: int, body: bytes) -> None:
 
 @contextmanager
 def bare(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[Target]:
-    """A server of its own processes; one worker is kept on the servers' core."""
+    """A server in separate processes; one worker is kept on the servers' core."""
     (folder / "bare-body").write_bytes(body)
     port = free_port()
     argv = [

@@ -1,8 +1,8 @@
 """How long is a cold plan, and how fast is decode?
 
-Cold: nothing of the table in the planner's memory. The first plan ever decodes every manifest; the first one after a
+Cold: nothing of the table in the planner's memory. The first plan ever decodes every manifest; the first plan after a
 restart finds blocks on the local disk. Java's is the first plan of a fresh JVM that has loaded the table's metadata.
-The manifests lie in the page cache for everybody. Decode is measured in entries a
+The manifests are in the page cache for all planners. Decode is measured in entries a
 second of CPU time, one manifest after another, from its bytes.
 """
 
@@ -30,7 +30,7 @@ from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, on_core
 from seamark.metaserver.iceberg.manifests.avro import read_container
 from seamark.metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, decode_manifest
-from seamark.metaserver.index.blocks.block import encode_block
+from seamark.metaserver.index.blocks.encoding import encode_block
 
 SIZES = (10_000, 100_000, 1_000_000)
 DECODE_GOAL = 200_000

@@ -2,8 +2,8 @@
 
 Twenty columns of mixed types, as event tables have them: `ts` is ordered over the files, `event_id` and `updated_at`
 are clustered loosely, the others overlap at random, narrowly or widely. A table of more columns repeats the third and
-later ones. What a file's statistics are is a function of the batch's random generator, so the same table is made anew
-with the same bytes of content.
+later columns. What a file's statistics are is a function of the batch's random generator, so the same table is made
+again with the same bytes of content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ START_DAY = 19_723
 BUCKETS = 16
 
 SPAN = 1_000_000_000
-"""Random columns lie in 0 … SPAN (scaled to their type), which makes a filter's share of files easy to choose."""
+"""Random columns have values in 0 … SPAN (scaled to their type), which makes a filter's share of files easy to
+choose."""
 
 COUNTRIES = sorted(
     b"AT AU BE BR CA CH CN CZ DE DK EE ES FI FR GB GR HU IE IN IT JP KR LT LV MX NL NO NZ PL PT SE US".split()
@@ -84,7 +85,7 @@ class Column:
     required: bool = False
 
     def field(self) -> dict[str, object]:
-        """As it stands in a schema's JSON."""
+        """Its JSON in a schema."""
         return {"id": self.id, "name": self.name, "required": self.required, "type": self.type}
 
 
@@ -137,7 +138,7 @@ def _updated_at(batch: Batch) -> Stats:
 
 
 def _overlapping(batch: Batch, spread: float) -> tuple[Ints, Ints]:
-    """Bounds anywhere in SPAN, up to `spread` of it apart: a point lies in about spread / 2 of the files."""
+    """Bounds anywhere in SPAN, up to `spread` of it apart: about spread / 2 of the files contain a point."""
     lower = batch.drawn(SPAN)
     return lower, lower + batch.drawn(max(1, round(SPAN * spread)))
 

@@ -2,7 +2,7 @@
 
 Each says how the column lies over the files, since that decides what a planner can leave out before it looks. Literals
 are ISO texts where the type asks for one; every planner measured here reads them. `turn` shifts a filter's literals a
-little, so that a planner which keeps its plans has to plan anew.
+little, so that a planner which caches its plans has to plan again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.planning.layout import day_text
 from bench.planning.tables import Table
 
 RANGES = ("narrow range", "wide range", "decimal range", "float range")
-"""Filters that are one range of one column which lies at random over the files."""
+"""Filters with a range of a column whose values are spread over the files at random."""
 ORDERED = "ordered column"
 HOUR_US = 3_600_000_000
 
@@ -64,7 +64,7 @@ def _hour(table: Table, turn: int) -> Any:
 
 
 def _one_day(table: Table, turn: int) -> Any:
-    """The second day is after every file: it makes the filter another one, and keeps nothing."""
+    """The second day is after every file: it makes the filter different, and keeps nothing."""
     days = [day_text(_middle_us(table) // DAY_US), day_text(START_DAY + 100_000 + turn)]
     return {"type": "in", "term": "day", "values": days}
 

@@ -1,9 +1,9 @@
-"""What does a small plan cost over HTTP, and do large ones hold up the others?
+"""What does a small plan cost over HTTP, and do large plans delay other requests?
 
-A small plan keeps a handful of a table's 10,000 files. It is asked for again and again, which is answered with the
-bytes that were kept, and with a filter that is new each time, which is parsed, bound, planned and written each time.
+A small plan keeps a handful of a table's 10,000 files. It is requested again and again, which is answered with
+cached bytes, and with a filter that is new each time, which is parsed, bound, planned and written each time.
 The peer is a bare aiohttp handler on uvloop which sends the same bytes and does nothing else: no framework of Python's
-answers for less. It also tells how fast the machine is today: the goal in microseconds is from one where it took 109.
+answers for less. It also shows how fast the machine is: the goal in microseconds is from a machine where it took 109.
 
 Large plans are watched from inside: while a client in another process fetches 100,000 files page by page, a probe on
 the server's own event loop notes how late it wakes.
@@ -178,7 +178,7 @@ async def _client(target: Target, made: Table, *flags: str) -> dict[str, Any]:
 
 @dataclass
 class _Pause:
-    """The longest there were, each by itself."""
+    """The longest pauses, each separately."""
 
     late_ms: float = 0.0
     own_ms: float = 0.0

@@ -19,7 +19,7 @@ SPEC_FIELDS = [
     {"source-id": 4, "field-id": 1001, "name": "user_id_bucket", "transform": f"bucket[{BUCKETS}]"},
 ]
 LAST_SNAPSHOT = 4_611_686_018_427_000_000
-"""Snapshot ids count up from here, one a manifest, so that they have the width of real ones."""
+"""Snapshot ids count up from here, one a manifest, so that they have the width of real ids."""
 
 
 def snapshot_id(manifest: int) -> int:
@@ -129,7 +129,7 @@ def manifest_file_schema() -> dict[str, Any]:
 def manifest_file(
     number: int, path: str, length: int, files: int, rows: int, days: tuple[int, int], buckets: tuple[int, int]
 ) -> dict[str, Any]:
-    """The manifest list's record of manifest `number`, which one append of its own added. Ranges are inclusive."""
+    """The manifest list's record of manifest `number`, which a separate append added. Ranges are inclusive."""
     summaries = [
         {
             "contains_null": False,

@@ -3,8 +3,8 @@
 10 million entries (100 columns of 100,000 files), of which 10,000 match. The peers hold the same entries in Parquet,
 LMDB and Avro, sorted by column and partition (see `lookup_peers.py`), and hand out what their fastest interface gives.
 Ours reads the columns of the blocks. Answers must agree in rows, values and nulls. Every lookup is of another partition
-than the one before it, and all are warm: the files lie in the page cache, engines have seen them. Over HTTP our server
-answers with an Arrow IPC stream, and is held against the peers' time before any encoding or network.
+than the previous lookup, and all are warm: the files are in the page cache, engines have seen them. Over HTTP our
+server answers with an Arrow IPC stream, and is compared with the peers' time before any encoding or network.
 
 Two questions of each: bounds and counts by file number, and the same with file names. LMDB's values hold everything in
 either case, and are not taken apart.
@@ -80,7 +80,7 @@ async def _before_encoding(
     column = RequestedColumn(column_id, "int")
 
     def mine(day: int, slashes: int = 0) -> dict[str, Any]:
-        """With as many slashes behind it, by which a prefix is one that nobody has asked for before."""
+        """With as many slashes at its end, so that the prefix is new."""
         found = lookup(view, parse_prefix(f"day={day_text(day)}" + "/" * slashes, ours.metadata))
         return _answer(found, column, names=names)
 
@@ -143,7 +143,7 @@ def _answer(found: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[
 
 
 def facts(answer: dict[str, Any]) -> Facts:
-    """Of ours, as a peer's `facts`."""
+    """The facts of Seamark's answer, as a peer's `facts`."""
     values, nulls = answer["value_counts"], answer["null_value_counts"]
     return Facts(len(values), int(values.sum()), int(nulls.sum()))
 

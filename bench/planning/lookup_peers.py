@@ -1,9 +1,9 @@
 """Column statistics in the stores that a catalog without columnar blocks would use, for prefix lookups.
 
 One entry is one column of one file: (column id, day, bucket, file number) → file name, value, null and NaN counts,
-serialised bounds. Each store is sorted by that key, so that the entries of one column in one partition lie together:
+serialised bounds. Each store is sorted by that key, so that the entries of a column in a partition are adjacent:
 
-- Parquet, one row group a column and page indexes, asked by DataFusion and by DuckDB in SQL; each has the file
+- Parquet, one row group a column and page indexes, queried by DataFusion and by DuckDB in SQL; each has the file
   registered beforehand and answers with Arrow batches.
 - LMDB, big-endian keys, walked by a cursor from the prefix on.
 - Avro, which has no index, read from its beginning as a reader of Hudi's log files would.
@@ -41,7 +41,7 @@ STATISTICS = "value_count, null_count, nan_count, lower, upper"
 
 @dataclass(frozen=True)
 class Facts:
-    """By which answers of different stores are held against each other."""
+    """By which answers of different stores are compared."""
 
     rows: int
     values: int
@@ -95,7 +95,7 @@ def entries(of: Table) -> Iterator[Entries]:
 
 
 def stacked(parts: list[Cells]) -> Cells:
-    """The rows of all parts; narrower ones are padded with bytes that do not count."""
+    """The rows of all parts; narrower parts are padded with bytes that do not count."""
     width = max(part.matrix.shape[1] for part in parts)
     matrix = [np.pad(part.matrix, ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
     used = [np.pad(part.mask(), ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]

@@ -51,7 +51,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 
 def measure(made: Table, home: Path) -> Held:
-    """In a process of its own: loads the table, plans by every filter, and looks."""
+    """In a separate process: loads the table, plans by every filter, and measures."""
     return asyncio.run(_measure(made, home))
 
 

@@ -48,9 +48,14 @@ class OurPlanner:
 
 
 @asynccontextmanager
-async def our_planner(home: Path, table: Table, *, disk: bool = False) -> AsyncIterator[OurPlanner]:
-    """Opens a planner over `table`; `disk` gives it its tier on local disk below `home`, which outlives it."""
+async def our_planner(
+    home: Path, table: Table, *, disk: bool = False, memory_bytes: int | None = None
+) -> AsyncIterator[OurPlanner]:
+    """Opens a planner over `table`; `disk` gives it its tier on local disk below `home`, which outlives it.
+    `memory_bytes`: its budget, where it is not the default."""
     settings = Settings(home=home, warehouse=f"file://{table.folder}")
+    if memory_bytes is not None:
+        settings = dataclasses.replace(settings, plan_memory_bytes=memory_bytes)
     if not disk:
         settings = dataclasses.replace(settings, plan_disk_bytes=0)
     location = table.metadata_location

@@ -1,4 +1,4 @@
-"""A client that plans a whole table and fetches its pages one after another, as a process of its own.
+"""A client that plans a whole table and fetches its pages one after another, as a separate process.
 
 `python -m bench.planning.pages PORT TABLE-PATH [--gzip]` prints JSON: files, bytes on the wire, milliseconds of the
 whole, and the longest page.

@@ -1,4 +1,4 @@
-"""What one plan took, and a fingerprint of its answer by which different planners are held against each other."""
+"""What one plan took, and a fingerprint of its answer by which different planners are compared."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Avro records for many rows at once: each field is a matrix of bytes and a mask, and one `compress` joins them.
 
-A writer that walks rows makes about 10,000 manifest entries a second in Python; this one makes them a column at a time.
-Source of the encodings: the Avro specification, "Binary Encoding" (zigzag varints, length-prefixed bytes).
+A writer that walks rows makes about 10,000 manifest entries a second in Python; this writer makes them a column at a
+time. Source of the encodings: the Avro specification, "Binary Encoding" (zigzag varints, length-prefixed bytes).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def unscaled_decimal(values: Ints) -> Cells:
     matrix: Bytes = np.ascontiguousarray(values, ">i8").view(np.uint8).reshape(len(values), 8)
     magnitude = np.where(values < 0, ~values, values)
     used = np.ones(matrix.shape, np.bool_)
-    for dropped in range(7):  # the byte may go when the ones behind it still hold value and sign
+    for dropped in range(7):  # the byte is redundant when the bytes behind it still hold value and sign
         used[:, dropped] = magnitude >= 1 << (8 * (7 - dropped) - 1)
     return Cells(matrix, used)
 

@@ -1,6 +1,6 @@
 """`python -m bench.planning.run [NAME …] [--quick] [--files N …]`: the benches of planning, printed and written.
 
-Without names all of them. `--files` takes other table sizes; `--quick` runs everything on small tables and writes
+Without names all of them. `--files` takes other table sizes, `--quick` runs everything on small tables; both write
 nothing. Tables are made below .cache/bench/planning when they are not there: 400 MB for the largest.
 """
 
@@ -29,6 +29,7 @@ def main() -> None:
         BENCHES,
         names_of(parser, chosen, BENCHES),
         quick=chosen.quick,
+        save=not chosen.files,
         options=lambda name: sizes if name in SIZED else {},
     )
 

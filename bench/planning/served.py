@@ -1,4 +1,5 @@
-"""Seamark over the generated tables, as a process or in this one, and the requests of a planning client."""
+"""Seamark over the generated tables, in a separate process or in this process, and the requests of a planning
+client."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from bench.planning.tables import Table
 from bench.report import OURS
 from bench.targets import SERVER_CORE, Target, on_core
 from bench.wire import Request, request
-from seamark.metaserver.api.http.logs import configure_logging
+from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.server import bind, freeze_garbage, open_parts, serving
 from seamark.metaserver.settings import Settings

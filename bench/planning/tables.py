@@ -1,10 +1,10 @@
 """Iceberg tables of any number of files, metadata only: what planning reads, and nothing that it does not.
 
 Version 2, 1,000 entries a manifest, deflated as Java writes them (level 9, blocks of 64,000 bytes), each manifest from
-an append of its own whose snapshot has been expired, partitioned by identity(day) and bucket(16, user_id), with column
+its own append whose snapshot has been expired, partitioned by identity(day) and bucket(16, user_id), with column
 sizes, value, null and NaN counts and bounds of every column. Data files are named and not made.
 
-A table lies in `<cache>/<files>x<columns>/`, is made once and kept: `made.json` says by which version of this generator
+A table is in `<cache>/<files>x<columns>/`, is made once and kept: `made.json` says by which version of this generator
 and for which folder, because manifests name each other by absolute path. `python -m bench.planning.tables FILES …`
 makes tables beforehand.
 """
@@ -46,7 +46,7 @@ from bench.planning.ragged import (
 )
 
 FORMAT = 1
-"""Raised when the generator makes other bytes, so that a kept table is made anew."""
+"""Raised when the generator makes other bytes, so that a kept table is made again."""
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bench" / "planning"
 MANIFEST_ENTRIES = 1000
@@ -68,6 +68,7 @@ class Table:
     files_per_day: int
     metadata_bytes: int
     """Length of all manifests together."""
+    manifest_entries: int = MANIFEST_ENTRIES
 
     @property
     def metadata_location(self) -> str:
@@ -79,6 +80,8 @@ def table(
     *,
     column_count: int = 20,
     files_per_day: int = FILES_PER_DAY,
+    manifest_entries: int = MANIFEST_ENTRIES,
+    deflate_level: int = DEFLATE_LEVEL,
     cache: Path = CACHE,
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
@@ -90,27 +93,30 @@ def table(
     if files < 1 or column_count < 20 or files_per_day % BUCKETS or files_per_day < BUCKETS:
         raise ValueError("a table has a file and 20 columns at least, and a multiple of 16 files a day")
     name = f"{files}x{column_count}" + ("" if files_per_day == FILES_PER_DAY else f"-{files_per_day}")
+    if (manifest_entries, deflate_level) != (MANIFEST_ENTRIES, DEFLATE_LEVEL):
+        name += f"-{manifest_entries}-level{deflate_level}"
     folder = cache.resolve() / name
     wanted = {"format": FORMAT, "folder": str(folder)}
     marker = folder / "made.json"
     if marker.exists():
         made = json.loads(marker.read_text())
         if {key: made.get(key) for key in wanted} == wanted:
-            return Table(folder, files, column_count, files_per_day, made["metadata_bytes"])
+            return Table(folder, files, column_count, files_per_day, made["metadata_bytes"], manifest_entries)
     building = cache.resolve() / f".{name}-{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
     try:
         (building / "metadata").mkdir(parents=True)
-        written = _write(
-            _Plan(str(building), f"file://{folder}", files, column_count, files_per_day), workers, progress
+        plan = _Plan(
+            str(building), f"file://{folder}", files, column_count, files_per_day, manifest_entries, deflate_level
         )
+        written = _write(plan, workers, progress)
         marker_text = json.dumps({**wanted, "metadata_bytes": written})
         (building / marker.name).write_text(marker_text)
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return Table(folder, files, column_count, files_per_day, written)
+    return Table(folder, files, column_count, files_per_day, written, manifest_entries)
 
 
 @dataclass(frozen=True)
@@ -122,10 +128,16 @@ class _Plan:
     files: int
     columns: int
     files_per_day: int
+    manifest_entries: int
+    deflate_level: int = DEFLATE_LEVEL
 
     @property
     def manifests(self) -> int:
-        return -(-self.files // MANIFEST_ENTRIES)
+        return -(-self.files // self.manifest_entries)
+
+    def manifest_of(self, number: Ints) -> Ints:
+        """The manifests that list some files."""
+        return number // self.manifest_entries
 
 
 @dataclass(frozen=True)
@@ -140,19 +152,24 @@ class Drawn:
 
 def statistics(of: Table) -> Iterator[Drawn]:
     """The table's statistics as they were drawn, in the order of the files, without reading a manifest."""
-    plan = _Plan("", f"file://{of.folder}", of.files, of.columns, of.files_per_day)
+    plan = _plan_of(of)
     return (_drawn(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
 
 
 def file_names(of: Table, batch: Batch) -> Cells:
     """The last part of the files' paths."""
-    return _names(f"file://{of.folder}", batch)
+    return _names(_plan_of(of), batch)
+
+
+def _plan_of(of: Table) -> _Plan:
+    return _Plan("", f"file://{of.folder}", of.files, of.columns, of.files_per_day, of.manifest_entries)
 
 
 def _drawn(plan: _Plan, first: int) -> Drawn:
-    """From the manifest `first` on; every batch has a generator of its own, so that they can be made in any order."""
+    """From the manifest `first` on; every batch has its own generator, so that they can be made in any order."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
-    number = np.arange(first * MANIFEST_ENTRIES, min(last * MANIFEST_ENTRIES, plan.files), dtype=np.int64)
+    entries = plan.manifest_entries
+    number = np.arange(first * entries, min(last * entries, plan.files), dtype=np.int64)
     chance = np.random.default_rng((FORMAT, plan.files, plan.columns, first))
     records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
     batch = Batch(number, plan.files, plan.files_per_day, records, chance)
@@ -205,10 +222,12 @@ def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
     header = _header(drawn.columns)
     made = []
     for manifest in range(first, last):
-        rows = slice((manifest - first) * MANIFEST_ENTRIES, min((manifest - first + 1) * MANIFEST_ENTRIES, batch.rows))
+        at = (manifest - first) * plan.manifest_entries
+        rows = slice(at, min(at + plan.manifest_entries, batch.rows))
         name = f"{_commit_uuid(plan.location, manifest)}-m0.avro"
-        at = ends[rows.start : rows.stop + 1]
-        content = header + b"".join(_blocks(data[at[0] : at[-1]].tobytes(), at - at[0]))
+        places = ends[rows.start : rows.stop + 1]
+        entries = data[places[0] : places[-1]].tobytes()
+        content = header + b"".join(_blocks(entries, places - places[0], plan.deflate_level))
         (Path(plan.building) / "metadata" / name).write_bytes(content)
         days, buckets = batch.day[rows], batch.bucket[rows]
         made.append(
@@ -238,12 +257,12 @@ def _header(of: tuple[Column, ...]) -> bytes:
     return head.getvalue()
 
 
-def _blocks(data: bytes, ends: Ints) -> Iterator[bytes]:
+def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
     """Avro blocks: a block ends with the entry that fills it past 64,000 bytes. `ends` begins with 0."""
     start = 0
     while start < len(ends) - 1:
         stop = min(int(np.searchsorted(ends, ends[start] + BLOCK_BYTES)), len(ends) - 1)
-        packer = zlib.compressobj(DEFLATE_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
         packed = packer.compress(data[ends[start] : ends[stop]]) + packer.flush()
         yield varint_bytes(stop - start) + varint_bytes(len(packed)) + packed + SYNC
         start = stop
@@ -253,7 +272,7 @@ def _entries(plan: _Plan, drawn: Drawn) -> list[Cells]:
     """The fields of the entries in the order of `layout.entry_schema`. Branches of unions: 0 null, 2 value."""
     batch, of, stats, size = drawn.batch, drawn.columns, drawn.stats, drawn.size
     rows = batch.rows
-    manifest = batch.number // MANIFEST_ENTRIES
+    manifest = plan.manifest_of(batch.number)
     status_added, inherited = b"\x02", b"\x00\x00"
     return [
         constant(status_added + b"\x02", rows),
@@ -290,22 +309,23 @@ def _paths(plan: _Plan, batch: Batch) -> Cells:
         constant(b"/user_id_bucket=", rows),
         decimal_text(batch.bucket),
         constant(b"/", rows),
-        _names(plan.location, batch),
+        _names(plan, batch),
     )
 
 
-def _names(location: str, batch: Batch) -> Cells:
+def _names(plan: _Plan, batch: Batch) -> Cells:
     """00012-34567-<uuid of the commit>-0-00001.parquet, as Spark names what a task writes."""
     rows = batch.rows
-    first, last = (int(end) // MANIFEST_ENTRIES for end in (batch.number.min(), batch.number.max()))
-    commits = [str(_commit_uuid(location, manifest)).encode() for manifest in range(first, last + 1)]
+    manifest = plan.manifest_of(batch.number)
+    first, last = int(manifest.min()), int(manifest.max())
+    commits = [str(_commit_uuid(plan.location, number)).encode() for number in range(first, last + 1)]
     commit_words = np.frombuffer(b"".join(commits), np.uint8).reshape(-1, 36)
     return joined(
-        digits(batch.number % MANIFEST_ENTRIES, 5),
+        digits(batch.number % plan.manifest_entries, 5),
         constant(b"-", rows),
         decimal_text(batch.number + 10_000),
         constant(b"-", rows),
-        Cells(commit_words[batch.number // MANIFEST_ENTRIES - first]),
+        Cells(commit_words[manifest - first]),
         constant(b"-0-00001.parquet", rows),
     )
 

@@ -1,8 +1,8 @@
 """How long is a warm plan: the table's metadata decoded before, the filter never seen?
 
 Ours is timed in the process that has it, from the filter's JSON to the rows that are kept; Java and PyIceberg from the
-filter to the last task. Every planner gets the same filters in turns, and must keep the same files. A filter's literals
-move a little from turn to turn, so that no plan is one that was kept.
+filter to the last task. Every planner gets the same filters alternately, and must keep the same files. A filter's
+literals move a little from turn to turn, so that no plan is one that was kept.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
                         ordered[files] = found
             if files <= 100_000:
                 _pyiceberg(report, made)
-            if quick or files >= 100_000:  # fewer lie in the caches of the core
+            if quick or files >= 100_000:  # fewer fit into the caches of the core
                 await _against_memory(report, made, ours, memory)
     _growth(report, ordered)
     report.notes += [f"{one.name}: {one.about}." for one in FILTERS.values()]

@@ -30,7 +30,7 @@ TABLES = ("date", "supplier", "customer", "part", "lineorder")
 """In the order of their size; each is one Parquet file, `<table>.parquet`."""
 
 FORMAT = 1
-"""Raised when `schema.sql` changes what it makes, so that a stale cache is made anew."""
+"""Raised when `schema.sql` changes what it makes, so that a stale cache is made again."""
 
 SOURCES = ("region", "nation", "supplier", "customer", "part", "orders", "lineitem")
 

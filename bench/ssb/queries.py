@@ -1,4 +1,4 @@
-"""The 13 queries of the Star Schema Benchmark, in the text of its paper, and their answers by an engine of its own.
+"""The 13 queries of the Star Schema Benchmark, in the text of its paper, and their answers by an independent engine.
 
 DuckDB answers from the Parquet files that the tables were made from: it shares neither the catalog, nor Iceberg, nor
 Spark with what is checked.

@@ -1,41 +1,40 @@
-"""The benchmark's tables and queries on Spark, through whatever catalog the session knows by a name.
+"""The benchmark's tables and queries on Spark, through any catalog of the session, by its name.
 
-How many files a query read is asked of the query's own executed plan: each scan's tasks name the files they were given.
-So the figure is Spark's, not the server's, and the same whoever planned the scan.
+The files that a query read are taken from its executed plan: the tasks of each scan name their files. So the figures
+are Spark's, not the server's, and independent of who planned the scan.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from bench.ssb.generate import TABLES, table_path
+from seamark.metaserver.wire import PLAN_MARK
 
 FACT = "lineorder"
+NONE: Mapping[str, str] = {}
 _ORDER = ("lo_orderdate", "lo_orderkey", "lo_linenumber")
-_FILTERS = re.compile(r"\bfilters=(.*), runtimeFilters=")
-_COMMA = re.compile(r", (?![^(]*\))")
-"""Between filters, not within a list of values."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One query: its rows, wall seconds (planning, reading and fetching), and by table the data files read and what
-    was asked of the table's rows, in SQL: all that Spark tells whoever plans."""
+    """One query: its rows, wall seconds (planning, reading and fetching), and for each table the data files that were
+    read, with their sizes in bytes."""
 
     rows: list[tuple[Any, ...]]
     seconds: float
-    files_read: dict[str, int]
-    pushed: dict[str, str]
+    files_read: dict[str, dict[str, int]]
 
 
-def write_table(spark: SparkSession, folder: Path, table: str, target: str, fact_files: int) -> None:
+def write_table(
+    spark: SparkSession, folder: Path, table: str, target: str, fact_files: int, properties: Mapping[str, str] = NONE
+) -> None:
     """Creates `target` (catalog.namespace.table) from the Parquet file of `table` with Spark's DataFrame writer.
 
     The fact is cut by order date into `fact_files` files of about equal rows, ordered within; a dimension is one file.
@@ -47,7 +46,10 @@ def write_table(spark: SparkSession, folder: Path, table: str, target: str, fact
         frame = frame.coalesce(1)
     # Distribution none: Spark keeps the cut made here instead of shuffling the rows into few large files.
     writer = frame.writeTo(target).using("iceberg").tableProperty("format-version", "2")
-    writer.tableProperty("write.distribution-mode", "none").create()
+    writer = writer.tableProperty("write.distribution-mode", "none")
+    for key, value in properties.items():
+        writer = writer.tableProperty(key, value)
+    writer.create()
 
 
 def files_in(spark: SparkSession, target: str) -> int:
@@ -55,15 +57,14 @@ def files_in(spark: SparkSession, target: str) -> int:
     return int(spark.sql(f"SELECT count(*) FROM {target}.files").collect()[0][0])
 
 
-def ask(spark: SparkSession, sql: str) -> Answer:
+def ask(run: Callable[[str], DataFrame], sql: str) -> Answer:
+    """The answer of `run`, such as `spark.sql`."""
     started = time.perf_counter()
-    frame = spark.sql(sql)
+    frame = run(sql)
     rows = [tuple(row) for row in frame.collect()]
     seconds = time.perf_counter() - started
-    plan = frame._jdf.queryExecution().executedPlan()
-    scans = {_table(node): node for node in _scans(plan)}
-    read = {name: _files(node) for name, node in scans.items() if name in TABLES}
-    return Answer(rows, seconds, read, {name: _pushed(scans[name]) for name in read})
+    read = {_table(node): _files(node) for node in _scans(frame._jdf.queryExecution().executedPlan())}
+    return Answer(rows, seconds, {name: files for name, files in read.items() if name in TABLES})
 
 
 def _scans(plan: Any) -> Iterator[Any]:
@@ -84,24 +85,15 @@ def _scans(plan: Any) -> Iterator[Any]:
 
 
 def _table(node: Any) -> str:
-    return str(node.table().name()).rsplit(".", 1)[-1]
+    """The name of the scanned table; a plan table has the name of its planned table."""
+    return str(node.table().name()).rsplit(".", 1)[-1].partition(PLAN_MARK)[0]
 
 
-def _files(node: Any) -> int:
-    """Data files that its planning let through.
-
-    Not the metric `resultDataFiles`: it stays 0 where a server planned.
-    """
+def _files(node: Any) -> dict[str, int]:
+    """Data files of the scan, with their sizes. The metric `resultDataFiles` is 0 where a server planned."""
     partitions = node.inputPartitions()
-    files = {
-        str(task.file().location())
+    return {
+        str(task.file().location()): int(task.file().fileSizeInBytes())
         for number in range(partitions.size())
         for task in partitions.apply(number).taskGroup().tasks().toArray()
     }
-    return len(files)
-
-
-def _pushed(node: Any) -> str:
-    """Of numbers only: in texts a comma could not be told from one between filters. Empty where nothing was pushed."""
-    found = _FILTERS.search(str(node.scan().description()))
-    return " AND ".join(_COMMA.split(found[1])) if found else ""

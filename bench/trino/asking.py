@@ -1,4 +1,4 @@
-"""A statement by Trino's client protocol, and what Trino tells of the query that it ran, whoever sent it.
+"""A statement by Trino's client protocol, and what Trino reports of any query that it ran.
 
 Planning is as Trino timed it; the wall time is the client's, from the first byte sent to the last row.
 """
@@ -51,7 +51,7 @@ class Client:
     def ask(self, sql: str, schema: str) -> Answer:
         started = time.perf_counter()
         query_id, rows, told = self._run(self._url, sql, schema)
-        return self._answer(query_id, schema, rows, (time.perf_counter() - started) * 1000, told)
+        return self._answer(query_id, rows, (time.perf_counter() - started) * 1000, told)
 
     def _run(self, url: str, sql: str, schema: str) -> tuple[str, list[tuple[Any, ...]], str]:
         """The query's id, its rows, and the proxy's header. Failed."""
@@ -69,7 +69,7 @@ class Client:
         return page["id"], rows, first.headers.get("X-Seamark-Plan", "")
 
     def query(self, query_id: str) -> dict[str, Any]:
-        """All that the coordinator tells of it."""
+        """All that the coordinator reports of it."""
         path = f"{self._coordinator}/v1/query/{query_id}"
         found: dict[str, Any] = json.loads(self._pool.request("GET", path, headers={"X-Trino-User": "bench"}).data)
         return found
@@ -81,7 +81,7 @@ class Client:
             self._files[schema, table] = rows[0][0]
         return self._files[schema, table]
 
-    def _answer(self, query_id: str, schema: str, rows: list[tuple[Any, ...]], wall_ms: float, told: str) -> Answer:
+    def _answer(self, query_id: str, rows: list[tuple[Any, ...]], wall_ms: float, told: str) -> Answer:
         query = self.query(query_id)
         stats = query["queryStats"]
         (facts,) = (one for one in query["inputs"] if one["table"].partition("~")[0] == FACT)
@@ -94,7 +94,7 @@ class Client:
             rows,
             wall_ms,
             _milliseconds(stats["planningTime"]),
-            self._files_of(schema, facts["table"]),
+            self._files_of(facts["schema"], facts["table"]),
             sum(one["totalDrivers"] for one in scans),
             sum(float(one["physicalInputDataSize"].removesuffix("B")) for one in scans) / 1000,
             told,

@@ -2,8 +2,8 @@
 
 Made once for a scale and a number of files, below `.cache/bench/trino`, and kept: a run starts a server over a copy of
 the home that was made with the tables, so that it finds no plan of an earlier one. Facts are written once by Spark, in
-an order nobody asks for, and clustered by our job (`connector/spark/frames/clustering.py`) into each layout; the other
-tables, and layouts that differ by their indexes alone, are clones, whose metadata names the same files.
+an order that no query filters on, and clustered by our job (`connector/spark/frames/clustering.py`) into each layout;
+the other tables, and layouts that differ by their indexes alone, are clones, whose metadata names the same files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.services.seamark import Seamark
 from tests.services.spark import spark_session
 
 FORMAT = 1
-"""Raised when other tables are made, so that a kept lake is made anew."""
+"""Raised when other tables are made, so that a kept lake is made again."""
 LAKES = CACHE / "bench" / "trino"
 BASE = "base"
 BASE_FILES = 16
@@ -125,7 +125,7 @@ def _make(server: Seamark, scratch: Path, data: Path, files: int, layouts: Seque
 
 
 def _clone(client: IndexClient, source: tuple[str, str], target: tuple[str, str]) -> None:
-    """Another table, with the files of one: nobody deletes files of either."""
+    """Another table with the same files: neither deletes files."""
     loaded = client.load_table(source, history=True)
     metadata = json.loads(loaded.metadata)
     folder = Path(urlsplit(metadata["location"]).path).parents[1] / "/".join(target)

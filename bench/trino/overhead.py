@@ -1,12 +1,12 @@
 """What does the adapter cost a statement that it cannot help?
 
-Each statement is run in turns by Trino alone and with the adapter before it, by one client that keeps its connection.
-How often a client has to ask for the same statement is Trino's choice (it answers when there is something to say), and
-differs from run to run.
+Each statement is run alternately by Trino alone and with the adapter before it, by one client that keeps its
+connection. How often a client has to ask for the same statement is Trino's choice (it answers when there is something
+to say), and differs from run to run.
 
 Memory is looked at with Trino behind, and with a coordinator that only talks (`upstream.py`), which is quick enough for
-a hundred thousand statements; a tenth of those has a condition of its own, to be read and asked about. What the adapter
-remembers of them has bounds, which half of them reach.
+a hundred thousand statements; a tenth of those has its own condition, for which the adapter requests a plan. What the
+adapter remembers of them has bounds, which half of them reach.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.wire import Connection, LoadError
 from tests.services.seamark import Seamark
 
 GOAL_MS, GOAL_SHARE = 5.0, 1.03
-"""Whichever allows more."""
+"""The larger of the two is allowed."""
 FLAT = 1.03
 """Of the memory after half of the statements, what there may be at the end."""
 FILES, RUNS, CLIENTS = 20, 250, 1000
@@ -170,7 +170,7 @@ async def _talked(report: Report, folder: Path, server: Seamark, statements: int
         with on_core(LOAD_CORE):
             talker = running.enter_context(upstream(folder))
         with on_core(SERVER_CORE):
-            # The talker knows no access rules, and says nothing of them.
+            # The talker has no access rules.
             ours = running.enter_context(adapter(folder, talker, server.base_url, "--no-rules"))
         running.enter_context(on_core(LOAD_CORE))
         await _per_request(report, (talker, ours), runs=200 if statements < 1000 else 5000)

@@ -1,7 +1,7 @@
 """How long does it take to find one row by its key in 10,000 files?
 
-A client sends the same statement to Trino and to the adapter before it, in turns, each time for another key; both must
-give the same row. What a plan table takes is asked of the server itself: of a key that nobody has asked for yet, and
+A client sends the same statement to Trino and to the adapter before it, alternately, each time for another key; both
+must give the same row. The time of a plan table is measured at the server: for a key that was not requested yet, and
 once more.
 """
 

@@ -37,7 +37,7 @@ FILES_A_COMMIT = 1000
 INDEXED = {"in_record": "record", "in_bloom": "bloom", "in_bitmap": "bitmap"}
 ORDERED = "in_order"
 FPP = 1e-6
-"""So that of 10,000 files none is read in vain."""
+"""So that none of 10,000 files is a false positive."""
 _FIELDS = {**dict.fromkeys((*INDEXED, ORDERED), "long"), "city": "string", "price": "double", "note": "string"}
 _ARROW = {"long": pa.int64(), "string": pa.string(), "double": pa.float64()}
 _STEPS = dict(zip(INDEXED, (7_368_787, 5_915_587, 8_460_769), strict=True))

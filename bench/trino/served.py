@@ -14,7 +14,7 @@ from tests.services.trino_proxy import trino_proxy
 
 TRINO = "trino"
 _QUEUE = {"query.max-concurrent-queries": "16", "query.max-queued-queries": "5000"}
-"""Of a thousand statements that it runs at once Trino fails some by itself, on a machine with few cores."""
+"""On a machine with few cores, Trino fails some of a thousand concurrent statements."""
 
 
 @contextmanager

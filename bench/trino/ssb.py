@@ -1,8 +1,8 @@
 """How near do SSB's queries come to reading only the files that they need, and what is that worth to stock Trino?
 
-The same Trino answers each query as it is, and through the proxy, in turns in one run. THE BOUND is how many files hold
-a row that the whole WHERE clause is true for, joins included, as DuckDB finds it in the data files. Every answer is
-held against DuckDB's.
+The same Trino answers each query directly, and through the proxy, alternately in one run. THE BOUND is how many files
+hold a row that the whole WHERE clause is true for, joins included, as DuckDB finds it in the data files. Every answer
+is compared with DuckDB's.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from math import exp, log
 from pathlib import Path
-from urllib.parse import urlsplit
-
-import duckdb
 
 from bench.report import OURS, Report, Row
-from bench.ssb.generate import TABLES, table_path
+from bench.ssb.bounds import data_paths, files_with_rows
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT
 from bench.trino.asking import Answer, Client
@@ -71,7 +68,8 @@ class Case:
 
     @property
     def fewer(self) -> float:
-        """How many times fewer files Trino opens than by itself, which leaves out some, too, as joins run."""
+        """How many times fewer files Trino opens than without the proxy, when it also leaves out some while joins
+        run."""
         return max(1.0, self.median(DIRECT, "splits")) / max(1.0, self.median(OURS, "splits"))
 
     @property
@@ -145,16 +143,8 @@ def _asked(
 
 def bounds_of(client: SeamarkClient, layout: Layout, data: Path) -> tuple[int, dict[str, int]]:
     """All files of a layout's facts, and for each query how many hold a row that it needs."""
-    paths = [urlsplit(path).path for path in client.files((layout.name, FACT))["file_path"].to_pylist()]
-    with closing(duckdb.connect()) as db:
-        for table in TABLES:
-            source = f"read_parquet({paths}, filename=true)" if table == FACT else f"'{table_path(data, table)}'"
-            db.execute(f'CREATE VIEW "{table}" AS FROM {source}')
-        found = {}
-        for query, sql in QUERIES.items():
-            rest = sql.partition("\nfrom ")[2].partition("\ngroup by ")[0]
-            (found[query],) = db.execute(f"SELECT count(DISTINCT filename) FROM {rest}").fetchall()[0]
-    return len(paths), found
+    paths = data_paths(client, (layout.name, FACT))
+    return len(paths), files_with_rows(paths, data)
 
 
 def _ask_in_turns(
@@ -171,7 +161,7 @@ def _ask_in_turns(
                 one.taken[who].append(answer)
 
 
-# What is told
+# The report
 
 
 def _report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], scale: float, rounds: int) -> Report:
@@ -240,7 +230,7 @@ def _rows(case: Case) -> list[Row]:
 
 
 def _left_alone(cases: Sequence[Case]) -> list[str]:
-    """Which queries Trino got as they came, and what the proxy told of them."""
+    """Which queries Trino received unchanged, and what the proxy reported of them."""
     told: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         why = next((one.told for one in case.taken[OURS] if not one.told.startswith("rewritten")), None)

@@ -1,8 +1,8 @@
 """A coordinator that only talks: Trino's client protocol at the speed of a socket, without a query behind it.
 
 `python -m bench.trino.upstream PORT`. A statement's text is `<pages> <bytes of each>`; anything else gives one row. The
-answers are as long as those of Trino 483, and chunked as Jetty's are, their end in a packet of its own. It keeps
-nothing between requests: what a statement asked for stands in its id.
+answers are as long as those of Trino 483, and chunked as Jetty's are, their end in a separate packet. It keeps
+nothing between requests: the id of a statement contains what it requested.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes, bytes]:
-    """Steps: the POST, the queue, pages with rows, the end. What stands before the rows, and after them."""
+    """Steps: the POST, the queue, pages with rows, the end. The bytes before the rows, and after them."""
     head = b'{"id":"%s","infoUri":"%s/ui#/queries/%s",' % (id_, base, id_)
     if step < 2 + pages:
         head += b'"nextUri":"%s/v1/statement/executing/%s/%s/%d",' % (base, id_, _SLUG, step + 1)

@@ -1,9 +1,9 @@
 """What does reading cost after a hundred batches of merge-on-read, and once its files have been rewritten?
 
 A hundred batches leave a hundred small data files and a deletion vector for each data file that they met. The table is
-read whole by Iceberg's own reader, four of its columns, before, after, and after `rewrite_data_files`: the time is told
-in multiples of the first. How long the last batches took, beside the first, tells what writers pay. With equality
-deletes, in buckets by key, a batch leaves two files for each bucket instead.
+read whole by Iceberg's own reader, four of its columns, before, after, and after `rewrite_data_files`: the time is
+reported in multiples of the first. How long the last batches took, beside the first, shows what writers pay. With
+equality deletes, in buckets by key, a batch leaves two files for each bucket instead.
 """
 
 from __future__ import annotations

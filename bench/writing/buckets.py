@@ -2,7 +2,7 @@
 
 Two tables of the same keys, each in 16 buckets by key, and one of them once more in none, with as many files. Rows of
 one key are looked for in both; joins and groupings are of the bucketed tables, as Spark does them where it knows of
-buckets, and with exchanges where it is told to forget them. A join with the unbucketed table exchanges that one alone.
+buckets, and with exchanges where buckets are turned off. A join with the unbucketed table exchanges that table alone.
 Broadcast joins are off, as sides of this kind are larger than they may be. Files and exchanges are those of the plan
 that ran, and every pair of queries must give the same answer.
 """

@@ -1,11 +1,11 @@
 """Eight writers at one table: how many commits a second, and how many of them fail?
 
-Ours upsert ten rows at a time, each writer into a bucket of its own, through the commit API; or they append. Stock
-PyIceberg appends the same rows: once as it comes, where a commit that lost its race is tried again as often as its
-defaults say, and once with `seamark.commit.rebase` = `append` on the table and no second try. Each writer is a process
-that has its rows ready and has committed once; then all begin together, and the time is from there to the last commit.
-One case after the other has the machine to itself, once: a rate is of four hundred commits. In the end each table is
-read: every row of a commit that was answered must be there once.
+Ours upsert ten rows at a time, each writer into its own bucket, through the commit API; or they append. Stock PyIceberg
+appends the same rows: once with its defaults, where a commit that lost its race is tried again as often as its defaults
+say, and once with `seamark.commit.rebase` = `append` on the table and no second try. Each writer is a process that has
+its rows ready and has committed once; then all begin together, and the time is from there to the last commit. One case
+after the other has the machine to itself, once: a rate is of four hundred commits. In the end each table is read: every
+row of a commit that was answered must be there once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NEVER_AGAIN = {"commit.retry.num-retries": "0"}
 
 @dataclass(frozen=True)
 class Job:
-    """What one process does: `batches` are of its own rows."""
+    """What a process does: `batches` have rows of this process only."""
 
     kind: str
     url: str
@@ -157,7 +157,7 @@ def _at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job
 def _work(barrier: Barrier, job: Job) -> Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector
-        logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # it tells of each new try
+        logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # it logs each new try
         write = _stock(job) if job.kind in (REBASED, RETRYING) else _ours(job)
         first, *others = (partial(write, batch) for batch in job.batches)
         rows = ROWS * (_tried(first) > 0)

@@ -1,7 +1,7 @@
-"""Hudi with its bucket index, in a session of its own (`bench/hudi.py`, `hudi_peer.py`).
+"""Hudi with its bucket index, in its own session (`bench/hudi.py`, `hudi_peer.py`).
 
 Its tables are made by bulk insert of a base's own data files, once, and kept beside the bases; a run has a copy, which
-shares the data files, as Hudi writes none of them anew in place.
+shares the data files, as Hudi rewrites none of them in place.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Hudi's bucket index under upserts, in a Spark session of its own: lines of JSON come in, an answer goes out for each.
+"""Hudi's bucket index under upserts, in its own Spark session: it reads lines of JSON, and writes an answer for each.
 
-Run by the Python of `.cache/hudi/venv` (`make hudi`) with Hudi's jar and a folder for scratch. What it is asked:
+Run by the Python of `.cache/hudi/venv` (`make hudi`) with Hudi's jar and a folder for scratch. Its requests:
 
     {"do": "make", "location": URI, "kind": "COPY_ON_WRITE", "files": […]}       a table of these Parquet files' rows
     {"do": "upsert", "location": URI, "kind": …, "path": …}                      a batch

@@ -1,15 +1,15 @@
 """When are rows that bitmap indexes choose read faster than by Iceberg's own reader, and what does a full scan cost?
 
-One Spark, two tables, two readers, the same query in turns: `format("seamark")` with the predicate, and Iceberg's
+One Spark, two tables, two readers, the same query alternately: `format("seamark")` with the predicate, and Iceberg's
 reader over the files that the server planned; then what `seamark.connector.spark.session.read` makes of it, one of the
 two. Values of a key are spread evenly, so that no minimum or maximum leaves out a file or a row group; but of one more
 key, by which each file is in order, few row groups hold all rows of a value. All three must find the same.
 
 The smaller table has row groups of 4 MB, so that there are some to skip; the larger Iceberg's of 128 MB, in which only
-pages are left out. Their files lie below `.cache/bench/writing` and are made when they are not there.
+pages are left out. Their files are in `.cache/bench/writing` and are made when they are not there.
 
-Bytes are those that system calls brought to the JVM and to Python's workers, from files and from each other. What a
-query costs whatever it reads, the one that finds no row tells.
+Bytes are those that system calls brought to the JVM and to Python's workers, from files and from each other. The
+query that finds no row shows the fixed cost of a query.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SIZES = (
 )
 QUICK = (Size("", 2, 40_000, (1_000, 100), 1 << 18, 1), Size("larger: ", 2, 60_000, (1_000, 100), 128 << 20, 1))
 PAGES = 100_000
-"""The share at which a page more or less has a chosen row, so that three values tell about where readers are even."""
+"""The share at which a page more or less has a chosen row, so that three values show about where readers are even."""
 CLUSTERED = 100
 """Values of the key by which each file's rows are in order."""
 READ = ("id", "price", "quantity", "name")

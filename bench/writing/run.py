@@ -1,9 +1,9 @@
 """`python -m bench.writing.run [NAME …] [--quick] [--rows N …] [--batches N]`: the benches of writing, printed and
 written. Without names all.
 
-`--rows` takes other table sizes for `upserts`, `--batches` another number of them before reading is measured; `--quick`
-runs everything on small tables and writes nothing. Tables are made below .cache/bench/writing when they are not there:
-6 GB for all sizes. Hudi takes part where `make hudi` has fetched it.
+`--rows` takes other table sizes for `upserts`, and another size for `statements`; `--batches` another number of
+batches before reading is measured; `--quick` runs everything on small tables and writes nothing. Tables are made below
+.cache/bench/writing when they are not there: 6 GB for all sizes. Hudi takes part where `make hudi` has fetched it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 from typing import Any
 
 from bench.run import Bench, names_of, parser_of, run_benches
-from bench.writing import buckets, contention, layouts, reader, services, upserts
+from bench.writing import buckets, contention, decisions, layouts, maintenance, reader, services, statements, upserts
 
 BENCHES: dict[str, Bench] = {
     "upserts": upserts.run,
+    "statements": statements.run,
     "reader": reader.run,
     "contention": contention.run,
     "buckets": buckets.run,
     "services": services.run,
     "layouts": layouts.run,
+    "decisions": decisions.run,
+    "maintenance": maintenance.run,
 }
 
 
@@ -37,7 +40,10 @@ def main() -> None:
         BENCHES,
         names_of(parser, chosen, BENCHES),
         quick=chosen.quick,
-        options=lambda name: options if name == "upserts" else {},
+        options=lambda name: {
+            "upserts": options,
+            "statements": {key: value for key, value in options.items() if key == "sizes"},
+        }.get(name, {}),
     )
 
 

@@ -3,7 +3,7 @@
 Stock Spark appends 300 small files to a table with two indexes, once on a server without table services (quiet) and
 once on a server that builds the indexes, compacts the table and expires its snapshots by the table's properties. A
 reader asks for a plan and reads the rows of a key all the time. In the end both tables are read: the rows must be the
-same, each of the reader's answers must have been right, and nobody may have failed.
+same, each of the reader's answers must have been right, and no writer may have failed.
 """
 
 from __future__ import annotations

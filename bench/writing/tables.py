@@ -1,12 +1,12 @@
 """The tables that are written to, the batches that are written, and what a table must hold afterwards.
 
-A row has ten columns and is told by its number: the key is a UUID as text, made of the number by mixing, so that keys
-come in no order and those of a batch are drawn without remembering any. `version` is 0 in a table as it was made, and
-the batch's number in rows of a batch: which rows there are of each version is known without reading one.
+A row has ten columns and is identified by its number: the key is a UUID as text, made of the number by mixing, so that
+keys come in no order and those of a batch are drawn without remembering any. `version` is 0 in a table as it was made,
+and the batch's number in rows of a batch: which rows there are of each version is known without reading one.
 
-A base table lies below `.cache/bench/writing`, once for each number of rows and layout, made by our own writer and read
-by nobody but through clones: a clone is a table of its own, whose first snapshot has the base's data files. Neither
-Iceberg nor we delete files by themselves, and clones say so (`gc.enabled`), so that the base stays.
+A base table is in `.cache/bench/writing`, once for each number of rows and layout, made by our own writer and read
+through clones only: a clone is a separate table, whose first snapshot has the base's data files. Neither
+Iceberg nor we delete files by themselves, and clones declare it (`gc.enabled`), so that the base stays.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 
 FORMAT = 1
-"""Raised when other rows or files are made, so that a kept base is made anew."""
+"""Raised when other rows or files are made, so that a kept base is made again."""
 BASES = CACHE / "bench" / "writing"
 NAMESPACE = "bench"
 FILES = BUCKETS = 16
@@ -207,7 +207,7 @@ def _written(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[s
 
 @contextmanager
 def making(folder: Path) -> Iterator[SeamarkClient]:
-    """Of a server whose tables lie in the folder."""
+    """Of a server whose tables are in the folder."""
     env = {"SEAMARK_LOG_LEVEL": "warning"}
     with (
         Seamark(folder / "home", warehouse=f"file://{folder}/warehouse", env=env) as server,
@@ -238,7 +238,7 @@ def _batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
 def create(
     client: SeamarkClient, name: str, buckets: int, properties: Mapping[str, str], columns: Mapping[str, str] = COLUMNS
 ) -> None:
-    """An empty table in the namespace of all benches, of version 3 unless told otherwise; 0 buckets for none."""
+    """An empty table in the namespace of all benches, of version 3 by default; 0 buckets for none."""
     fields = [
         {"id": number, "name": column, "required": column == KEY, "type": kind}
         for number, (column, kind) in enumerate(columns.items(), 1)

@@ -2,10 +2,10 @@
 
 Tables of 1, 10 and 50 million rows, nine of ten keys of a batch are in the table, spread over all of its files. Ours
 from plain Python and through PySpark: located by a record index; in buckets by key by reading the keys' column; or, in
-buckets too, not located at all, with equality deletes, which is what Hudi's logs of a bucket are.
-Iceberg's MERGE INTO in the same Spark session; Hudi's bucket index in a session of its own. Who writes is timed in
-turns, one process at a time, all warm. Each has a table of its own with the same data files in it, and all get the same
-batches. In the end every table is counted by version: what is not exactly what the batches say fails the bench.
+buckets too, not located at all, with equality deletes, which is what Hudi's logs of a bucket are. Iceberg's MERGE INTO
+in the same Spark session; Hudi's bucket index in its own session. Writers are timed alternately, one process at a time,
+all warm. Each has its own table with the same data files in it, and all get the same batches. In the end every table is
+counted by version: what is not exactly what the batches say fails the bench.
 
 What was read is what system calls brought to any process, from files, sockets and pipes; what was written are the new
 files below the table's folder.
@@ -45,7 +45,7 @@ from seamark.connector.write.equality_upserts import EQUALITY
 
 SIZES, QUICK_SIZES = (1_000_000, 10_000_000, 50_000_000), (20_000, 40_000)
 COPIED_MAX, HUDI_MAX, TRIED_MAX = 10_000_000, 10_000_000, 10_000_000
-"""Rows of the largest tables that are written anew, that Hudi has, and for which MERGE's tunings are tried."""
+"""Rows of the largest tables that are rewritten, that Hudi has, and for which MERGE's tunings are tried."""
 ROUNDS, SLOW_ROUNDS, WARM = 7, 2, 2
 SLOW_S, VERY_SLOW_S = 8.0, 24.0
 MERGE, HUDI = "merge", "hudi"
@@ -205,7 +205,7 @@ def _merge(
     report: Report, spark: SparkSession, batches: Batches, warehouse: Path, plan: Plan, tuned: dict[str, Tuning]
 ) -> Iterator[Turns]:
     """By the tuning that is the quickest of all at this size, of each mode; of a size that is too large to try all of
-    them, by the one that was at the size before."""
+    them, by the tuning of the previous size."""
     rows = batches.base_rows
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
         tried = [one for one in plan.tunings if one.mode == mode]
@@ -249,7 +249,7 @@ def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[Turn
 
 
 def _rounds(tables: dict[int, list[Turns]], drawn: dict[int, Batches]) -> None:
-    """Turn after turn, the order turned round each time, until everybody has had all of theirs."""
+    """Turn after turn, the order reversed each time, until every writer has written all of its batches."""
     number = 0
     while any(one.is_due for turns in tables.values() for one in turns):
         number += 1

@@ -1,6 +1,6 @@
 """Who writes a batch into its table: what all of them have in common, and ours.
 
-A table is a clone of a base (`tables.py`) in a folder of its own. What is timed is `upsert`, from rows in memory or a
+A table is a clone of a base (`tables.py`) in its own folder. What is timed is `upsert`, from rows in memory or a
 Parquet file to the end of the commit; all else is between the turns.
 """
 
@@ -46,7 +46,7 @@ class Writer(Protocol):
         ...
 
     def tidy(self) -> None:
-        """Deletes files that the table does not hold any more, where whole tables are written anew."""
+        """Deletes files that the table no longer has, where whole tables are rewritten."""
         ...
 
 
@@ -123,7 +123,7 @@ class SparkWriter(_Ours):
 
 
 def batch_frame(spark: SparkSession, batch: Batch) -> DataFrame:
-    """With its schema, which Spark else reads in a job of its own."""
+    """With its schema, for which Spark would otherwise run a job."""
     return spark.read.schema(DDL).parquet(str(batch.path))
 
 

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from seamark.connector.arrow.casting import UNKNOWN, Unwritable
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.murmur3 import murmur3
 from seamark.metaserver.iceberg.types.schema import Schema, StructType
 from seamark.metaserver.iceberg.types.transforms import (
     IDENTITY,
@@ -34,17 +33,15 @@ from seamark.metaserver.iceberg.types.transforms import (
 )
 from seamark.metaserver.iceberg.types.types import base_name
 from seamark.metaserver.iceberg.types.values import FLOATS, decimal_scale, encode_json
+from seamark.metaserver.index.kernels import _murmur
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.keys import Keys, has_codes, mask_of
 
 Longs = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint32]
 Partition = tuple[Any, ...]
 """A value for each field of the spec; None for null."""
 
 _BIAS = np.uint64(1 << 63)
-_LONG_VALUE_BYTES = 4096
-"""Longer strings are hashed one by one: vectorised hashing needs a step for each four bytes of the longest string."""
 _CODES_MAX = 2**62
 _NARROW = 2**15
 """numpy sorts 16-bit integers by radix, which takes a tenth of the time."""
@@ -254,9 +251,18 @@ def _truncate(numbers: Longs, transform: str, kind: str) -> Longs:
 
 def _bucket(numbers: Longs, transform: str, kind: str) -> Longs:
     hashed = numbers // 1000 if kind.endswith("_ns") else numbers
-    low, high = hashed.view(np.uint64).astype(np.uint32), (hashed.view(np.uint64) >> np.uint64(32)).astype(np.uint32)
-    state = _mix(_mix(np.zeros(len(low), dtype=np.uint32), low), high)
-    return _bucket_of_hash(_finalize(state ^ np.uint32(8)), width_of(transform))
+    return _bucket_of_hash(_murmur.hash_fixed(hashed.view(np.uint8), 8, 0, 32), width_of(transform))
+
+
+def _bucket_of_bytes(keys: Keys, width: int) -> Values:
+    assert keys.starts is not None
+    assert keys.heap is not None
+    return _distinct(_bucket_of_hash(_murmur.hash_spans(keys.heap, keys.starts, 0, 32), width), keys)
+
+
+def _bucket_of_hash(hashes: npt.NDArray[np.uint64], width: int) -> Longs:
+    """Of 32-bit hashes."""
+    return (hashes & np.uint64(0x7FFFFFFF)).view(np.int64) % width
 
 
 def _days(numbers: Longs, kind: str) -> Longs:
@@ -289,61 +295,3 @@ _VECTORISED: dict[str, Callable[[Longs, str, str], Longs]] = {
     "month": _month,
     "year": _year,
 }
-
-
-# Vectorised Murmur3 (Iceberg spec, appendix B)
-
-
-def _bucket_of_hash(hashes: Words, width: int) -> Longs:
-    return (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % width
-
-
-def _scramble(block: Words) -> Words:
-    block = block * np.uint32(0xCC9E2D51)
-    return (block << np.uint32(15) | block >> np.uint32(17)) * np.uint32(0x1B873593)
-
-
-def _mix(state: Words, block: Words) -> Words:
-    state = state ^ _scramble(block)
-    return (state << np.uint32(13) | state >> np.uint32(19)) * np.uint32(5) + np.uint32(0xE6546B64)
-
-
-def _finalize(state: Words) -> Words:
-    state = (state ^ state >> np.uint32(16)) * np.uint32(0x85EBCA6B)
-    state = (state ^ state >> np.uint32(13)) * np.uint32(0xC2B2AE35)
-    return state ^ state >> np.uint32(16)
-
-
-def _bucket_of_bytes(keys: Keys, width: int) -> Values:
-    assert keys.starts is not None
-    assert keys.heap is not None
-    return _distinct(_bucket_of_hash(hashes_of(keys.starts, keys.heap), width), keys)
-
-
-def hashes_of(starts: Longs, heap: npt.NDArray[np.uint8]) -> Words:
-    """Murmur3 of the bytes of each row, uint32[rows]. Row r has the bytes heap[starts[r]:starts[r + 1]]."""
-    lengths = np.diff(starts)
-    state = np.zeros(len(lengths), dtype=np.uint32)
-    padded = np.concatenate([heap, np.zeros(4, dtype=np.uint8)])
-    long = np.flatnonzero(lengths > _LONG_VALUE_BYTES)
-    rows, offset = np.flatnonzero((lengths >= 4) & (lengths <= _LONG_VALUE_BYTES)), 0
-    while len(rows):
-        state[rows] = _mix(state[rows], _words(padded, starts[rows] + offset))
-        offset += 4
-        rows = rows[lengths[rows] >= offset + 4]
-    tail = np.flatnonzero(lengths % 4)
-    tail_bytes = (lengths[tail] % 4).astype(np.uint32)
-    block = _words(padded, starts[tail + 1] - tail_bytes) & ((np.uint32(1) << tail_bytes * np.uint32(8)) - np.uint32(1))
-    state[tail] ^= _scramble(block)
-    hashes = _finalize(state ^ lengths.astype(np.uint32))
-    for row in long.tolist():
-        hashes[row] = murmur3(heap[starts[row] : starts[row + 1]].tobytes())
-    return hashes
-
-
-def _words(heap: npt.NDArray[np.uint8], offsets: Longs) -> Words:
-    """The 32-bit little-endian word at each offset."""
-    words = heap[offsets].astype(np.uint32)
-    for byte in (1, 2, 3):
-        words |= heap[offsets + byte].astype(np.uint32) << np.uint32(8 * byte)
-    return words

@@ -1,4 +1,4 @@
-"""Creates, changes and drops what the catalog holds: namespaces and tables.
+"""Creates, changes and drops what the catalog holds: namespaces, tables and views.
 
 The routes are those of Iceberg's REST specification, and our own for dropped entries.
 """
@@ -63,6 +63,34 @@ def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
     _send(client, "POST", f"{client._catalog()}/tables/rename", body)
 
 
+def list_views(client: SeamarkClient, namespace: Name) -> Iterator[tuple[str, ...]]:
+    """Names of the views of one namespace, each with all its levels. NotFound."""
+    for found in client._named(f"namespaces/{namespace_path(_levels(namespace))}/views", "identifiers"):
+        yield (*found["namespace"], found["name"])
+
+
+def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
+    """The metadata, as Iceberg's view specification has it. NotFound."""
+    found: dict[str, Any] = client._json("GET", _view_route(client, view), {})["metadata"]
+    return found
+
+
+def rename_view(client: SeamarkClient, view: Name, to: Name) -> None:
+    """NotFound; Conflict if the new name is taken."""
+    body = {"source": _identifier(view), "destination": _identifier(to)}
+    _send(client, "POST", f"{client._catalog()}/views/rename", body)
+
+
+def drop_view(client: SeamarkClient, view: Name) -> None:
+    """NotFound."""
+    _send(client, "DELETE", _view_route(client, view))
+
+
+def _view_route(client: SeamarkClient, view: Name) -> str:
+    levels = split_table(view)
+    return f"{namespace_route(client, levels[:-1])}/views/{quote(levels[-1], safe='')}"
+
+
 def dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
     """Dropped tables and views that can be restored, as docs/reference/openapi.json has them (listDropped)."""
     query: dict[str, Any] = {"pageSize": _PAGE}
@@ -80,6 +108,12 @@ def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None
     body = {} if to is None else _identifier(to)
     answer = _send(client, "POST", f"/api/v1/dropped/{quote(entry_id, safe='')}/undrop", body)
     found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+def listed_replicas(client: SeamarkClient) -> list[dict[str, Any]]:
+    """The replicas with live leases, as docs/reference/openapi.json has them (listReplicas)."""
+    found: list[dict[str, Any]] = client._json("GET", "/api/v1/replicas", {})["replicas"]
     return found
 
 

@@ -1,10 +1,10 @@
-"""A synchronous client of Seamark's own API: what the catalog knows of a table's files, and what it does with a filter.
+"""A synchronous client of Seamark's own API: metadata of a table's files, scan plans, and lookups.
 
-The rule it keeps: every call is a read, or does no harm when it is done twice (`indexes.py`), so it may be retried. It
-waits out a server that is busy (503, for as long as `Retry-After` says) and connections that break, a bounded number of
-times. A listing that has begun stays with its snapshot, whatever is committed meanwhile.
+Invariant: every call is a read or is idempotent (`indexes.py`), so it can be repeated. The client repeats a call a
+limited number of times if the server is busy (503, after the seconds in `Retry-After`) or a connection fails. A listing
+reads one snapshot from its first page to its last.
 
-A client may be pickled, and used by threads and forked processes: its connections are its own process's.
+A client can be pickled, and used by threads and forked processes: each process opens its connections.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -20,7 +20,7 @@ import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from seamark.connector.client.errors import ServerFailed, Unreachable, parse_error
+from seamark.connector.client.errors import ServerFailed, Unreachable, cause_text, parse_error
 from seamark.connector.client.names import Name, namespace_path, split_table, table_path
 from seamark.connector.client.row_answers import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
 from seamark.connector.client.values import (
@@ -30,11 +30,11 @@ from seamark.connector.client.values import (
     Instant,
     LoadedTable,
     PlanTable,
-    explanation_of,
-    instant_of,
 )
 from seamark.metaserver.tls import trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
+
+T = TypeVar("T")
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _EXPIRATION_S = 900.0
@@ -56,16 +56,20 @@ class SeamarkClient:
     """`url` is the server's, as engines have it for their catalog; `token` a bearer token.
 
     `timeout_s` bounds each wait for the server, `retries` how often one request is repeated. The variable SEAMARK_CA
-    names the authorities of its certificate, where those of the system do not know it.
+    names the authorities of its certificate, where those of the system do not know it. `fence`: the fencing number that
+    commits of a job of the table services name.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 4) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 4, fence: int | None = None
+    ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"{url!r} is not the URL of a server: a URL starts with http:// or https://")
         self.url = url.rstrip("/")
-        self._token = token
+        self.token = token
         self._timeout_s = timeout_s
         self._retries = retries
+        self.fence = fence
         self._pool: tuple[int, urllib3.PoolManager] | None = None
         self._prefix: str | None = None
 
@@ -77,7 +81,7 @@ class SeamarkClient:
 
     @property
     def has_token(self) -> bool:
-        return self._token is not None
+        return self.token is not None
 
     def close(self) -> None:
         """Closes idle connections; the client may be used again."""
@@ -166,7 +170,7 @@ class SeamarkClient:
                 **({} if left is None else {"limit": left}),
             }
             answer = self._json("GET", path, asked)
-            yield from (instant_of(one) for one in answer["instants"])
+            yield from self._convert(answer["instants"], list[Instant])
             if not answer["instants"] or answer["next-since"] is None:
                 return
             since = answer["next-since"]
@@ -228,7 +232,7 @@ class SeamarkClient:
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """A scan planned by the standard's route, page by page: each has `file-scan-tasks`, and the `delete-files` that
-        they refer to. `body` is the standard's PlanTableScanRequest. BadRequest for one that makes no sense."""
+        they refer to. `body` is the standard's PlanTableScanRequest. BadRequest for an invalid body."""
         path = self._standard_path(table)
         answer = self._json("POST", f"{path}/plan", {}, dict(body))
         plan_id = answer.get("plan-id", "")
@@ -258,13 +262,14 @@ class SeamarkClient:
     ) -> Explanation:
         """How a scan is planned for a predicate in SQL (`where`) or an Iceberg expression in JSON (`filter`).
 
-        `joins` as for `plan_table`. `files` lists the first `limit` files that are left. BadRequest for a predicate
-        that makes no sense.
+        `joins` as for `plan_table`. `files` lists the first `limit` files that are left. BadRequest for an invalid
+        predicate.
         """
         body: dict[str, Any] = {**at.given(), "files": files}
         given = {"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None}
         body |= {name: value for name, value in given.items() if value is not None}
-        return explanation_of(self._json("POST", f"{table_path(table)}/explain", {}, body))
+        found = self._json("POST", f"{table_path(table)}/explain", {}, body)
+        return self._convert({**found, "json": found}, Explanation)
 
     def plan_table(
         self,
@@ -278,23 +283,18 @@ class SeamarkClient:
         lease_s: int | None = None,
         joins: Sequence[Mapping[str, Any]] = (),
     ) -> PlanTable:
-        """Has the files that a predicate in SQL, or an Iceberg expression in JSON (`filter`), leaves made a table.
+        """Creates a plan table: the files that a predicate in SQL, or an Iceberg expression in JSON (`filter`), keeps.
 
-        `at` is a snapshot's id or a ref. None is made where the plan keeps more than the share `kept_max` of the files.
-        The name is good for half of `lease_s` at least. `joins` say what inner joins demand of the table's rows, as the
-        route takes them: of each its table, a list of names, `on`, columns of this table and of that, and if need be
-        predicate, snapshot-id and joins of its own. BadRequest for a predicate that makes no sense, NotFound.
+        `at` is a snapshot's id or a ref. No plan table is created if the plan keeps a larger share of the files than
+        `kept_max`. The name is valid for at least half of `lease_s`. `joins` are inner joins in the form of the route:
+        `table` (levels of the name), `on` (columns of this table and the other table), and optionally predicate,
+        snapshot-id and nested joins. BadRequest for an invalid predicate, NotFound.
         """
         given = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s, **at.given()}
         given["joins"] = list(joins) or None
         body = {"case-sensitive": case_sensitive}
         body |= {name: value for name, value in given.items() if value is not None}
-        found = self._json("POST", f"{table_path(table)}/plan-tables", {}, body)
-        try:
-            fields = {name.replace("-", "_"): value for name, value in found.items()}
-            return PlanTable(**{**fields, "joins": tuple(fields.get("joins", ()))})
-        except TypeError as error:
-            raise ServerFailed(f"{self.url} answered with something that is not a plan table: {error}") from None
+        return self._convert(self._json("POST", f"{table_path(table)}/plan-tables", {}, body), PlanTable)
 
     def health(self, table: Name) -> dict[str, Any]:
         """Counts and sizes of the current snapshot and its `problems`, as docs/reference/openapi.json has it
@@ -339,8 +339,8 @@ class SeamarkClient:
     def lookup(
         self, table: Name, keys: Keys, *, index: str | None = None, partitions: bool = False, at: At = CURRENT
     ) -> Lookup:
-        """The rows that have these keys, up to a million of them, by a record index: the one named, or the one on the
-        keys' columns. BadRequest for keys of other columns or types."""
+        """The rows that have these keys, at most a million, from a record index: the index with this name, or on the
+        columns of the keys. BadRequest for keys of other columns or types."""
         query: dict[str, Any] = {**at.given(), "partitions": str(partitions).lower()}
         query |= {} if index is None else {"index": index}
         sent = {"Content-Type": ARROW_STREAM}
@@ -366,8 +366,8 @@ class SeamarkClient:
         """The files that may hold a row that matches, and which rows these are, by bitmap indexes.
 
         `meaning`, sql or iceberg, is by default that of where the predicate comes from; `deletes` takes deleted rows
-        out; names are those of schema `schema_id`, by default the current one. BadRequest for a predicate that makes no
-        sense.
+        out; names are those of schema `schema_id`, by default the current one. BadRequest for an invalid
+        predicate.
         """
         given = {"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id, **at.given()}
         asked = {"deletes": deletes, **{name: value for name, value in given.items() if value is not None}}
@@ -381,6 +381,12 @@ class SeamarkClient:
             asked["page-token"] = token.decode()
 
     # Requests
+
+    def _convert(self, found: Any, kind: type[T]) -> T:
+        try:
+            return msgspec.convert(found, kind)
+        except msgspec.ValidationError as error:
+            raise ServerFailed(f"{self.url} answered in another form than expected: {error}") from None
 
     def _table(self, body: bytes) -> pa.Table:
         try:
@@ -433,27 +439,21 @@ class SeamarkClient:
         repeatable: bool = True,
         timeout_s: float | None = None,
     ) -> bytes:
-        """The body of the answer. `timeout_s`: another wait than that of the client. What is not `repeatable` is sent
-        again only where it was certainly not done: nobody listened, or the server was busy."""
+        """The body of the answer. `timeout_s`: instead of the client's timeout. A request that is not `repeatable` is
+        repeated only if the server did not process it: the connection was refused, or the server was busy."""
         content = {} if body is None else {"Content-Type": "application/json"}
         own = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
         headers = {**own, **content, **(headers or {})}
-        headers |= {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        headers |= {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         retries = _retry(self._retries, repeatable)
         own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._timeout(timeout_s)}
         try:
             answer = self._connections().request(
-                method,
-                address,
-                body=body,
-                headers=headers,
-                redirect=False,
-                retries=retries,
-                **own_timeout,
+                method, address, body=body, headers=headers, redirect=False, retries=retries, **own_timeout
             )
         except HTTPError as error:
-            raise Unreachable(f"No answer from {self.url}: {error}") from error
+            raise Unreachable(f"No answer from {self.url}: {cause_text(error)}") from error
         if answer.status not in (200, 204):
             raise parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
         return answer.data
@@ -476,7 +476,7 @@ def _retry(times: int, repeatable: bool) -> urllib3.Retry:
         total=times,
         read=None if repeatable else 0,
         other=None if repeatable else 0,
-        # Of what is not repeatable only a 503 with Retry-After, which urllib3 honours by itself: those without are
+        # Of what is not repeatable only a 503 with Retry-After, which urllib3 honours: those without are
         # a proxy's, and may be about a request that it had sent on.
         status_forcelist=(503,) if repeatable else (),
         allowed_methods=None,  # POST included

@@ -1,8 +1,8 @@
-"""The client's part for commits: a change sent, and asked about again where its answer was lost.
+"""Commits of changes, with repeats after lost answers.
 
-A change with a producer may be sent any number of times: the server commits each sequence once, and answers a repeat as
-the first time. So with a producer a lost reply, a gateway's error and `CommitStateUnknownException` are asked again;
-without one they are told to the caller, since nobody knows then whether the change is in the table.
+A change with a producer can be sent any number of times: the server commits each sequence once, and returns the first
+answer to a repeat. So the client repeats it after a lost answer, a gateway's error and `CommitStateUnknownException`.
+Without a producer these errors are raised, because the change may or may not be in the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamark.connector.client.errors import Refused, ServerFailed, Unavailable, 
 from seamark.connector.client.names import Name, table_path
 
 Producer = tuple[str, int]
-"""A name, and the number of a change among those that it makes."""
+"""The name of a writer, and the sequence number of its change."""
 _TRIES = 6
 _WAIT_S = 0.25
 _WAIT_MAX_S = 8.0
@@ -25,7 +25,7 @@ _DOUBLINGS_MAX = 10
 
 
 def producer_json(producer: Producer | None) -> dict[str, Any] | None:
-    """As a commit's body has it. ValueError for what is none: ask before there is work that would be in vain."""
+    """The producer in the form of a commit's body. ValueError for an invalid producer: check it before other work."""
     match producer:
         case None:
             return None
@@ -35,27 +35,29 @@ def producer_json(producer: Producer | None) -> dict[str, Any] | None:
 
 
 class CommitClient:
-    """Commits by way of a client, whose connections and login it uses. May be pickled."""
+    """Commits with the connections and the login of a client. Can be pickled."""
 
     def __init__(self, client: SeamarkClient) -> None:
         self.client = client
 
     def commit(self, table: Name, body: dict[str, Any]) -> dict[str, Any]:
-        """What the change led to; both are JSON as docs/reference/openapi.json has it (commitChange).
+        """The result of the change; both have the form of docs/reference/openapi.json (commitChange).
 
-        Conflict where it collides with what was committed meanwhile: nothing was changed. Unreachable and ServerFailed
-        leave open whether it happened; keep its files then.
+        Conflict if it conflicts with a concurrent commit; nothing was changed. After Unreachable and ServerFailed the
+        outcome is unknown, so keep the files of the change.
         """
+        if self.client.fence is not None:
+            body = {**body, "fence": self.client.fence}
         tries = _TRIES if body.get("producer") is not None else 1
         sent, left_open = json.dumps(body).encode(), False
         for number in range(tries):
             if number:
                 back_off(number - 1, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
             try:
-                # A connection that nobody answers, and a busy server, are waited for there.
+                # `_request` repeats after a refused connection and for a busy server.
                 raw = self.client._request("POST", f"{table_path(table)}/commit", {}, sent, repeatable=False)
             except Refused as error:
-                error.left_open = left_open  # what was sent before may be done yet
+                error.left_open = left_open  # an earlier attempt may still be committed
                 raise
             except (Unreachable, ServerFailed, Unavailable) as error:
                 if number == tries - 1 or not _is_open(error):
@@ -68,14 +70,14 @@ class CommitClient:
 
 
 def back_off(number: int, *, first_s: float, most_s: float) -> None:
-    """Sleeps before the next try: `first_s`, doubled `number` times, up to `most_s`; whoever has lost often waits
-    longer, and, as chance takes up to half of it off, no two wait alike."""
+    """Sleeps before the next attempt: `first_s`, doubled `number` times, at most `most_s`, minus a random part of up to
+    a half, so that writers do not repeat at the same time."""
     wait_s = min(most_s, first_s * 2 ** min(number, _DOUBLINGS_MAX))
     time.sleep(random.SystemRandom().uniform(wait_s / 2, wait_s))
 
 
 def _is_open(error: Unreachable | ServerFailed | Unavailable) -> bool:
-    """Whether asking again may tell more: a bug of the server's says the same each time."""
+    """Whether a repeat can have another outcome. A bug of the server has the same outcome each time."""
     if isinstance(error, ServerFailed):
         return error.status in (502, 504) or error.kind == "CommitStateUnknownException"
     return True

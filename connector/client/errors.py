@@ -1,15 +1,15 @@
-"""What can go wrong between a client and the server, by what the one who catches it would do.
+"""Errors of a client, grouped by what a caller can do.
 
 ClientError
-├── Refused             4xx: asked again unchanged, it is refused again; `message` says what to do
+├── Refused             4xx: a repeat is refused again; `message` explains what to do
 │   ├── BadRequest          400
 │   ├── Unauthenticated     401
 │   ├── Forbidden           403
 │   ├── NotFound            404
-│   └── Conflict            409 of a commit: others have changed what it depends on; nothing was changed by it
-├── Unavailable         503, still, after the retries: ask later
-├── ServerFailed        another 5xx, or an answer that makes no sense
-└── Unreachable         no answer at all: not listening, too slow, or cut off
+│   └── Conflict            409 of a commit: a concurrent commit conflicts; nothing was changed
+├── Unavailable         503 after all repeats: try later
+├── ServerFailed        another 5xx, or an invalid answer
+└── Unreachable         no answer: connection refused, timeout, or connection lost
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _again(made: type[ClientError], message: str, status: int, kind: str, reques
 
 class Refused(ClientError):
     left_open = False
-    """Whether the same was sent before, and nobody knows what became of that."""
+    """Whether an earlier attempt of the same request has an unknown outcome."""
 
 
 class BadRequest(Refused):
@@ -83,7 +83,7 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 
 def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
-    """From an answer that is no success: the shape of Iceberg's REST errors, or whatever a proxy sent."""
+    """The error of an unsuccessful answer, in Iceberg's form or in the form of a proxy."""
     made = _BY_STATUS.get(status, Refused if status < 500 else ServerFailed)
     try:
         error = json.loads(body)["error"]
@@ -92,4 +92,17 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
         return made(str(error["message"]), status=status, kind=str(error["type"]), request_id=request_id)
     except (ValueError, KeyError, TypeError):
         text = " ".join(body[:200].decode("utf-8", "replace").split())
-        return made(f"HTTP {status}: {text or 'without a word'}", status=status, request_id=request_id)
+        return made(f"HTTP {status}: {text or 'no message'}", status=status, request_id=request_id)
+
+
+def cause_text(error: Exception) -> str:
+    """The innermost cause: urllib3 wraps it in texts about its objects."""
+    cause: BaseException = error
+    for _ in range(8):
+        inner = getattr(cause, "reason", None) or cause.__cause__
+        if not isinstance(inner, Exception):
+            break
+        cause = inner
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(cause).partition("): ")[2] or str(cause)

@@ -1,7 +1,7 @@
-"""The client's part for indexes: define, list, pause and drop them, and what a builder asks and tells the server.
+"""Requests about indexes: define, list, pause and drop them, and the requests of a builder.
 
-As with every call, each may be sent twice: defining, registering and finishing say what is to be, and a second build
-that nobody goes on with is rolled back by the server.
+Each request can be repeated: defining, registering and finishing are idempotent, and the server rolls back a second
+build that no builder continues.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamark.connector.client.names import Name, table_path
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index of a table and how it stands; what `problem` is about has no more than a name."""
+    """The state of a table's index. With a `problem` only the name is known."""
 
     name: str
     kind: str | None
@@ -38,7 +38,7 @@ class Index:
     audited_ms: int | None
     """When all its index files were last verified, since the epoch."""
     json: dict[str, Any]
-    """The answer as it came."""
+    """The JSON of the answer."""
 
 
 class IndexClient(SeamarkClient):
@@ -49,7 +49,7 @@ class IndexClient(SeamarkClient):
         return [_index(one) for one in self._json("GET", f"{table_path(table)}/indexes", {})["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:
-        """One, with its index files in `json`. NotFound."""
+        """An index, with its index files in `json`. NotFound."""
         return _index(self._json("GET", _index_path(table, name), {}))
 
     def put_index(
@@ -62,18 +62,18 @@ class IndexClient(SeamarkClient):
         state: str | None = None,
         **parameters: float | None,
     ) -> Index:
-        """Defines an index, or changes what is given of one; `parameters` are the kind's, such as `fpp` of bloom.
-        BadRequest for a definition that makes no sense."""
+        """Defines an index, or changes the given fields; `parameters` are the kind's, such as `fpp` of bloom.
+        BadRequest for an invalid definition."""
         given = {"kind": kind, "columns": None if columns is None else list(columns), "state": state}
         body = {name: value for name, value in (given | parameters).items() if value is not None}
         return _index(self._json("PUT", _index_path(table, name), {}, body))
 
     def drop_index(self, table: Name, name: str) -> None:
-        """NotFound where there is none; also where the answer to a first request was lost."""
+        """NotFound if the index does not exist, also in a repeat after a lost answer."""
         self._request("DELETE", _index_path(table, name), {})
 
     def start_build(self, table: Name, name: str, *, exclusive: bool = False) -> dict[str, Any]:
-        """Begins to build an index; the build as it stands (docs/reference/openapi.json, IndexBuild).
+        """Starts a build of an index; returns the build (docs/reference/openapi.json, IndexBuild).
 
         `exclusive`: Refused (409) while another build of the index is under way.
         """
@@ -104,8 +104,8 @@ class IndexClient(SeamarkClient):
         *,
         replaces: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """`files` are locations and sizes in bytes of index files that a build has written, `replaces` locations of
-        those that they supersede. The build as it stands. Conflict where another was first."""
+        """Registers index files of a build: locations and sizes in bytes. `replaces`: locations of index files that
+        they replace. Returns the build. Conflict if another build has replaced them."""
         body = {
             "index-files": [{"location": location, "size-in-bytes": size} for location, size in files],
             "replaces": list(replaces),
@@ -115,13 +115,13 @@ class IndexClient(SeamarkClient):
     def finish_build(
         self, table: Name, name: str, build_id: str, *, outcome: str = "completed", reason: str | None = None
     ) -> dict[str, Any]:
-        """`outcome` is completed or rolled-back; what was registered stays either way."""
+        """`outcome` is completed or rolled-back; registered index files stay."""
         body = {"outcome": outcome, "reason": reason}
         return self._object("POST", f"{_build_path(table, name, build_id)}/finish", body)
 
     def unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
-        """By location of a live index file, the numbers of its data files that no snapshot holds any more: what a
-        merge may leave out. Nothing where the server cannot tell. Conflict where one is not live any more."""
+        """The numbers of data files that no snapshot contains, by location of a live index file: a merge can omit them.
+        Empty if the server does not know them. Conflict if an index file is no longer live."""
         answer = self._json("POST", f"{_index_path(table, name)}/unheld", {}, {"index-files": list(locations)})
         found: dict[str, list[int]] = answer["unheld"]
         return found
@@ -129,22 +129,22 @@ class IndexClient(SeamarkClient):
     def quarantine_index_file(
         self, table: Name, name: str, location: str, reason: str, *, check: bool = False
     ) -> dict[str, Any]:
-        """Plans use the index file no more, and what it describes is to be indexed again: its `state` now.
+        """Excludes the index file from plans, so that its data files are indexed again; returns its `state`.
 
-        With `check` only if the server finds it damaged or gone, too. NotFound where it is not registered.
+        With `check` only if the server also finds it damaged or missing. NotFound if it is not registered.
         """
         body = {"location": location, "reason": reason, "check": check}
         return self._object("POST", f"{_index_path(table, name)}/quarantine", body)
 
     def record_audit(self, table: Name, name: str, *, index_files: int, damaged: int, size_bytes: int) -> None:
-        """Records that all live index files of an index were verified, and how many of them were not right."""
+        """Records that all live index files of an index were verified, and how many are damaged."""
         body = {"index-files": index_files, "damaged": damaged, "size-in-bytes": size_bytes}
         self._object("POST", f"{_index_path(table, name)}/audits", body)
 
     def rebuild_index_registry(self, table: Name) -> dict[str, Any]:
         """Registers index files in the table's folder that the server does not list, as after a lost database.
 
-        What was found: docs/reference/openapi.json, rebuildIndexRegistry.
+        The result: docs/reference/openapi.json, rebuildIndexRegistry.
         """
         return self._object("POST", f"{table_path(table)}/indexes/rebuild-registry")
 

@@ -1,4 +1,4 @@
-"""The policies of table services: properties of tables, and of namespaces for their tables."""
+"""Table services: their policies, which are properties of tables and of namespaces, and their jobs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from seamark.connector.client.catalog import namespace_route
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.updates import update_table
 
 
 def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
@@ -17,10 +18,26 @@ def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
     return found
 
 
+def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = None) -> dict[str, Any]:
+    """Columns that no query reads in old partitions, as docs/reference/openapi.json has it (adviseTtl). NotFound,
+    BadRequest."""
+    query = {} if unread_days is None else {"unread-days": str(unread_days)}
+    found: dict[str, Any] = client._json("GET", f"{table_path(table)}/ttl-advice", query)
+    return found
+
+
 def effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
     """The policy's properties that the table or a namespace of it sets."""
     listed = load_policy(client, table)["properties"]
     return {entry["name"]: entry["value"] for entry in listed if entry["source"] in ("table", "namespace")}
+
+
+def service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, Any]:
+    """The running `jobs` of table services on the table, or on all tables, and those that are `waiting`, as
+    docs/reference/openapi.json has them (listRunningJobs). NotFound."""
+    path = "/api/v1/jobs" if table is None else f"{table_path(table)}/jobs"
+    found: dict[str, Any] = client._json("GET", path, {})
+    return found
 
 
 def change_table_properties(
@@ -32,7 +49,7 @@ def change_table_properties(
         changes.append({"action": "set-properties", "updates": dict(updates)})
     if removals:
         changes.append({"action": "remove-properties", "removals": list(removals)})
-    client._json("POST", client._standard_path(table), {}, {"requirements": [], "updates": changes})
+    update_table(client, table, (), changes)
 
 
 def change_namespace_properties(

@@ -18,8 +18,8 @@ Keys: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Where the rows of keys are. `rows` has `key` (number of the key), `file_path`, `position` and `undecided`, and
-    where they were asked for `spec_id` and `partition`."""
+    """The positions of the rows with given keys. `rows` has `key` (number of the key), `file_path`, `position` and
+    `undecided`, and, if requested, `spec_id` and `partition`."""
 
     snapshot_id: int | None
     index: str

@@ -1,8 +1,7 @@
-"""Object storage as jobs reach it: with pyarrow's file systems, by the settings that catalogs hand to clients.
+"""Object storage for jobs: pyarrow's file systems, with the settings that a catalog gives to clients.
 
-Locations are taken character by character, as Iceberg's FileIO takes them: `%20` is three characters of a name.
-Objects are written whole, under names that nobody has used before, and never changed. Picklable: each process opens
-its own file systems.
+Locations are not decoded, as in Iceberg's FileIO: `%20` is three characters of a name. An object is written completely,
+under a new name, and never changed. Picklable: each process opens its file systems.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _confined_to: tuple[str, ...] | None = None
 
 
 def confine(folders: Iterable[str]) -> None:
-    """From now on this process opens local files only below these folders, and there through no symbolic link. For a
-    process that works for other accounts with rights of its own."""
+    """Restricts this process to local files below these folders, without symbolic links. For a process that works for
+    other accounts with its own rights."""
     global _confined_to
     _confined_to = tuple(os.path.normpath(folder) for folder in folders)
 

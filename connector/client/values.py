@@ -1,15 +1,16 @@
-"""What the client's calls take and return."""
+"""Arguments and results of the client's methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Which snapshot: by at most one of these; the current one by none."""
+    """A snapshot, by at most one of these fields; without any, the current snapshot."""
 
     snapshot_id: int | None = None
     ref: str | None = None
@@ -23,9 +24,8 @@ class At:
 CURRENT = At()
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
-    """One thing that happened, see docs/reference/timeline.md. Pass `position` as `since` to read on from here."""
+class Instant(msgspec.Struct, frozen=True, rename="kebab"):
+    """An instant of the timeline (docs/reference/timeline.md). Pass `position` as `since` to continue after it."""
 
     id: str
     position: str
@@ -36,11 +36,11 @@ class Instant:
     name: str
     uuid: str
     requested_ms: int
-    completed_ms: int | None
     who: str
-    snapshot_id: int | None
-    metadata_location: str | None
-    summary: dict[str, Any]
+    completed_ms: int | None = None
+    snapshot_id: int | None = None
+    metadata_location: str | None = None
+    summary: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,11 @@ class LoadedTable:
     metadata: bytes
     location: str
     storage: dict[str, str] = field(repr=False)
-    """How its files are reached: `s3.endpoint`, `s3.access-key-id`, …, as far as the server tells."""
+    """Settings for access to its files, from the server: `s3.endpoint`, `s3.access-key-id`, …"""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A step of a plan: files and bytes that came in and that are left."""
+class Stage(msgspec.Struct, frozen=True, rename="kebab"):
+    """A stage of a plan: files and bytes before and after it."""
 
     name: str
     files_in: int
@@ -66,95 +65,55 @@ class Stage:
     bytes_left: int
     microseconds: int
     complete: bool
-    """False where time was up: what was not checked is kept."""
+    """False if the time limit ended the stage; files that were not checked are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     """How a scan is planned. `filter` and residuals are Iceberg expressions in JSON."""
 
     snapshot_id: int | None
     stages: tuple[Stage, ...]
     indexes: tuple[dict[str, Any], ...]
-    """Each index that was asked: its name, kind, files-in and files-removed."""
+    """Each index that was probed: its name, kind, files-in and files-removed."""
     complete: bool
-    """False where time was up, or an index was not there in time: another plan may leave fewer files."""
+    """False if the time limit ended a stage, or an index was not loaded in time. A later plan may keep fewer files."""
     files: int
     bytes: int
     records: int
     delete_files: int
     filter: Any
     not_used: tuple[str, ...]
-    """Parts of the SQL that no expression can say."""
+    """Parts of the SQL that an Iceberg expression cannot represent."""
+    not_used_reasons: tuple[str, ...]
+    terms: tuple[dict[str, Any], ...]
+    """The parts of the filter that all rows must satisfy, and what bounds do for each alone."""
+    layouts: tuple[dict[str, Any], ...]
+    """Layouts that would keep clearly fewer files: columns, files-in and about how many files."""
     columns: tuple[dict[str, Any], ...]
     residuals: tuple[dict[str, Any], ...]
     residuals_complete: bool
-    kept: tuple[dict[str, Any], ...] | None
-    """The first of the files that are left; None where they were not asked for."""
-    joins: tuple[dict[str, Any], ...]
-    """As of `PlanTable`."""
     json: dict[str, Any]
-    """The answer as it came."""
+    """The JSON of the answer."""
+    kept: tuple[dict[str, Any], ...] | None = None
+    """The first files that the plan keeps; None if they were not requested."""
+    joins: tuple[dict[str, Any], ...] = ()
+    """The same as in `PlanTable`."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanTable:
-    """What a plan keeps of a table, as a table of its own."""
+class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
+    """A plan table: the files that a plan keeps, as a table."""
 
     name: str | None
-    """In the namespace of the table; None where none was made, and the table is to be read by its own name."""
+    """In the namespace of the table; None if no plan table was created."""
     snapshot_id: int | None
     expires_at_ms: int | None
-    """When the name is good no longer, by the server's clock."""
+    """The end of the lease, by the server's clock."""
     files: int
     bytes: int
     considered_files: int
-    """Of the snapshot."""
+    """Data files of the snapshot."""
     considered_bytes: int | None
-    """None where the server did not have to read all manifests."""
+    """None if the server did not read all manifests."""
     joins: tuple[dict[str, Any], ...] = ()
-    """What became of each join that was asked for, nested ones behind their parent: table, snapshot-id, keys, used, and
-    the reason where it was left out."""
-
-
-def instant_of(json: Mapping[str, Any]) -> Instant:
-    return Instant(
-        id=json["id"],
-        position=json["position"],
-        action=json["action"],
-        state=json["state"],
-        kind=json["kind"],
-        namespace=tuple(json["namespace"]),
-        name=json["name"],
-        uuid=json["uuid"],
-        requested_ms=json["requested-ms"],
-        completed_ms=json.get("completed-ms"),
-        who=json["who"],
-        snapshot_id=json.get("snapshot-id"),
-        metadata_location=json.get("metadata-location"),
-        summary=json.get("summary", {}),
-    )
-
-
-def explanation_of(json: dict[str, Any]) -> Explanation:
-    stages = tuple(
-        Stage(**{name.replace("-", "_"): value for name, value in stage.items()}) for stage in json["stages"]
-    )
-    return Explanation(
-        snapshot_id=json["snapshot-id"],
-        stages=stages,
-        indexes=tuple(json["indexes"]),
-        complete=json["complete"],
-        files=json["files"],
-        bytes=json["bytes"],
-        records=json["records"],
-        delete_files=json["delete-files"],
-        filter=json["filter"],
-        not_used=tuple(json["not-used"]),
-        columns=tuple(json["columns"]),
-        residuals=tuple(json["residuals"]),
-        residuals_complete=json["residuals-complete"],
-        kept=None if "kept" not in json else tuple(json["kept"]),
-        joins=tuple(json.get("joins", ())),
-        json=json,
-    )
+    """The outcome of each requested join, nested joins after their parent: table, snapshot-id, keys, used, and the
+    reason if it was not used."""

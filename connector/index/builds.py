@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import Name
+from seamark.connector.client.progress import expect
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
 from seamark.connector.parquet.columns import Projection
@@ -223,6 +224,7 @@ class _Run:
         self._left_files, self._left_reasons = 0, []
         groups = group_files(self._untried_files(source), self._wave_limits())
         while wave := list(islice(groups, self._workers.parallelism * _GROUPS_A_WORKER)):
+            expect(sum(map(len, wave)), sum(file.size_bytes for group in wave for file in group))
             for written in self._workers.run(source.task, wave):
                 self._register(written)
         return len(self._tried) > before

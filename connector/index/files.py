@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from seamark.connector.client.progress import advance
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.columns import Projection, read_columns
 from seamark.metaserver.iceberg.files.parquet import Unreadable
@@ -79,6 +80,7 @@ def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex
             indexed.append(file)
         except (Unreadable, ValueError) as error:
             skipped.append((file.path, str(error)))
+        advance(1, file.size_bytes)
     return write_index_file(task, indexed, entries, skipped)
 
 

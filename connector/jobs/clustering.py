@@ -13,11 +13,13 @@ Invariant: as for compaction, no row is added, lost or changed (`write/replaceme
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,26 +31,52 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.progress import advance
 from seamark.connector.client.values import At
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
-from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.scans import TaskReader, scan
+from seamark.connector.read.settled_files import now_ms, settle
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
+    JoinedRows,
+    cell_bounds,
     layer_properties,
     new_layer,
     range_bounds,
     sortable_keys,
 )
-from seamark.connector.write.compaction import CompactionPolicy, count_deletes, group_by_partition, has_many_deletes
-from seamark.connector.write.replacements import RewriteReport, RewrittenFiles, is_rewritable, replace_batches
+from seamark.connector.write.compaction import (
+    CompactionPolicy,
+    count_deletes,
+    divide_groups,
+    divide_tasks,
+    group_by_partition,
+    has_many_deletes,
+)
+from seamark.connector.write.replacements import (
+    BatchRunner,
+    RewriteReport,
+    RewrittenFiles,
+    announced,
+    is_rewritable,
+    replace_batches,
+    run_here,
+)
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import TableWriter
 from seamark.connector.write.target import target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.metadata.clustering import COLUMNS, ClusteringLayout, layer_of
+from seamark.metaserver.iceberg.metadata.clustering import (
+    CLUSTERED_BY,
+    COLUMNS,
+    ClusteringLayout,
+    JoinedTable,
+    joins_of,
+    layer_of,
+)
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
 LAYER_BYTES, LAYER_FILES = 4 << 30, 2000
@@ -59,7 +87,11 @@ RANGE_BYTES, RANGE_ROWS = 32 << 20, 1_000_000
 """Approximate limits of the rows that are sorted in memory together, as bytes of data files and as a number."""
 SPILL_BYTES = 32 << 30
 """Limit of the temporary files of one layer: data files of few bytes may have many rows."""
+JOINED_ROWS = 20_000_000
+"""Limit of the rows of a joined table, which are in memory."""
 SAMPLE_ROWS = 200_000
+_FILE_MAX = 1.5
+"""Rows of a file as a multiple of the usual number, for rows of which the sample has too few."""
 _ROWS_AT_ONCE = 65_536
 _ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
 
@@ -69,15 +101,23 @@ Layer = list[ScanTask]
 
 
 def cluster_incrementally(
-    client: SeamarkClient, table: Name, *, full: bool = False, dry_run: bool = False, branch: str = MAIN
+    client: SeamarkClient,
+    table: Name,
+    *,
+    full: bool = False,
+    dry_run: bool = False,
+    settled: bool = False,
+    branch: str = MAIN,
+    runner: BatchRunner = run_here,
 ) -> RewriteReport:
     """Clusters what is not clustered yet, by the policy of the table's properties.
 
     `full`: also layers of another layout. `dry_run`: reports the files that would be replaced and commits nothing; the
-    size of the new files is then an estimate. BadRequest for a table without clustering columns, or of version 1;
+    size of the new files is then an estimate. `settled`: leaves files out that writers will probably replace soon.
+    `runner`: where the files are rewritten. BadRequest for a table without clustering columns, or of version 1;
     Unreadable, Refused.
     """
-    opened = open_table(client, table, At(ref=branch))
+    opened = open_table(client, table, At(ref=branch), history=settled)
     if opened.metadata.format_version == 1:
         raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
     inherited = effective_properties(client, table)
@@ -85,24 +125,51 @@ def cluster_incrementally(
     if layout is None:
         raise BadRequest(f"The table has no clustering columns; set the property {COLUMNS}")
     names = [field.name for field in opened.schema.fields]
-    attributes = Attributes(layout.columns, {}, plan_read(opened, names, TRUE).arrow)
+    joined = _read_joined(client, layout, joins_of({**inherited, **opened.metadata.properties}))
+    attributes = Attributes(layout.columns, joined, plan_read(opened, names, TRUE).arrow)
     policy = CompactionPolicy.of(opened.metadata, inherited)
-    tasks = list(plan(client, opened))
-    layers = _new_layers([task for task in tasks if is_rewritable(task)], layout, policy, full=full)
+    began_ms = now_ms()
+    tasks = list(plan(client, opened, sequence_numbers=settled))
+    candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
+    choose = partial(_new_layers, layout=layout, policy=policy, full=full)
+    again_s = 0.0
+    if settled:
+        candidates, again_s = settle(
+            opened, candidates, lambda tasks: chain.from_iterable(choose(tasks)), now_ms() - began_ms
+        )
+    layers = choose(candidates)
     batches = (
         ([task for layer in batch for task in layer], partial(_rewrite, opened, batch, layout, attributes, policy))
-        for batch in _batches(layers)
+        for batch in divide_groups(layers, BATCH_BYTES, BATCH_FILES)
     )
     return replace_batches(
         client,
         opened,
         tasks,
-        batches,
+        batches if dry_run else runner(announced(batches)),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
-        summary={"clustered-by": layout.text},
+        again_s=again_s,
+        summary={CLUSTERED_BY: layout.text},
     )
+
+
+def _read_joined(
+    client: SeamarkClient, layout: ClusteringLayout, joins: Mapping[str, JoinedTable]
+) -> dict[str, JoinedRows]:
+    """The needed columns of the joined tables, of their current snapshots: a layer keeps the order of its time, which
+    makes only a worse layout. BadRequest for a table that is too large for the memory of a job."""
+    named = [*layout.columns, *(column for join in joins.values() for column in join.on)]
+    found = {}
+    for name, join in joins.items():
+        used = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
+        columns = list(dict.fromkeys([*join.on.values(), *used]))
+        rows = scan(client, join.table, columns, limit=JOINED_ROWS + 1).to_arrow()
+        if rows.num_rows > JOINED_ROWS:
+            raise BadRequest(f"{join.table} has more than {JOINED_ROWS:,} rows; use the Spark job `cluster`")
+        found[name] = JoinedRows(rows, join.on)
+    return found
 
 
 # Which files
@@ -130,7 +197,7 @@ def _new_layers(
 
 def _merged(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
     """`layers`: ascending by size."""
-    for part in _parts(loose):
+    for part in divide_tasks(loose, LAYER_BYTES, LAYER_FILES):
         merged, size_bytes = list(part), _size_of(part)
         while layers and (layer_bytes := _size_of(layers[0])) <= min(size_bytes, LAYER_BYTES - size_bytes):
             if len(merged) + len(layers[0]) > LAYER_FILES:
@@ -138,33 +205,6 @@ def _merged(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
             merged += layers.pop(0)
             size_bytes += layer_bytes
         yield merged
-
-
-def _parts(loose: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
-    part: list[ScanTask] = []
-    size_bytes = 0
-    for task in loose:
-        if part and (size_bytes + task.size_bytes > LAYER_BYTES or len(part) == LAYER_FILES):
-            yield part
-            part, size_bytes = [], 0
-        part.append(task)
-        size_bytes += task.size_bytes
-    if part:
-        yield part
-
-
-def _batches(layers: Iterator[Layer]) -> Iterator[list[Layer]]:
-    """The layers of each commit; a layer above the limits has its own."""
-    batch: list[Layer] = []
-    size_bytes = files = 0
-    for layer in layers:
-        if batch and (size_bytes + _size_of(layer) > BATCH_BYTES or files + len(layer) > BATCH_FILES):
-            yield batch
-            batch, size_bytes, files = [], 0, 0
-        batch.append(layer)
-        size_bytes, files = size_bytes + _size_of(layer), files + len(layer)
-    if batch:
-        yield batch
 
 
 def _size_of(tasks: Sequence[ScanTask]) -> int:
@@ -226,10 +266,11 @@ class _LayerWork:
         size_bytes = _size_of(self.tasks)
         clustering = Clustering.of(self.attributes, sample, self.layout.curve)
         ranges = max(-(-size_bytes // RANGE_BYTES), -(-rows // RANGE_ROWS))
-        bounds = range_bounds(sortable_keys(clustering.keys(sample)), ranges)
+        sampled = sortable_keys(clustering.keys(sample))
+        bounds = range_bounds(sampled, ranges)
         files = max(1, -(-size_bytes // self.policy.target_bytes))
-        # Rows of an older partition spec go to several partitions, each of which gets files of its own.
-        cut = _Cut(writer, -(-rows // files))
+        # Rows of an older partition spec go to several partitions, each of which gets its own files.
+        cut = _Cut(writer, cell_bounds(sampled, files), math.ceil(_FILE_MAX * rows / files))
         with TemporaryDirectory(prefix="seamark-clustering-") as folder:
             with _Spill(Path(folder), ranges) as spill:
                 for batch, origins in self._read():
@@ -237,7 +278,7 @@ class _LayerWork:
                     spill.add(batch, origins, keys, np.searchsorted(bounds, keys, "right"))
             for batch, origins, keys in spill.ranges():
                 order = np.argsort(keys, kind="stable")
-                cut.write(batch.take(pa.array(order)), origins[order])
+                cut.write(batch.take(pa.array(order)), origins[order], keys[order])
         writer.cut()
         return rows
 
@@ -261,25 +302,32 @@ class _LayerWork:
             for batch in reader.read(task):
                 yield batch.select(columns), batch.column(len(columns)).to_numpy() + first
             first += task.records
+            advance(1, task.size_bytes)
 
 
 @dataclass
 class _Cut:
-    """Ends a file after `file_rows` rows."""
+    """Ends a file before the first row whose key is not less than the next of `bounds`, or after `rows_max` rows. Rows
+    come in the order of their keys."""
 
     writer: TableWriter
-    file_rows: int
+    bounds: Keys
+    rows_max: int
     _rows: int = 0
+    _file: int = 0
 
-    def write(self, rows: pa.RecordBatch, origins: Longs) -> None:
+    def write(self, rows: pa.RecordBatch, origins: Longs, keys: Keys) -> None:
+        files = np.searchsorted(self.bounds, keys, "right")
         start = 0
         while start < rows.num_rows:
-            count = min(self.file_rows - self._rows, rows.num_rows - start, _ROWS_AT_ONCE)
-            self.writer.write(rows.slice(start, count), origins[start : start + count])
-            start, self._rows = start + count, self._rows + count
-            if self._rows == self.file_rows:
+            if self._rows == self.rows_max or (self._rows and files[start] != self._file):
                 self.writer.cut()
                 self._rows = 0
+            self._file = int(files[start])
+            end = int(np.searchsorted(files, self._file, "right"))
+            count = min(self.rows_max - self._rows, end - start, _ROWS_AT_ONCE)
+            self.writer.write(rows.slice(start, count), origins[start : start + count])
+            start, self._rows = start + count, self._rows + count
 
 
 class _Spill:

@@ -8,16 +8,24 @@ from contextlib import nullcontext
 from typing import Any
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.rewrite_lease import RewriteRunning, rewrite_lease
 from seamark.connector.index.builds import InProcessWorkers
 from seamark.connector.index.indexer import AuditLimits, Indexer
+from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.connector.jobs.column_ttl import expire_columns
 from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.manifests import rewrite_manifests
 from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import compact
-from seamark.connector.write.replacements import RewriteReport
+from seamark.connector.write.replacements import BatchRunner, RewriteReport, run_here
+from seamark.metaserver.iceberg.metadata.compaction import AGAIN
 
 Table = tuple[str, ...]
 AUDIT_S_MAX = 600.0
+ANOTHER_RUNS_S = 5.0
+"""Time until a job runs again after it found another job at work."""
 
 
 def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
@@ -35,9 +43,19 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     return {name: count for name, count in dataclasses.asdict(done).items() if count}
 
 
-def run_compaction(client: IndexClient, table: Table) -> dict[str, Any]:
+def run_compaction(client: IndexClient, table: Table, *, runner: BatchRunner = run_here) -> dict[str, Any]:
     """Compacts a table by its policy. RuntimeError if some files could not be read; the rest is done."""
-    return _totals_of(compact(client, table))
+    return _alone(client, table, lambda: compact(client, table, settled=True, runner=runner))
+
+
+def _alone(client: IndexClient, table: Table, rewrite: Callable[[], RewriteReport]) -> dict[str, Any]:
+    """Runs a rewrite of a table unless another job rewrites it; then it is due again soon."""
+    try:
+        with rewrite_lease(client, table):
+            report = rewrite()
+    except RewriteRunning:
+        return {AGAIN: ANOTHER_RUNS_S}
+    return _totals_of(report)
 
 
 def _totals_of(report: RewriteReport) -> dict[str, Any]:
@@ -46,10 +64,20 @@ def _totals_of(report: RewriteReport) -> dict[str, Any]:
     return {name: count for name, count in dataclasses.asdict(report).items() if count}
 
 
-def run_clustering(client: IndexClient, table: Table) -> dict[str, Any]:
+def run_column_ttl(client: IndexClient, table: Table) -> dict[str, Any]:
+    """Removes expired columns by the policy of a table. RuntimeError if some files could not be read; the rest is
+    done."""
+    return _alone(client, table, lambda: expire_columns(client, table))
+
+
+def run_clustering(
+    client: IndexClient, table: Table, *, full: bool = False, runner: BatchRunner = run_here
+) -> dict[str, Any]:
     """Clusters what is new in a table, by its policy. RuntimeError if some files could not be read; the rest is
     done."""
-    return _totals_of(cluster_incrementally(client, table))
+    return _alone(
+        client, table, lambda: cluster_incrementally(client, table, full=full, settled=not full, runner=runner)
+    )
 
 
 def run_expiration(client: IndexClient, table: Table) -> dict[str, Any]:
@@ -65,10 +93,33 @@ def run_orphan_files(client: IndexClient, table: Table) -> dict[str, Any]:
     return {"files": totals.files, "size_bytes": totals.size_bytes} if totals.files else {}
 
 
-JOBS: dict[str, Callable[[IndexClient, Table], dict[str, Any]]] = {
+def run_statistics(client: IndexClient, table: Table) -> dict[str, Any]:
+    """Computes the statistics of a table, if its policy says that they are stale."""
+    report = dataclasses.asdict(compute_statistics(client, table, if_stale=True))
+    return report if report.pop("snapshot_id") is not None else {}
+
+
+def run_manifests(client: IndexClient, table: Table) -> dict[str, Any]:
+    """Rewrites the manifests of a table by its policy."""
+    report = rewrite_manifests(client, table)
+    if report["snapshot-id"] is None:
+        return {"conflicts": report["conflicts"]} if report["conflicts"] else {}
+    return {name.replace("-", "_"): value for name, value in report.items() if name != "snapshot-id"}
+
+
+def run_bucket_splitting(client: IndexClient, table: Table) -> dict[str, Any]:
+    """Splits the files of earlier bucket counts. RuntimeError if some could not be read; the rest is done."""
+    return _alone(client, table, lambda: split_buckets(client, table, settled=True))
+
+
+JOBS: dict[str, Callable[..., dict[str, Any]]] = {
+    "bucket-splitting": run_bucket_splitting,
     "clustering": run_clustering,
+    "column-ttl": run_column_ttl,
     "compaction": run_compaction,
     "expiration": run_expiration,
     "indexing": run_indexing,
+    "manifests": run_manifests,
     "orphan-files": run_orphan_files,
+    "statistics": run_statistics,
 }

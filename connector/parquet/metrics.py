@@ -14,7 +14,7 @@ strings truncated to 16. Columns inside lists and maps have sizes only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -40,6 +40,7 @@ FOOTER_BYTES_MAX = 4096
 
 _TRUNCATE = re.compile(r"truncate\((\d{1,9})\)")
 _TRUNCATABLE = frozenset({"string", "binary", "fixed"})
+_FLOATS_MAX = 500
 _LINEAGE = frozenset({ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER})
 """Columns of row lineage, which files contain in addition to the table's columns: they have metrics by default and do
 not count for the limit of columns."""
@@ -146,6 +147,13 @@ def _first_columns(schema: Schema, limit: int) -> list[int]:
     return ids
 
 
+def float_columns(schema: Schema) -> list[str]:
+    """The names of the columns that have NaN counts, which copied row groups take from the manifest."""
+    columns = schema.index.by_id
+    floats = [leaf for leaf in leaves_of(schema) if base_name(leaf.kind) in FLOATS and not leaf.repeated]
+    return [columns[leaf.id].name for leaf in floats[:_FLOATS_MAX]]
+
+
 class Metrics:
     """Collects the metrics of one file. Call `add` with each row group before it is written, then `of` with the
     footer."""
@@ -162,6 +170,12 @@ class Metrics:
         """(min, max) by row group and column id, for columns with values that are too long for the footer."""
         self._groups = 0
 
+    def add_copied(self, nans: Mapping[int, int]) -> None:
+        """For a row group that is copied: the footer alone gives its metrics, without long bounds. `nans`: NaN counts
+        by column id, where known."""
+        self._nans |= {(self._groups, column_id): count for column_id, count in nans.items()}
+        self._groups += 1
+
     def add(self, rows: pa.Table) -> None:
         """`rows`: a row group with the file's Arrow schema."""
         for leaf in self._leaves:
@@ -176,9 +190,9 @@ class Metrics:
                     self._long_values[self._groups, leaf.id] = (min_max["min"].as_py(), min_max["max"].as_py())
         self._groups += 1
 
-    def of(self, footer: pq.FileMetaData) -> dict[str, Any]:
+    def of(self, footer: pq.FileMetaData, *, secret: Collection[int] = ()) -> dict[str, Any]:
         """`column-sizes`, `value-counts` and the other metrics, in the form of a ContentFile of the REST
-        specification."""
+        specification. `secret`: ids of columns without bounds."""
         sizes = dict.fromkeys((leaf.id for leaf in self._leaves), 0)
         values: dict[int, int] = {}
         nulls: dict[int, int] = {}
@@ -195,8 +209,11 @@ class Metrics:
             if all(chunk.is_stats_set and chunk.statistics.has_null_count for chunk in chunks):
                 nulls[leaf.id] = sum(chunk.statistics.null_count for chunk in chunks)
             if base_name(leaf.kind) in FLOATS:
-                nans[leaf.id] = sum(self._nans[group, leaf.id] for group in range(len(chunks)))
-            if mode.bounds and leaf.id in nulls and (min_max := self._min_max(leaf, chunks)) is not None:
+                counted = [self._nans.get((group, leaf.id)) for group in range(len(chunks))]
+                if None not in counted:
+                    nans[leaf.id] = sum(filter(None, counted))
+            has_bounds = mode.bounds and leaf.id not in secret and leaf.id in nulls
+            if has_bounds and (min_max := self._min_max(leaf, chunks)) is not None:
                 lower[leaf.id] = encode(leaf.kind, lower_bound(leaf.kind, min_max[0], mode.length))
                 upper_value = upper_bound(leaf.kind, min_max[1], mode.length)
                 if upper_value is not None:
@@ -221,6 +238,9 @@ class Metrics:
                 values.extend(_value(leaf.kind, value) for value in (statistics.min_raw, statistics.max_raw))
             elif chunk.num_values > statistics.null_count + self._nans.get((group, leaf.id), 0):
                 return None
+        # Copied: parquet-java writes NaN, which bounds nothing, and text may be no UTF-8.
+        if any(value is None or value != value for value in values):
+            return None
         return (min(values), max(values)) if values else None
 
 
@@ -231,11 +251,16 @@ def _column(rows: pa.Table, leaf: LeafColumn) -> pa.ChunkedArray:
 
 
 def _value(kind: str, raw: Any) -> Any:
-    """The Python value of a footer's bound."""
+    """The Python value of a footer's bound; None if it is no value of the type."""
     name = base_name(kind)
     if name == "decimal" and isinstance(raw, bytes):
         return int.from_bytes(raw, "big", signed=True)
-    return raw.decode() if name == "string" and isinstance(raw, bytes) else raw
+    if name == "string" and isinstance(raw, bytes):
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return None
+    return raw
 
 
 def lower_bound(kind: str, value: Any, length: int | None) -> Any:

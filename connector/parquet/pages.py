@@ -72,14 +72,19 @@ class _Chunk(NamedTuple):
 class Pages:
     """Reads pages of one open file."""
 
-    def __init__(self, source: pa.NativeFile, file: pq.ParquetFile, *, hole_bytes: int) -> None:
-        """Pages at most `hole_bytes` apart are read in one request."""
+    def __init__(
+        self, source: pa.NativeFile, file: pq.ParquetFile, *, hole_bytes: int, encrypted: bool = False
+    ) -> None:
+        """Pages at most `hole_bytes` apart are read in one request. `encrypted`: no page can be read alone."""
+        self._encrypted = encrypted
         self._source, self._file, self._hole_bytes = source, file, hole_bytes
         self._bare_chunks_of: dict[int, tuple[int, list[Fields]]] = {}
 
     def read(self, number: int, names: Sequence[str], rows: Longs) -> pa.RecordBatch | None:
         """The given top-level columns of the given rows: int64[], ascending positions in the row group. None if that is
         not faster than reading the whole row group, or not possible."""
+        if self._encrypted:
+            return None
         group = self._file.metadata.row_group(number)
         stretches = np.count_nonzero(np.diff(rows // STEP_ROWS)) + 1
         if stretches * STEP_ROWS > STRETCHES_MAX * group.num_rows:

@@ -1,1 +1,1 @@
-"""Plan tables for whole queries, of whichever engine: which are worth asking for, and the questions of one query."""
+"""Plan requests for the tables of a query, of any engine."""

@@ -7,12 +7,14 @@ the table has not changed.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -22,8 +24,12 @@ from yarl import URL
 from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import table_path
+from seamark.connector.plans.conditions import Like
+from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.tls import trusted_by_clients
-from seamark.metaserver.wire import NAMESPACE_SEPARATOR
+from seamark.metaserver.wire import NAMESPACE_SEPARATOR, PROXY_ENGINE
 
 _ANSWER_BYTES_MAX = 16 << 20
 _COLUMNS_BYTES = 8 << 20
@@ -65,31 +71,61 @@ class PlanTableResponse(msgspec.Struct, frozen=True, rename="kebab"):
         return self.name is not None or self.plan_snapshot_id is not None
 
 
+T = TypeVar("T")
+
+
+def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, on an event loop in another thread: the caller's, such as a notebook's, may have one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
     """Only rows are needed that are equal, in the columns `on` (this table's, the other table's), to a row of another
-    table that meets `predicate` and its own `joins`."""
+    table that meets `filter`, `likes` and its own `joins`."""
 
     table: Name
     on: tuple[tuple[str, str], ...]
-    predicate: str | None
+    filter: Expression | None
     snapshot_id: int
     joins: tuple[JoinRequest, ...] = ()
+    likes: tuple[tuple[Like, ...], ...] = ()
+    transform: str = IDENTITY
+    any_of: int | None = None
+    unless: Expression | None = None
+    """These as in `scan.Join`."""
 
     def body(self) -> dict[str, Any]:
-        given = {"predicate": self.predicate, "joins": [one.body() for one in self.joins]}
-        said = {name: value for name, value in given.items() if value}
-        return {"table": list(self.table), "on": dict(self.on), "snapshot-id": self.snapshot_id, **said}
+        body: dict[str, Any] = {"table": list(self.table), "on": dict(self.on), "snapshot-id": self.snapshot_id}
+        if self.filter is not None:
+            body["filter"] = expression_json(self.filter)
+        if self.transform != IDENTITY:
+            body["transform"] = self.transform
+        if self.any_of is not None:
+            body["any-of"] = self.any_of
+        if self.unless is not None:
+            body["unless"] = expression_json(self.unless)
+        if self.likes:
+            body["likes"] = [[_like_body(one) for one in either] for either in self.likes]
+        if self.joins:
+            body["joins"] = [join.body() for join in self.joins]
+        return body
+
+
+def _like_body(like: Like) -> dict[str, Any]:
+    body = {"column": like.place[1], "pattern": like.pattern, "escape": like.escape, "function": like.function}
+    return {**{name: value for name, value in body.items() if value is not None}, "negated": like.negated}
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTableRequest:
-    """A scan. `predicate` is SQL as in `seamark explain`; None keeps every file. `snapshot_id` None: the current
+    """A scan. `filter` may have typed literals; None keeps every file. `snapshot_id` None: the current
     snapshot. If a plan keeps a larger fraction than `kept_max` of the files, no plan table is made. `past`: Trino reads
     with the snapshot's schema; if that is not the current schema, no plan table is made either."""
 
     table: Name
-    predicate: str | None
+    filter: Expression | None
     snapshot_id: int | None
     kept_max: float
     past: bool = False
@@ -225,10 +261,11 @@ class Seamark:
         self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
     async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
-        """BadRequest for a predicate that cannot be bound, NotFound, Forbidden, …"""
-        given = {"predicate": wanted.predicate, "snapshot-id": wanted.snapshot_id}
+        """BadRequest for a filter that cannot be bound, NotFound, Forbidden, …"""
         body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s, **self._holder}
-        body |= {name: value for name, value in given.items() if value is not None}
+        if wanted.filter is not None:
+            body |= {"filter": expression_json(wanted.filter), "case-sensitive": False}
+        body |= {} if wanted.snapshot_id is None else {"snapshot-id": wanted.snapshot_id}
         body |= {"use-snapshot-schema": True} if wanted.past else {}
         body |= {"joins": [one.body() for one in wanted.joins]} if wanted.joins else {}
         path = f"{table_path(wanted.table)}/plan-tables"
@@ -243,6 +280,23 @@ class Seamark:
         body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
         path = f"{table_path(of)}/plan-snapshots"
         await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
+
+    async def report_scan(self, table: Name, snapshot_id: int, columns: Collection[str]) -> None:
+        """Reports which columns of a table a statement has read at a plan snapshot, as engines do (Iceberg REST
+        specification, ScanReport)."""
+        body = {
+            "report-type": "scan-report",
+            "table-name": ".".join(table),
+            "snapshot-id": snapshot_id,
+            "filter": True,
+            "schema-id": -1,
+            "projected-field-ids": [],
+            "projected-field-names": list(columns),
+            "metrics": {},
+            "metadata": {"engine-name": PROXY_ENGINE},
+        }
+        path = f"{await self._path(table, 'tables')}/metrics"
+        await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
     async def view(self, name: Name) -> View | None:
         """The current view; None if there is no such view, or none with a text in Trino's dialect."""
@@ -355,7 +409,7 @@ class Seamark:
             raise Unreachable(f"No answer from {self.url}: {error or type(error).__name__}") from error
         if answer.status == 304 and known:
             return known, b""
-        if answer.status != 200:
+        if answer.status not in (200, 204):
             raise parse_error(answer.status, raw, answer.headers.get("X-Request-Id", ""))
         return answer.headers.get("ETag", ""), raw
 

@@ -1,9 +1,8 @@
-"""Which joins of a statement are worth asking the catalog about: those with tables much smaller than the one that they
-limit, and that have a condition of their own, or a table behind them that has.
+"""Chooses the joins of a statement that plan requests contain: joins with much smaller tables that have a condition, or
+are joined with a table that has one; and joins of a table with rows of itself that have given values.
 
-Scans that are joined have each other (`scans.py`). Here they become a tree for each scan: nothing on the way to a
-table limits it again. Sizes are those that a table's snapshot tells of itself; the server, which knows better, leaves
-out what is too large to it.
+Joined scans refer to each other (`scan.py`). For each scan they become a tree, in which no table is its own ancestor.
+Sizes are from the summary of a table's snapshot. The server skips joins with tables that it finds too large.
 """
 
 from __future__ import annotations
@@ -12,50 +11,74 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seamark.connector.plans.async_client import JoinRequest, KnownTable, Name
-from seamark.connector.plans.scan import Scan
+from seamark.connector.plans.conditions import All, ColumnComparison, all_of, expression_of
+from seamark.connector.plans.scan import Join, Scan, columns_of
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
 DEPTH_MAX = 4
 JOINS_MAX = 32
-"""In one question; the server refuses more."""
+"""The server's limit for one request."""
 _STEPS_MAX = 500
-"""Joins looked at for one scan: where all are joined to all there are very many ways."""
+"""Joins considered for one scan: if all tables are joined with all others, the tree has exponential size."""
 SIZE_RATIO_MIN = 4
+"""A dimension is at least this many times smaller than the table that it filters."""
 SMALL_BYTES = 4 << 20
-"""Tables up to this limit others of any size."""
+"""A table of at most this size may filter a table of any size. So may rows of a larger one that have given values in
+a column: the server reads only their files, within its limits."""
 
 
 @dataclass(frozen=True)
 class PlannedScan:
-    """A scan whose table may be asked for, by the name that Seamark has for it."""
+    """A scan of a table for which a plan may be requested, with its name in Seamark."""
 
     scan: Scan
     catalog: str
     table: Name
     within: tuple[int, ...] = ()
-    """Which view's text it stands in (`viewing.py`), by the numbers of the scans on the way there; none: the
-    statement's."""
+    """The view whose text contains it (`views.py`), by the numbers of the scans on the path to it. Empty: it is in the
+    statement."""
 
     @property
     def read(self) -> tuple[str, Name, int | None]:
-        """What Trino reads there: the same in all places that have it."""
+        """Scans with the same value read the same rows."""
         return self.catalog, self.table, self.scan.snapshot_id
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """What limits a scan: another one, as of a snapshot of its table."""
+    """A scan that filters another scan, at a snapshot of its table."""
 
     place: PlannedScan
     snapshot_id: int
     files: int
-    """Of its table."""
-    on: tuple[tuple[str, str], ...]
+    """Data files of its table."""
+    join: Join
     dimensions: tuple[Dimension, ...]
 
+    @property
+    def on(self) -> tuple[tuple[str, str], ...]:
+        return self.join.on
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of its table by which rows of the other table are left out."""
+        return frozenset(other for _, other in self.on) | self.place.scan.columns | columns_of(self.join.where)
+
     def request(self) -> JoinRequest:
-        scan = self.place.scan
+        scan, join = self.place.scan, self.join
         nested = tuple(one.request() for one in self.dimensions)
-        return JoinRequest(self.place.table, self.on, scan.predicate, self.snapshot_id, nested)
+        condition = all_of([scan.condition, join.where])
+        return JoinRequest(
+            self.place.table,
+            join.on,
+            None if condition is None else expression_of(condition),
+            self.snapshot_id,
+            nested,
+            scan.likes,
+            join.transform,
+            join.any_of,
+            None if join.unless is None else expression_of(join.unless),
+        )
 
 
 def depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
@@ -65,19 +88,19 @@ def depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
 def find_dimensions(
     places: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
 ) -> dict[PlannedScan, tuple[Dimension, ...]]:
-    """By the place that they limit. `places` by their scans' numbers, `known` by the names that the statement has."""
+    """The dimensions of each scan. `places` are by the numbers of the scans, `known` by the names in the statement."""
     chosen = {}
     for number, place in places.items():
         table = _known(place, known)
-        if table is not None and table.files > 1:  # of one file nothing can be left out
-            found = _Choosing(places, known).limiting(number, ())
+        if table is not None and table.files > 1:  # a table of one file is read entirely
+            found = _DimensionTree(places, known).dimensions(number, ())
             if found:
                 chosen[place] = found
     return chosen
 
 
-class _Choosing:
-    """For one root."""
+class _DimensionTree:
+    """The tree of one scan."""
 
     def __init__(
         self, places: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
@@ -87,7 +110,7 @@ class _Choosing:
         self._left = JOINS_MAX
         self._steps = _STEPS_MAX
 
-    def limiting(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
+    def dimensions(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
         limited = _known(self._places[number], self._known)
         if limited is None or len(path) >= DEPTH_MAX:
             return ()
@@ -100,16 +123,30 @@ class _Choosing:
             table = None if place is None else _known(place, self._known)
             if place is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
-            if table.size_bytes > max(SMALL_BYTES, limited.size_bytes // SIZE_RATIO_MIN):
+            is_small = table.size_bytes <= max(SMALL_BYTES, limited.size_bytes // SIZE_RATIO_MIN)
+            if not is_small and not (place.table == self._places[number].table and _has_values(place.scan)):
                 continue
             self._left -= 1
-            behind = self.limiting(join.scan, (*path, number))
-            # What is asked of the key alone is asked of this table's own column, too.
-            if behind or not place.scan.named <= {column for _, column in join.on}:
-                found.append(Dimension(place, table.snapshot_id, table.files, join.on, behind))
+            behind = self.dimensions(join.scan, (*path, number))
+            # A condition on the join columns alone is also pushed to the filtered table itself.
+            is_told = join.transform == IDENTITY and join.where is None and join.any_of is None
+            if behind or not is_told or not place.scan.columns <= {column for _, column in join.on}:
+                found.append(Dimension(place, table.snapshot_id, table.files, join, behind))
             else:
                 self._left += 1
-        return tuple(found)
+        return tuple(one for one in found if one.join.any_of is None or self._is_whole(one.join, number, found))
+
+    def _is_whole(self, join: Join, number: int, found: Sequence[Dimension]) -> bool:
+        """Whether all alternatives are there: without one of them, the others restrict no row."""
+        alternatives = [one for one in self._places[number].scan.joins if one.any_of == join.any_of]
+        return all(any(other.join is one for other in found) for one in alternatives)
+
+
+def _has_values(scan: Scan) -> bool:
+    """Whether a column of the needed rows is equal to one of a few literals."""
+    condition = scan.condition
+    parts = condition.parts if isinstance(condition, All) else (condition,)
+    return any(isinstance(one, ColumnComparison) and one.op in ("=", "IN") and not one.negated for one in parts)
 
 
 def _known(place: PlannedScan, known: Mapping[tuple[str | None, str | None, str], KnownTable]) -> KnownTable | None:

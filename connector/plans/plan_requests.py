@@ -58,7 +58,7 @@ class PlanRequests:
             if pin is not None:
                 # No file of a single-file table can be left out, so all statements share one plan of it.
                 wanted[place] = _wanted(place, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
-            elif place.scan.predicate is not None or joins:
+            elif place.scan.condition is not None or joins:
                 wanted[place] = _wanted(place, place.scan.snapshot_id, self._kept_max, joins)
         found = await self._plans(wanted)
         again = {}
@@ -66,7 +66,7 @@ class PlanRequests:
             plan = found.get(place)
             if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_sure(each, plan, found):
                 found.pop(place, None)
-                if place.scan.predicate is not None or place.read in pins:
+                if place.scan.condition is not None or place.read in pins:
                     again[place] = replace(wanted[place], joins=())
         again |= self._others(groups, found, again)
         found |= await self._plans(again)
@@ -138,7 +138,7 @@ class PlanRequests:
                 return not task.cancelled()
             case TimeoutError():
                 self.why = "joins took too long"
-            case Refused():  # no such table, a view, a predicate that cannot be bound
+            case Refused():  # no such table, a view, a filter that cannot be bound
                 self.why = f"Seamark refused: {error.kind or error.status}"
             case ClientError():
                 self._failed, self.why = True, f"Seamark failed: {error.kind or type(error).__name__}"
@@ -175,10 +175,10 @@ def _wanted(
     *,
     keep: bool = True,
 ) -> PlanTableRequest:
-    """`keep`: with the predicate; after a refusal, a plan without it is requested."""
-    predicate = place.scan.predicate if keep else None
+    """`keep`: with the filter; after a refusal, a plan without it is requested."""
+    filter = place.scan.filter if keep else None
     past = place.scan.snapshot_id is not None
-    return PlanTableRequest(place.table, predicate, snapshot_id, kept_max, past, tuple(one.request() for one in joins))
+    return PlanTableRequest(place.table, filter, snapshot_id, kept_max, past, tuple(one.request() for one in joins))
 
 
 def _used(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[Dimension, JoinOutcome]]:

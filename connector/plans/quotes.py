@@ -1,4 +1,4 @@
-"""Names and texts as SQL has them in quotes: Trino's, Spark's, and the one that the catalog takes."""
+"""Quoted names and texts of SQL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ def quoted_name(name: str) -> str:
 
 
 def backquoted(name: str) -> str:
-    """As Spark has names."""
+    """In Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 

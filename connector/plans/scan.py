@@ -1,44 +1,87 @@
-"""What is known of a table's place in a statement, of whichever engine: where it stands, and which rows can matter."""
+"""The tables that a statement of any engine reads: positions in its text, and conditions on the needed rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+
+from seamark.connector.plans.conditions import Condition, Like, expression_of, places_of, sql_of
+from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+
+
+def columns_of(condition: Condition | None) -> frozenset[str]:
+    return frozenset() if condition is None else frozenset(name for _, name in places_of(condition))
 
 
 @dataclass(frozen=True)
 class Join:
-    """A row matters only beside one of another scan's."""
+    """A row is needed only if a needed row of another scan is equal in the columns `on`."""
 
     scan: int
-    """The other one's number among the statement's."""
+    """The position of the other scan among the statement's scans."""
     on: tuple[tuple[str, str], ...]
-    """Columns that are equal: this table's, the other's."""
+    """Pairs of equal columns: this table's, the other table's."""
+    transform: str = IDENTITY
+    """With a transform of Iceberg there is one pair: the other table's value is the start of the day, month, year or
+    hour of this table's; for `year` also the number of the year."""
+    where: Condition | None = None
+    """The other row also meets this condition on its table."""
+    any_of: int | None = None
+    """Joins of a scan with the same number are alternatives: a row needs one of them."""
+    unless: Condition | None = None
+    """Rows of this table that meet it are needed in any case."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """A reference to a table; names are as the engine compares them."""
+    """A reference to a table. Names are in the form in which the engine compares them."""
 
     catalog: str | None
     schema: str | None
     table: str
     start: int
     end: int
-    """Characters of the reference in the statement, [start, end), FOR VERSION and alias not among them."""
+    """Characters of the reference in the statement, [start, end), without FOR VERSION and alias."""
     name_start: int
-    """Where the table's own name begins, behind catalog and schema."""
+    """The start of the table's name, after catalog and schema."""
     alias_needed: str | None
-    """What to add behind the new name (and behind FOR VERSION), where the reference has no alias."""
+    """The alias to add after the new name (and after FOR VERSION) if the reference has none."""
     snapshot_id: int | None
     """FOR VERSION AS OF a number."""
     version_span: tuple[int, int] | None
-    predicate: str | None
-    """SQL over the table's bare column names, as `seamark explain` takes it; None: nothing prunes.
+    condition: Condition | None
+    """Only rows for which it is true are needed. Its places are (0, column); it has no matches.
 
-    It is to be bound to the schema that the scan reads: a name of an older schema may be another column's."""
-    named: frozenset[str] = frozenset()
-    """The columns in the predicate."""
+    It must be bound to the schema that the scan reads: a name in an older schema may be another column."""
+    likes: tuple[tuple[Like, ...], ...] = ()
+    """Further conditions, which only filter the rows of a dimension: of each, at least one is true."""
     joins: tuple[Join, ...] = ()
-    """They go round: of two scans that are joined each has the other one."""
+    """Two joined scans have each other."""
+    renamable: bool = True
+    """False if the statement may qualify columns by the table's schema, which is not possible with an alias."""
     quoted: bool = False
-    """The reference stands in a text within the statement, in which every quote is doubled."""
+    """The reference is in a text within the statement, in which each quote is doubled."""
+
+    @cached_property
+    def predicate(self) -> str | None:
+        """The condition as SQL."""
+        return None if self.condition is None else sql_of(self.condition)
+
+    @cached_property
+    def filter(self) -> Expression | None:
+        """The condition as an Iceberg expression with typed literals."""
+        return None if self.condition is None else expression_of(self.condition)
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether there is a condition on its rows, or on those of another table, within a disjunction."""
+        has_where = any(join.where is not None for join in self.joins)
+        return self.condition is not None or bool(self.likes) or has_where
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """The columns in the condition, in `likes`, and in the conditions of joins on this table."""
+        likes = frozenset(one.place[1] for either in self.likes for one in either)
+        conditions = (self.condition, *(join.unless for join in self.joins))
+        return likes.union(*(columns_of(one) for one in conditions))

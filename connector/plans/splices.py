@@ -1,6 +1,5 @@
-"""Text put in the place of other text: at positions, nothing is generated anew.
-
-A statement whose tables get other names keeps every other character: its comments, its spaces, its spelling.
+"""Replaces parts of a text by position. All other characters of the statement stay unchanged, with its comments, spaces
+and spelling.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The zones of sessions in which a time without a zone is UTC's, as Trino and Spark name them."""
+"""The names that Trino and Spark have for the time zone UTC."""
 
 from __future__ import annotations
 

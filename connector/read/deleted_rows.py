@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seamark.cache.memory import MemoryCache
+from seamark.cache.sizes import object_bytes
 from seamark.connector.client.storage import Storage
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.files.parquet import Unreadable
@@ -136,7 +137,7 @@ class Deletes:
         content = self._cache.get(key)
         if content is None:
             content = decoded(self._bytes(file), file, columns, limit_bytes=DECODED_BYTES)
-            self._cache.put(key, content, content.size_bytes)
+            self._cache.put(key, content, object_bytes(content))
         return content
 
     def _bytes(self, file: DeleteFile) -> memoryview:

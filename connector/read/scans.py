@@ -30,6 +30,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import CURRENT, At
+from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.file_rows import FileRowReader, partition_of, spec_of
@@ -100,7 +101,7 @@ def scan(
     read_plan = plan_read(opened, columns, bound)
 
     def tasks() -> Iterator[ScanTask]:
-        tasks_of_plan = plan(client, opened, bound, least_rows=limit)
+        tasks_of_plan = plan(client, opened, bound, least_rows=limit, columns=read_plan.names)
         return restrict_to_rows(client, opened, bound, tasks_of_plan) if bitmaps else tasks_of_plan
 
     return TableScan(opened.storage, read_plan, tasks, limit, opened.snapshot_id)
@@ -121,9 +122,16 @@ class TaskReader:
     """Reads tasks of one table, one after the other. Delete files that tasks share are cached."""
 
     def __init__(
-        self, read_plan: ReadPlan, storage: Storage, *, counts: ReadCounts | None = None, threads: bool = True
+        self,
+        read_plan: ReadPlan,
+        storage: Storage,
+        *,
+        counts: ReadCounts | None = None,
+        threads: bool = True,
+        keys: ParquetKeys | None = None,
     ) -> None:
-        """`threads`: decode columns concurrently."""
+        """`threads`: decode columns concurrently. `keys`: without them, encrypted files are refused."""
+        self._decryption = None if keys is None else keys.decryption_properties()
         self.counts = counts or ReadCounts()
         self._read_plan, self._storage, self._threads = read_plan, storage, threads
         self._deletes = Deletes(storage, read_plan.metadata)
@@ -143,7 +151,7 @@ class TaskReader:
         chosen = _chosen_positions(task) if positions is None else positions
         if where == FALSE or (chosen is not None and not len(chosen)):
             return
-        with _naming_file(task.path), _open_file(task, self._storage) as (file, pages):
+        with _naming_file(task.path), _open_file(task, self._storage, self._decryption) as (file, pages):
             self.counts.files += 1
             rows = FileRowReader(self._read_plan, task, where, file, pages, self._mapping, self._deletes, self._threads)
             for batch in _coalesced(rows.batches(chosen, self.counts)):
@@ -168,21 +176,24 @@ def _chosen_positions(task: ScanTask) -> Longs | None:
 
 
 @contextmanager
-def _open_file(task: ScanTask, storage: Storage) -> Iterator[tuple[pq.ParquetFile, Pages]]:
+def _open_file(task: ScanTask, storage: Storage, decryption: Any) -> Iterator[tuple[pq.ParquetFile, Pages]]:
     kind = str(task.file.get("file-format", "")).lower()
     if kind != "parquet":
         raise Unreadable(task.path, f"data files of format {kind!r} are not supported; Seamark reads Parquet files")
     if task.file.get("key-metadata"):
-        raise Unreadable(task.path, "it is encrypted; encrypted files are not supported")
+        raise Unreadable(task.path, "it is encrypted by Iceberg's table encryption, which is not supported")
     filesystem, path = storage.open(task.path)
     with (
         filesystem.open_input_file(path) as source,
-        pq.ParquetFile(source, pre_buffer=True, coerce_int96_timestamp_unit="us") as file,
+        pq.ParquetFile(
+            source, pre_buffer=True, coerce_int96_timestamp_unit="us", decryption_properties=decryption
+        ) as file,
     ):
         if file.metadata.num_rows != task.records:
             raise Unreadable(task.path, f"it has {file.metadata.num_rows} rows; its manifest says {task.records}")
         near = isinstance(filesystem, pa.fs.LocalFileSystem)
-        yield file, Pages(source, file, hole_bytes=_HOLE_BYTES if near else _HOLE_BYTES_REMOTE)
+        hole_bytes = _HOLE_BYTES if near else _HOLE_BYTES_REMOTE
+        yield file, Pages(source, file, hole_bytes=hole_bytes, encrypted=decryption is not None)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ snapshot or tag, the schema of the snapshot; for a branch or the current state, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,17 +135,28 @@ def _schema_of(metadata: TableMetadata, snapshot_id: int) -> Schema:
 
 
 def plan(
-    client: SeamarkClient, table: OpenTable, where: Expression = TRUE, *, least_rows: int | None = None
+    client: SeamarkClient,
+    table: OpenTable,
+    where: Expression = TRUE,
+    *,
+    least_rows: int | None = None,
+    stats: Sequence[str] = (),
+    columns: Sequence[str] | None = None,
+    sequence_numbers: bool = False,
 ) -> Iterator[ScanTask]:
     """Yields the tasks of the table's snapshot for a bound filter, as the pages of the plan arrive.
 
-    `least_rows`: a hint that this number of rows is sufficient."""
+    `least_rows`: a hint that this number of rows is sufficient. `stats`: columns whose statistics the files have.
+    `columns`: those that a query reads; None for what is no query, which the server does not count as a read.
+    `sequence_numbers`: the files have them, as those of tables with row lineage always have."""
     if table.snapshot_id is None or where == FALSE:
         return iter(())
     body: dict[str, Any] = {"snapshot-id": table.snapshot_id, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if where == TRUE else {"filter": expression_json(server_filter(where))}
     body |= {} if least_rows is None else {"min-rows-requested": least_rows}
-    return _tasks(client, table, body)
+    body |= {"stats-fields": list(stats)} if stats else {}
+    body |= {} if columns is None else {"select": list(columns)}
+    return _tasks(client, table, body, sequence_numbers=sequence_numbers)
 
 
 def plan_appends(
@@ -158,12 +169,15 @@ def plan_appends(
     return _tasks(client, table, body)
 
 
-def _tasks(client: SeamarkClient, table: OpenTable, body: Json) -> Iterator[ScanTask]:
+def _tasks(
+    client: SeamarkClient, table: OpenTable, body: Json, *, sequence_numbers: bool = False
+) -> Iterator[ScanTask]:
     # Readers compute the residuals: with many keys in the filter, each task would repeat them.
     options = {
         "residuals": False,
-        "sequence-numbers": has_lineage(table.metadata),
+        "sequence-numbers": sequence_numbers or has_lineage(table.metadata),
         "schema-id": table.metadata.current_schema_id,
+        "usage": "select" in body,
     }
     for page in client.plan(table.name, {**body, "seamark": options}):
         deletes = page.get("delete-files") or []

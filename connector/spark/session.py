@@ -41,17 +41,6 @@ DAEMON = "seamark.connector.spark.daemon"
 """The value of `spark.python.daemon.module`; a value of the caller takes precedence."""
 
 
-def s3_properties(*, endpoint: str, access_key: str, secret_key: str, region: str) -> dict[str, str]:
-    """Catalog properties for direct access of clients to an S3-compatible store: path style, static keys."""
-    return {
-        "s3.endpoint": endpoint,
-        "s3.path-style-access": "true",
-        "s3.access-key-id": access_key,
-        "s3.secret-access-key": secret_key,
-        "client.region": region,
-    }
-
-
 def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: int = 4) -> dict[str, str]:
     """Settings of a small local session bound to loopback. `jars`: Iceberg's runtime and, for S3, its AWS bundle."""
     return {

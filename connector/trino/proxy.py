@@ -30,6 +30,7 @@ from multidict import CIMultiDict
 
 from seamark.connector.plans.async_client import check_audience, check_url, open_seamark
 from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, check_access
+from seamark.connector.trino.protocol.column_reports import ColumnReports
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator, Coordinators, UnknownCoordinator
 from seamark.connector.trino.protocol.forwarder import (
     HEADER_BYTES_MAX,
@@ -53,8 +54,11 @@ from seamark.connector.trino.protocol.held_statements import (
     target_of,
 )
 from seamark.connector.trino.protocol.metrics import ProxyMetrics
+from seamark.connector.trino.protocol.plan_withdrawal import Plan
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.protocol.sessions import prepare, session_of
+from seamark.connector.trino.protocol.table_statements import PATH as TABLE_STATEMENTS
+from seamark.connector.trino.protocol.table_statements import TableStatements, base_url, json_response
 from seamark.connector.trino.rewriter import DENIED, Limits, Rewriter, RewriteResult
 from seamark.metaserver.wire import encode_json
 
@@ -91,6 +95,7 @@ class ProxySettings:
     plans: str = "trino"
     rules: bool = True
     plan_header: bool = False
+    maintenance: int = 0
     lease_s: int = 60
     hold_s: float = 2.0
     statement_bytes: int = 256 << 10
@@ -125,6 +130,8 @@ class Proxy:
         coordinators: Coordinators,
         forwarder: Forwarder,
         rewriter: Rewriter,
+        tables: TableStatements,
+        reports: ColumnReports,
         counts: ProxyMetrics,
     ) -> None:
         self._settings = settings
@@ -134,6 +141,7 @@ class Proxy:
         self._counts = counts
         self._answered = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
         self._logs_all = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
+        self._tables, self._reports = tables, reports
         self._waiting = QueuedStatements(settings.lease_s)
         self._cancelling: set[asyncio.Task[None]] = set()
         self.answering = 0
@@ -191,6 +199,8 @@ class Proxy:
         except UnknownCoordinator as error:
             return web.Response(status=404, text=f"No coordinator {error} is behind this proxy\n"), ""
         path = target.partition("?")[0]
+        if path.startswith(f"{TABLE_STATEMENTS}/"):
+            return await self._table_result(request, path.removeprefix(f"{TABLE_STATEMENTS}/")), ""
         if coordinator is None and path.startswith(f"{PROXY_PATH}/"):
             return self._own(request, path), ""
         if path == STATEMENTS and request.method == "POST":
@@ -232,6 +242,8 @@ class Proxy:
         if not is_complete:
             summary = f"unchanged; longer than {self._settings.statement_bytes} bytes"
             return await self._unchanged(request, candidates, target, read_rest(body, content), summary)
+        if self._tables.may_be(body) and (answered := await self._table_statement(request, body, candidates[0])):
+            return answered
         begun_s = time.monotonic()
         rewriting = await self._rewritten(request, body)
         self._counts.plan_seconds.observe(time.monotonic() - begun_s)
@@ -261,6 +273,30 @@ class Proxy:
         _log.warning("the rewritten statement failed", error=result.name, message=result.message, plan=summary)
         summary, header = f"original; {result.name}", _PLANNED if result.name in _HIDDEN_OUTCOMES else ""
         return await self._unchanged(request, candidates[:1], target, body, summary, header, outcome="original")
+
+    async def _table_statement(
+        self, request: web.BaseRequest, body: bytes, coordinator: Coordinator
+    ) -> _Outcome | None:
+        """Starts a statement that maintains a table; None for all others."""
+        headers = self._headers_of_followers(request, coordinator)
+
+        async def send(method: str, uri: str, sent: bytes | None) -> aiohttp.ClientResponse:
+            at = target_of(uri, headers.get("X-Forwarded-Prefix", ""))
+            return await self._forwarder.send(method, coordinator, at, headers, sent)
+
+        trust, rules = self._settings.limits.trust_time_zone, self._settings.rules
+        judge = partial(self._judge, coordinator, headers) if rules else None
+        base = base_url(headers, coordinator)
+        answer = await self._tables.start(body, request.headers, send, judge, base, trust_time_zone=trust)
+        if answer is None:
+            return None
+        self._counts.statements.labels("maintenance").inc()
+        return json_response(answer), f"maintenance; {answer['stats']['state']}"
+
+    async def _table_result(self, request: web.BaseRequest, number: str) -> web.Response:
+        first = self._coordinators.all[0]
+        base = base_url(self._forwarder.request_headers(request, first), first)
+        return await self._tables.answer(request.method, number, base)
 
     async def _rewritten(self, request: web.BaseRequest, body: bytes) -> RewriteResult:
         if request.headers.get("Content-Encoding") or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
@@ -318,8 +354,9 @@ class Proxy:
             prepare(headers, rewriting.prepared, rewriting.statement)
         else:
             body = rewriting.statement.encode()
-        rules = partial(self._judge, coordinator, follow_headers, rewriting.used) if self._settings.rules else None
-        async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, rules) as held:
+        reads = partial(self._judge, coordinator, follow_headers, rewriting.used, plans=rewriting.plans)
+        judge = reads if self._settings.rules else None
+        async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, judge) as held:
             first = await self._forwarder.send("POST", coordinator, target, headers, body)
             answer = await held.wait_for_planning(first, response_headers(first, {PLAN_HEADER: _PLANNED}))
         if isinstance(answer, Failure):
@@ -333,21 +370,31 @@ class Proxy:
             continues_at = target_of(answer.next_uri, follow_headers.get("X-Forwarded-Prefix", ""))
             self._waiting.add(continues_at, rewriting.plans, begun_s)
         self._rewriter.release(rewriting, is_analysed=is_analysed)
-        if answer.is_allowed and (rules is None or answer.decision is RuleDecision.NO_RULES):
+        if answer.is_allowed and (judge is None or answer.decision is RuleDecision.NO_RULES):
             answer.headers[PLAN_HEADER] = rewriting.summary if self._settings.plan_header else _REWRITTEN
         return _response(answer)
 
     async def _judge(
-        self, coordinator: Coordinator, headers: CIMultiDict[str], used: PlanInputs, query_id: str
+        self,
+        coordinator: Coordinator,
+        headers: CIMultiDict[str],
+        used: PlanInputs,
+        query_id: str,
+        *,
+        plans: Sequence[Plan] = (),
     ) -> RuleDecision:
-        """Decides by the sender's view of the query. aiohttp.ClientError if the connection breaks."""
+        """Decides by the sender's view of the query, which reads `plans`. aiohttp.ClientError if the connection
+        breaks."""
         target = f"/v1/query/{quote(query_id, safe='')}?pruned=true"
         async with await self._forwarder.send("GET", coordinator, target, headers) as response:
             body, is_complete = await read_at_most(response.content, _RULES_BYTES_MAX)
             if response.status != 200 or not is_complete:
                 response.close()
                 return RuleDecision.UNKNOWN
-        return check_access(body, used)
+        decision = check_access(body, used)
+        if decision in (RuleDecision.NO_RULES, RuleDecision.NO_EFFECT):
+            self._reports.start(body, plans)
+        return decision
 
     async def _request(
         self, coordinator: Coordinator, headers: CIMultiDict[str], method: str, uri: str
@@ -406,10 +453,21 @@ async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
             audience=settings.plans,
             authorities=settings.authorities,
         )
-        rewriter = Rewriter(await stack.enter_async_context(seamark), settings.catalogs, settings.limits)
+        client = await stack.enter_async_context(seamark)
+        reports = ColumnReports(client.report_scan)
+        stack.push_async_callback(reports.close)
+        rewriter = Rewriter(client, settings.catalogs, settings.limits)
         stack.push_async_callback(rewriter.close)
         forwarder = Forwarder(http, trust_forwarded=settings.trust_forwarded)
-        proxy = Proxy(settings, coordinators, forwarder, rewriter, ProxyMetrics())
+        tables = TableStatements(
+            settings.seamark,
+            settings.token,
+            settings.catalogs,
+            at_once=settings.maintenance,
+            authorities=settings.authorities,
+        )
+        stack.push_async_callback(tables.close)
+        proxy = Proxy(settings, coordinators, forwarder, rewriter, tables, reports, ProxyMetrics())
         stack.push_async_callback(proxy.close)
         yield proxy
 
@@ -437,5 +495,5 @@ def _refused(refusal: RefusedBody) -> web.Response:
 def _shown(path: str) -> str:
     """The path for logs, without the secret part that gives access to a query's results."""
     parts = path.split("/")
-    keep = 5 if f"/{STATEMENTS.strip('/')}/" in path else 4
+    keep = 3 if path.startswith(TABLE_STATEMENTS) else 5 if f"/{STATEMENTS.strip('/')}/" in path else 4
     return "/".join(parts[: keep + (3 if path.startswith(f"{PROXY_PATH}/c/") else 0)][:9])

@@ -45,6 +45,7 @@ from seamark.connector.trino.protocol.plan_withdrawal import Plan, PlanWithdrawa
 from seamark.connector.trino.protocol.sessions import PARTITION_FILTER, Session, is_hinted_off
 from seamark.connector.trino.statements.lexer import parse_execute, with_position
 from seamark.connector.trino.statements.queries import Names
+from seamark.connector.trino.statements.relative_times import today_for
 from seamark.connector.trino.statements.scans import read_at_snapshot, read_from_view
 from seamark.connector.trino.statements.statement_cache import ReadStatement, StatementReader, StatementText
 from seamark.connector.trino.statements.views import ViewDefinitions, Views
@@ -55,14 +56,19 @@ TEXT_CHARACTERS_MAX = 1_000_000
 SCANS_MAX = 64
 _TOLD_CHARACTERS_MAX = 2000
 _TOO_MANY = "plans keep too many of the files"
-_VAIN_S = 5.0
+_USELESS_S = 5.0
 """How long a statement without a useful plan is sent unchanged: dashboards repeat their statements."""
-_VAIN_BYTES = 4 << 20
+_USELESS_BYTES = 4 << 20
 _FAILING_BYTES = 1 << 20
 DENIED = "PERMISSION_DENIED"
 """Trino's error name for a refusal by access control."""
 _PRUNES = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
 """A statement without these words leaves no files out and is not parsed."""
+_TYPED = re.compile(
+    r"\b(?:values|unnest|like|lower|upper|coalesce|case|if|nullif|cast|date_add)\b|[\w\")]\s*+[+*-]\s*+[0-9]",
+    re.IGNORECASE,
+)
+"""What gives conditions only on columns with known types."""
 _TIMES = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
 _LISTS = re.compile(r"\$[a-z_]+\"", re.IGNORECASE)
 """Trino's metadata tables of a table, such as `$snapshots`."""
@@ -113,18 +119,20 @@ class Rewriter:
     """
 
     def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: Limits) -> None:
-        self._server = seamark
+        self._client = seamark
         self._catalogs = frozenset(name.lower() for name in catalogs)
         self._named_at_all = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
         self._limits = limits
-        self._seamark = Breaker()
+        self._seamark_breaker = Breaker()
         self._failing: MemoryCache[int, Breaker] = MemoryCache(_FAILING_BYTES)
         """For statements that fail in Trino because of their plans, by `Rewriting.who`. Others may be allowed, and a
         sender must not be able to stop the plans of others."""
         self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
         self._views = Views(seamark, self._reader, self._named)
-        self._vain: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(_VAIN_BYTES)
+        self._useless_until_s: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(
+            _USELESS_BYTES
+        )
         """The end of the time in which no plan is requested, on the loop's clock, by text, catalog and schema."""
 
     async def close(self) -> None:
@@ -149,13 +157,13 @@ class Rewriter:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         key = (text, session.catalog, session.schema)
-        if (until_s := self._vain.get(key)) is not None and begun_s < until_s:
+        if (until_s := self._useless_until_s.get(key)) is not None and begun_s < until_s:
             return RewriteResult(None, f"unchanged; {_TOO_MANY} as of lately", depends_on_data=True)
         done = await self._within(text, session, begun_s + self._limits.budget_s)
         if _EXPLAINS.match(text.text):  # a prepared statement may explain, too
             done = replace(done, used=replace(done.used, explains=True))
         if done.is_wasted:
-            self._vain.put(key, loop.time() + _VAIN_S, 2 * len(text.text))
+            self._useless_until_s.put(key, loop.time() + _USELESS_S, 2 * len(text.text))
         return replace(done, summary=f"{done.summary}; ms={1000 * (loop.time() - begun_s):.1f}")
 
     async def _withdraw_idle(self) -> None:
@@ -181,7 +189,7 @@ class Rewriter:
 
     async def _renew(self, of: Name, ids: list[int]) -> None:
         try:
-            await self._server.lease(of, ids)
+            await self._client.lease(of, ids)
         except ClientError as error:
             _log.warning("not renewed", error=error.message)
 
@@ -207,12 +215,12 @@ class Rewriter:
     @property
     def open_breakers(self) -> list[str]:
         """The parties that failed too often: seamark, so that no plans are requested."""
-        return ["seamark"] if self._seamark.is_open else []
+        return ["seamark"] if self._seamark_breaker.is_open else []
 
     async def _within(self, text: StatementText, session: Session, until_s: float) -> RewriteResult:
-        if not self._seamark.allow_request():
+        if not self._seamark_breaker.allow_request():
             return RewriteResult(None, "unchanged; Seamark failed lately")
-        asking = PlanRequests(self._server, self._limits.kept_max, until_s)
+        asking = PlanRequests(self._client, self._limits.kept_max, until_s)
         done = await self._asked(text, session, asking, until_s)
         if asking.missing and not asking.has_failed():
             try:
@@ -221,7 +229,7 @@ class Rewriter:
                 return done  # the next statement uses what was loaded
             if learned:
                 return await self._asked(
-                    text, session, PlanRequests(self._server, self._limits.kept_max, until_s), until_s
+                    text, session, PlanRequests(self._client, self._limits.kept_max, until_s), until_s
                 )
         return done
 
@@ -237,20 +245,23 @@ class Rewriter:
             views = {
                 number: place
                 for number, place in numbered.items()
-                if place.table in seen.views and place.scan.version_span is None and session.user
+                if place.table in seen.views
+                and place.scan.version_span is None
+                and place.scan.renamable
+                and session.user
             }
             looked = await self._views.expand(views, seen, until_s, utc=text.utc)
         except TimeoutError:
             return RewriteResult(None, "unchanged; not read in time")
         if asking.has_failed():
-            self._seamark.record_failure()
+            self._seamark_breaker.record_failure()
             return RewriteResult(None, f"unchanged; {asking.why}")
         places = [*tables.values(), *(place for view in looked for place in view.tables)]
-        if not any(place.scan.predicate is not None for place in places):
+        if not any(place.scan.is_restricted for place in places):
             return RewriteResult(None, "unchanged; no scan that could leave files out")
         if len(places) + len(looked) > SCANS_MAX:
             return RewriteResult(None, f"unchanged; more than {SCANS_MAX} scans")
-        who = hash((session.who, frozenset((place.table, place.scan.named) for place in numbered.values())))
+        who = hash((session.who, frozenset((place.table, place.scan.columns) for place in numbered.values())))
         failing = self._failing.get(who)
         if failing is not None and not failing.allow_request():
             return RewriteResult(None, "unchanged; lately Trino could not read its plans, or its rules forbade it")
@@ -263,9 +274,9 @@ class Rewriter:
         for plan in asking.made:
             self._withdrawing.note(plan, asked_s)
         if asking.has_failed():
-            self._seamark.record_failure()
+            self._seamark_breaker.record_failure()
         else:
-            self._seamark.record_success()
+            self._seamark_breaker.record_success()
         if not plans:
             why = asking.why or _TOO_MANY
             return RewriteResult(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not asking.why)
@@ -284,8 +295,9 @@ class Rewriter:
         execution = parse_execute(statement) if session.prepared and _EXECUTES.search(statement) else None
         text = session.prepared.get(execution.name) if execution is not None else None
         if execution is None or text is None:
-            return StatementText(statement, utc=utc)
-        return StatementText(text, execution.parameters, execution.name, utc)
+            return StatementText(statement, utc=utc, today=today_for(statement))
+        today = today_for(text, *execution.parameters)
+        return StatementText(text, execution.parameters, execution.name, utc, today)
 
     async def _reading(
         self, text: StatementText, session: Session, asking: PlanRequests, until_s: float
@@ -295,7 +307,8 @@ class Rewriter:
         plain = await self._reader.read(text, {}, until_s)
         named = {names: table[1] for names in plain.table_names if (table := self._named(names, session)) is not None}
         views = await self._views.cached(named.values(), until_s)
-        if len(set(plain.table_names)) < 2 and not views and (text.utc or not _TIMES.search(text.text)):
+        needs_types = _TYPED.search(text.text) or (not text.utc and _TIMES.search(text.text))
+        if len(plain.table_names) < 2 and not views and not needs_types:
             return plain, {}, ViewDefinitions({}, {})
         seen = await self._views.definitions(named.values(), views, asking, until_s)
         known = {names: seen.known[name] for names, name in named.items() if name in seen.known}
@@ -320,19 +333,19 @@ def _rewritten(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> RewriteResult:
-    """`views` have the plans of tables behind them in their texts."""
+    """The text of each plan view already contains the plans of the tables that it reads."""
     own = {place: view for place, view in views.items() if not place.within}
     shown = {place: plan for place, plan in plans.items() if not place.within}
     new = [read_at_snapshot(place.scan, int(plan.plan_snapshot_id or 0)) for place, plan in shown.items()]
     new += [read_from_view(place.scan, view.name) for place, view in own.items()]
     if own:
-        new.append(_tried(text, own))
+        new.append(_access_checks(text, own))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return RewriteResult(None, "unchanged; too long with plans")
     each, joins = [], []
     for place in places:
-        if place in shown:  # of what is behind a view its readers are to learn nothing else
+        if place in shown:  # tables behind a view are not revealed
             plan, name = plans[place], quote(".".join(place.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
             used = used_joins(dimensions.get(place, ()), plan)
@@ -359,7 +372,7 @@ def _rewritten(
     )
 
 
-def _tried(text: StatementText, views: Mapping[PlannedScan, PlanView]) -> Replacement:
+def _access_checks(text: StatementText, views: Mapping[PlannedScan, PlanView]) -> Replacement:
     """Named subqueries that are never run and read the views themselves: Trino checks its rules for these."""
     at, has_with = with_position(text.text, text.parameters)
     tried = {}
@@ -384,12 +397,12 @@ def _used(
     def join(place: PlannedScan, each: Sequence[Dimension]) -> None:
         for dimension in each:
             columns[_table_name(place)] |= {mine for mine, _ in dimension.on}
-            columns[_table_name(dimension.place)] |= {other for _, other in dimension.on} | dimension.place.scan.named
+            columns[_table_name(dimension.place)] |= dimension.columns
             limiting.add(_table_name(dimension.place))
             join(dimension.place, dimension.dimensions)
 
     for place, plan in plans.items():
-        columns[_table_name(place)] |= place.scan.named
+        columns[_table_name(place)] |= place.scan.columns
         if used_joins(dimensions.get(place, ()), plan):
             join(place, dimensions.get(place, ()))
     read = {table: frozenset(names) for table, names in columns.items()}

@@ -29,12 +29,14 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, Conflict
 from seamark.connector.client.names import Name
+from seamark.connector.client.updates import update_table
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.tables import open_table
+from seamark.metaserver.iceberg.metadata.bucket_counts import BUCKET, bucket_fields
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.iceberg.types.transforms import VOID, canonical, name_of, width_of
+from seamark.metaserver.iceberg.types.transforms import VOID, canonical, width_of
 
 Longs = npt.NDArray[np.int64]
 
@@ -42,7 +44,6 @@ TARGET_BYTES = 3_000_000_000
 """Target size of a bucket: large enough for files of the usual size, small enough for one task to rewrite it."""
 SIZES_MAX = 1 << 20
 """Maximum buckets for `bucket_sizes`; a spec may have 2,000 times as many, too many for the memory."""
-BUCKET = "bucket"
 _ATTEMPTS = 20
 _WAIT_S, _WAIT_MAX_S = 0.02, 1.0
 _VOIDS_BELOW = 2
@@ -212,11 +213,6 @@ def _weighted_median(sizes: Sequence[int]) -> int:
     return int(ordered[np.searchsorted(total, total[-1] / 2)])
 
 
-def bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
-    """The fields that are buckets of one column."""
-    return [field for field in spec.fields if name_of(canonical(field.transform)) == BUCKET and len(field.sources) == 1]
-
-
 def _column(field: PartitionField, metadata: TableMetadata) -> str:
     column = metadata.current_schema.column(field.sources[0])
     if column is None:
@@ -329,16 +325,14 @@ def _update(
 ) -> TableMetadata:
     """Commits the new spec by the REST operation `updateTable`. It requires unchanged specs, not unchanged
     snapshots."""
-    body = {
-        "requirements": [
-            {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": metadata.last_partition_id},
-            {"type": "assert-default-spec-id", "default-spec-id": metadata.default_spec_id},
-        ],
-        "updates": [
-            {"action": "add-spec", "spec": {"spec-id": 0, "fields": [msgspec.to_builtins(field) for field in fields]}},
-            {"action": "set-default-spec", "spec-id": -1},
-        ],
-    }
+    requirements = [
+        {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": metadata.last_partition_id},
+        {"type": "assert-default-spec-id", "default-spec-id": metadata.default_spec_id},
+    ]
+    updates: list[dict[str, Any]] = [
+        {"action": "add-spec", "spec": {"spec-id": 0, "fields": [msgspec.to_builtins(field) for field in fields]}},
+        {"action": "set-default-spec", "spec-id": -1},
+    ]
     # A repeat after a lost answer is safe: the requirements fail, because the specs have changed.
-    answer = json.loads(client._request("POST", client._standard_path(table), {}, json.dumps(body).encode()))
+    answer = update_table(client, table, requirements, updates)
     return decode_table(json.dumps(answer["metadata"]).encode(), str(answer["metadata"]["location"]))

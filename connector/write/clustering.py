@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -28,13 +28,22 @@ import pyarrow.compute as pc
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.parquet.metrics import COLUMN_MODE, DEFAULT_MODE
 from seamark.connector.write.curves import Points, curve_keys
+from seamark.metaserver.iceberg.metadata.clustering import LINEAR
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
 
 BITS = 16
 """Bits of each rank: more ranges than a table has files."""
 
+_SAME_ORDER = 0.99
+"""At this correlation, a column has a seventh of its spread where the other is constant: about a file's range of the
+other columns in a layer of some hundred files."""
+_RELATED_ROWS = 100
+"""In fewer rows a correlation may be chance."""
 _FILE_BYTES_MAX = 2**31 - 1
 """The maximum of the property."""
+SPREAD = 0.28
+"""The files of a layer are up to this part smaller or larger than the target size. So a border of cells is within reach
+whose files have about the target size, also with the error of a sample."""
 _BOUND, _BOUND_MAX, _QUANTILES = 16, 256, 200
 """Characters of the bounds of a string: by default, and at most."""
 
@@ -247,10 +256,36 @@ class Clustering:
             ranks = Ranks.of(values.take(pa.array(table_rows, mask=table_rows < 0)))
             null = pa.nulls(1, values.type)
             joined[number] = ranks.places(pa.concat_arrays([values, null]))  # index -1 is the rank of null
-        return Clustering(curve, attributes, own, joined)
+        each = Clustering(curve, attributes, own, joined)
+        return each if curve == LINEAR else replace(each, groups=_groups(each.points(sample)))
+
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Ordinals of attributes that have almost the same order, such as an order date and a ship date. The curve goes
+    through the first of each group, and the others order the rows of one point. Empty: each attribute is a group."""
 
     def keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
-        """The clustering keys: uint8[rows, bytes]; they compare as bytes."""
+        """The clustering keys: uint8[rows, bytes]; they compare as bytes.
+
+        A range of an attribute opens about a part 2**-b of the files, if b of the first bits are those of its group.
+        The sum over all attributes is least if a group of g attributes has log2(g) bits more than one of one attribute.
+        """
+        points = self.points(rows)
+        if len(self.groups) in (0, points.shape[1]):
+            return curve_keys(points, BITS, self.curve)
+        least = min(map(len, self.groups))
+        extra = [(len(group) // least).bit_length() - 1 for group in self.groups]
+        first = np.zeros(len(points), dtype=np.uint64)
+        inner = np.empty((len(points), len(self.groups)), dtype=np.uint64)
+        for number, (group, bits) in enumerate(zip(self.groups, extra, strict=True)):
+            places = points[:, group[0]]
+            first = (first << np.uint64(bits)) | (places >> np.uint64(BITS - bits))
+            inner[:, number] = (places << np.uint64(bits)) & np.uint64((1 << BITS) - 1)
+        others = points[:, [ordinal for group in self.groups for ordinal in group[1:]]]
+        parts = [first.astype(np.uint8)[:, None], curve_keys(inner, BITS, self.curve)]
+        return np.concatenate([*parts, others.astype(">u2", order="C").view(np.uint8).reshape(len(points), -1)], axis=1)
+
+    def points(self, rows: pa.RecordBatch | pa.Table) -> Points:
+        """The ranks: uint64[rows, attributes]."""
         rows_by_table: dict[str, Longs] = {}
         points: Points = np.empty((rows.num_rows, len(self.attributes.by)), dtype=np.uint64)
         for number, (name, column) in enumerate(self.attributes.by):
@@ -260,7 +295,24 @@ class Clustering:
             if name not in rows_by_table:
                 rows_by_table[name] = self.attributes.rows(name, rows)
             points[:, number] = self.joined[number][rows_by_table[name]]
-        return curve_keys(points, BITS, self.curve)
+        return points
+
+
+def _groups(points: Points) -> tuple[tuple[int, ...], ...]:
+    """Groups attributes whose ranks in a sample are correlated, up or down, by at least `_SAME_ORDER`."""
+    if len(points) < _RELATED_ROWS:
+        return tuple((number,) for number in range(points.shape[1]))
+    centered = points.astype(np.float64) - points.mean(axis=0)
+    norms = np.sqrt((centered**2).sum(axis=0))
+    related = np.abs(centered.T @ centered) >= _SAME_ORDER * np.outer(norms, norms)
+    groups: list[list[int]] = []
+    for number in range(points.shape[1]):
+        group = next((group for group in groups if norms[number] and related[group[0], number]), None)
+        if group is None:
+            groups.append([number])
+        else:
+            group.append(number)
+    return tuple(map(tuple, groups))
 
 
 def new_layer() -> str:
@@ -276,7 +328,7 @@ def sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
 
 def layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
     """The properties for the writer of a layer, whose files end after a number of rows and not at a size, with bounds
-    of these columns that are long enough to tell files apart. `sample`: some rows.
+    of these columns that are long enough to distinguish files. `sample`: some rows.
 
     By default the bounds of a string have its first 16 characters. If all values begin with these, as URLs do, the
     bounds of all files are equal. Properties of a column, and a default without bounds, take precedence."""
@@ -291,7 +343,7 @@ def layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: S
 
 
 def _distinct_length(column: pa.ChunkedArray) -> int:
-    """The characters that tell neighbours among some hundred quantiles apart, and a bound's usual length more."""
+    """The characters that distinguish neighbours among some hundred quantiles, and a bound's usual length more."""
     values = sorted(set(column.drop_null().to_pylist()))
     quantiles = values[:: max(1, len(values) // _QUANTILES)]
     shared = max((_shared_length(*pair) for pair in pairwise(quantiles)), default=0)
@@ -308,3 +360,46 @@ def range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.byt
     ascending = np.sort(keys)
     positions = [len(ascending) * number // parts for number in range(1, parts)]
     return ascending[positions] if len(ascending) else ascending
+
+
+def cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
+    """bytes[…]: boundaries that divide rows with these keys, a sample, into about as many files, each between two cells
+    of the curve.
+
+    A cell has all points with the same first bits, so a boundary where a high bit changes divides large cells, and a
+    file on both sides of it would have a part of each. So each boundary is moved by up to a part `SPREAD` of a file to
+    where the highest bit changes. Files then have almost cubic ranges, which predicates meet less often."""
+    ascending = np.sort(keys)
+    size = len(ascending) / max(1, parts)
+    bounds: list[bytes] = []
+    start = 0
+    while (left := len(ascending) - start) > max(1, (1 + SPREAD) * size):
+        least, most = (1 - SPREAD) * size, min((1 + SPREAD) * size, left - (1 - SPREAD) * size)
+        if halves := most < least:  # less than two files are left
+            least, most = left * (1 - SPREAD) / 2, left * (1 + SPREAD) / 2
+        first, last = start + max(1, int(least)), start + max(1, int(most))
+        found = _cell_bound(ascending[first - 1 : last + 1], start + (left / 2 if halves else size) - first)
+        if found is None:  # the rows have one key
+            start = last
+            continue
+        place, bound = found
+        start = first + place
+        bounds.append(bound)
+    return np.array(bounds, dtype=keys.dtype)
+
+
+def _cell_bound(keys: npt.NDArray[np.bytes_], wanted: float) -> tuple[int, bytes] | None:
+    """Where, between two neighbours of these ascending keys, the highest bit changes, next to the place `wanted`; and
+    the least key of the cell that begins there. None if all keys are equal."""
+    width = keys.dtype.itemsize
+    bytes_of = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)
+    changed = np.unpackbits(bytes_of[1:] ^ bytes_of[:-1], axis=1)
+    highest = np.where(changed.any(axis=1), changed.argmax(axis=1), 8 * width)
+    bit = int(highest.min())
+    if bit == 8 * width:
+        return None
+    places = np.flatnonzero(highest == bit)
+    place = int(places[np.abs(places - wanted).argmin()])
+    cell = np.unpackbits(bytes_of[place + 1])
+    cell[bit + 1 :] = 0
+    return place, np.packbits(cell).tobytes()

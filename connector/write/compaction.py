@@ -1,7 +1,7 @@
 """Compaction: merges small data files, and applies delete files, partition by partition.
 
 Invariant: no row is added, lost or changed, and row ids and sequence numbers of rows stay. Each batch of files is a
-commit of its own, so an interrupted compaction keeps what it has done. Writers never wait: rows that they delete
+separate commit, so an interrupted compaction keeps what it has done. Writers never wait: rows that they delete
 meanwhile are deleted in the new files. If they change too much of a batch, it is given up, and the next compaction
 plans it again.
 
@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -23,17 +24,37 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.progress import advance
 from seamark.connector.client.values import At
+from seamark.connector.parquet.encryption.keys import keys_of_environment
+from seamark.connector.parquet.metrics import float_columns
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.settled_files import now_ms, settle
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
-from seamark.connector.write.replacements import RewriteReport, RewrittenFiles, is_rewritable, replace_batches
+from seamark.connector.write.copies import CopyCounts, CopyPolicy, CopyWriter
+from seamark.connector.write.replacements import (
+    BatchRunner,
+    RewriteReport,
+    RewrittenFiles,
+    announced,
+    is_rewritable,
+    replace_batches,
+    run_here,
+)
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.metadata.compaction import DELETED, MIN_FILES, MIN_FILES_DEFAULT, SMALL, small_below
+from seamark.metaserver.iceberg.metadata.compaction import (
+    COMPACTED_BY,
+    DELETED,
+    MIN_FILES,
+    MIN_FILES_DEFAULT,
+    SMALL,
+    small_below,
+)
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import (
     TARGET_FILE_BYTES,
@@ -44,14 +65,14 @@ from seamark.metaserver.iceberg.metadata.properties import (
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
 WORTH = 0.75
-"""A batch without deletes is committed only if its new files are at most this part of its old ones, because the next
+"""A batch without deletes is committed only if its new files are at most this part of its old files, because the next
 compaction would rewrite them again."""
 DELETE_FILES = 5
 """A file to which this number of delete files applies is rewritten: readers open each of them."""
 _EQUAL = 2
 """Two files are of one tier if the larger is at most this many times as large."""
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
-"""Limits of the files that one commit replaces."""
+"""Limits of the files that a commit replaces."""
 
 
 DeleteKey = tuple[str, int | None]
@@ -82,44 +103,66 @@ def compact(
     *,
     policy: CompactionPolicy | None = None,
     dry_run: bool = False,
+    settled: bool = False,
     branch: str = MAIN,
+    runner: BatchRunner = run_here,
 ) -> RewriteReport:
     """Compacts a branch of a table, by default with the policy of its properties.
 
     `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
-    estimate. BadRequest for a table of version 1; Unreadable, Refused.
+    estimate. `settled`: leaves files out that writers will probably replace soon. `runner`: where the files are
+    rewritten. BadRequest for a table of version 1; Unreadable, Refused.
     """
-    opened = open_table(client, table, At(ref=branch))
+    opened = open_table(client, table, At(ref=branch), history=settled)
     if opened.metadata.format_version == 1:
         raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
     if policy is None:
         policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))
-    tasks = list(plan(client, opened))
-    batches = _batches([task for task in tasks if is_rewritable(task)], policy)
+    began_ms = now_ms()
+    tasks = list(plan(client, opened, stats=float_columns(opened.schema), sequence_numbers=settled))
+    candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
+    again_s = 0.0
+    if settled:
+        choose = partial(_chosen_of_all, policy=policy)
+        candidates, again_s = settle(opened, candidates, choose, now_ms() - began_ms)
+    chosen = divide_tasks(_chosen_of_all(candidates, policy), BATCH_BYTES, BATCH_FILES)
+    batches = ((batch, partial(_rewrite, opened, batch)) for batch in chosen)
     return replace_batches(
         client,
         opened,
         tasks,
-        ((batch, partial(_rewrite, opened, batch)) for batch in batches),
+        batches if dry_run else runner(announced(batches)),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
-        summary={"compacted-by": "seamark"},
+        again_s=again_s,
+        summary={COMPACTED_BY: "seamark"},
     )
 
 
-def _batches(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[list[ScanTask]]:
-    """The files to replace, in the order of the plan, a batch for each commit."""
+def _chosen_of_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[ScanTask]:
+    """The files to replace, in the order of the plan."""
     shared = count_deletes(tasks)
-    batch: list[ScanTask] = []
-    size_bytes = 0
-    for members in group_by_partition(tasks):
-        for task in _chosen(members, shared, policy):
-            if batch and (size_bytes + task.size_bytes > BATCH_BYTES or len(batch) == BATCH_FILES):
-                yield batch
-                batch, size_bytes = [], 0
-            batch.append(task)
-            size_bytes += task.size_bytes
+    return (task for members in group_by_partition(tasks) for task in _chosen(members, shared, policy))
+
+
+def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:
+    """Batches of successive files within the limits; a file above them has its own."""
+    for batch in divide_groups(([task] for task in tasks), bytes_max, files_max):
+        yield [task for group in batch for task in group]
+
+
+def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: int) -> Iterator[list[list[ScanTask]]]:
+    """Batches of successive groups of files within the limits; a group above them has its own."""
+    batch: list[list[ScanTask]] = []
+    size_bytes = files = 0
+    for group in groups:
+        group_bytes = sum(task.size_bytes for task in group)
+        if batch and (size_bytes + group_bytes > bytes_max or files + len(group) > files_max):
+            yield batch
+            batch, size_bytes, files = [], 0, 0
+        batch.append(group)
+        size_bytes, files = size_bytes + group_bytes, files + len(group)
     if batch:
         yield batch
 
@@ -175,27 +218,68 @@ def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
 
 def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:
     """None if it is not worth a commit. Unreadable, Unwritable."""
-    target, origins = target_of(opened.metadata, opened.storage), OriginLog()
-    written = _write(opened, target, batch, origins)
-    if len(written.files) > WORTH * len(batch) and not any(task.deletes for task in batch):
-        written.discard(target.storage)
+    new = rewrite_batch(opened, batch)
+    if len(new.written.files) > WORTH * len(batch) and not any(task.deletes for task in batch):
+        new.written.discard(new.target.storage)
         return None
-    return RewrittenFiles(opened, target, batch, written.limit_indexes(target.storage), origins)
+    return new
 
 
-def _write(opened: OpenTable, target: WriteTarget, batch: Sequence[ScanTask], origins: OriginLog) -> WrittenFiles:
-    names = [field.name for field in opened.schema.fields]
+def rewrite_batch(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles:
+    """Writes the rows of the files to files of the current partition spec. Unreadable, Unwritable."""
+    target = target_of(opened.metadata, opened.storage)
+    # In a table with a sort order, rows of several files are sorted together.
+    policy = CopyPolicy.of(target.properties) if target.ordering is None else None
+    return rewrite_rows(opened, target, batch, policy)
+
+
+def rewrite_rows(
+    opened: OpenTable, target: WriteTarget, batch: Sequence[ScanTask], policy: CopyPolicy | None
+) -> RewrittenFiles:
+    """Writes the live rows of these files to new files, partition by partition, and copies row groups by the policy;
+    without a policy none. `opened` and `target`: of the schema of the new files. Unreadable, Unwritable."""
+    origins = OriginLog()
     if has_lineage(opened.metadata):
-        names, target = [*names, *NAMES], with_lineage(target)
+        target = with_lineage(target)
+    firsts = dict(zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False))
+    others, parts, counts = list[ScanTask](), list[WrittenFiles](), CopyCounts()
+    try:
+        if policy is not None:
+            with CopyWriter(opened, target, policy, origins, keys_of_environment()) as writer:
+                for tasks in group_by_partition(batch):
+                    partition = writer.partition_of(tasks)
+                    if partition is None:
+                        others += tasks
+                    else:
+                        writer.write([(task, firsts[task.path]) for task in tasks], partition)
+                        advance(len(tasks), sum(task.size_bytes for task in tasks))
+                parts.append(writer.close())
+                counts = writer.counts
+        else:
+            others = list(batch)
+        parts.append(_encode(opened, target, others, firsts, origins))
+    except BaseException:
+        WrittenFiles.joined(parts).discard(target.storage)
+        raise
+    written = WrittenFiles.joined(parts).limit_indexes(target.storage)
+    return RewrittenFiles(opened, target, batch, written, origins, counts)
+
+
+def _encode(
+    opened: OpenTable, target: WriteTarget, tasks: Sequence[ScanTask], firsts: Mapping[str, int], origins: OriginLog
+) -> WrittenFiles:
+    """`firsts`: the origin of the first row of each file."""
+    names = [field.name for field in opened.schema.fields]
+    names += NAMES if has_lineage(opened.metadata) else ()
     reader = TaskReader(plan_read(opened, names, TRUE, positions=True), opened.storage, threads=False)
     columns = list(range(len(names)))  # by position: a column of the table may have the name of the position column
-    rows = first = 0
+    rows = 0
     with TableWriter(target, origins=origins) as writer:
-        for task in batch:
+        for task in tasks:
             for rows_read in reader.read(task):
                 rows += rows_read.num_rows
-                writer.write(rows_read.select(columns), rows_read.column(len(names)).to_numpy() + first)
-            first += task.records
+                writer.write(rows_read.select(columns), rows_read.column(len(names)).to_numpy() + firsts[task.path])
+            advance(1, task.size_bytes)
         written = writer.close()
     if written.rows != rows:
         written.discard(target.storage)

@@ -85,11 +85,7 @@ class FileWriter:
     def _open_writer(self, first: pa.Table | None) -> pq.ParquetWriter:
         """The Parquet writer, opened at the first call. `first`: the rows of the first row group; None for no rows."""
         if self._writer is None:
-            options = writer_options(self._properties)
-            options["use_dictionary"] = [leaf.path for leaf in self._leaves if first is None or _repeats(first, leaf)]
-            if self._bloom_fpps:
-                rows = 0 if first is None else first.num_rows
-                options["bloom_filter_options"] = _bloom_options(self._bloom_fpps, self._properties, rows)
+            options = _options_for(first, self._leaves, self._bloom_fpps, self._properties)
             if isinstance(self._filesystem, fs.LocalFileSystem):
                 Path(self._path).parent.mkdir(parents=True, exist_ok=True)
             self._stream = self._filesystem.open_output_stream(self._path)
@@ -125,6 +121,29 @@ class FileWriter:
             if self._stream is not None:
                 self._stream.close()
                 self._storage.delete(self.location)
+
+
+def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, str]) -> bytes:
+    """A Parquet file in memory with the rows as its only row group; without row groups for no rows. Unwritable for an
+    invalid property."""
+    leaves = leaves_of(schema)
+    options = _options_for(rows, leaves, _bloom_columns(schema, properties, leaves), properties)
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, rows.schema, **options) as writer:
+        if rows.num_rows:
+            writer.write_table(rows, row_group_size=rows.num_rows)
+    return bytes(sink.getvalue())
+
+
+def _options_for(
+    rows: pa.Table | None, leaves: list[LeafColumn], bloom_fpps: Mapping[str, float], properties: Mapping[str, str]
+) -> dict[str, Any]:
+    """Arguments of the Parquet writer. `rows`: those of the first row group; None for no rows."""
+    options = writer_options(properties)
+    options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _repeats(rows, leaf)]
+    if bloom_fpps:
+        options["bloom_filter_options"] = _bloom_options(bloom_fpps, properties, 0 if rows is None else rows.num_rows)
+    return options
 
 
 def data_file_writer(target: WriteTarget, location: str) -> FileWriter:
@@ -163,9 +182,11 @@ def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
-    """Whether a column has enough repeated values for a dictionary. True for nested columns and small row groups."""
-    if len(leaf.places) > 1 or leaf.repeated or rows.num_rows < _SAMPLE_ROWS:
+    """Whether a column has enough repeated values for a dictionary. True for nested columns."""
+    if len(leaf.places) > 1 or leaf.repeated:
         return True
+    if rows.num_rows < _SAMPLE_ROWS:
+        return _is_smaller(rows.column(leaf.places[0]))
     # Stretches of consecutive rows, to include runs, spread over the whole column.
     starts = np.linspace(0, rows.num_rows - _STRETCH_ROWS, _SAMPLE_ROWS // _STRETCH_ROWS).astype(np.int64)
     positions = pa.array((starts[:, None] + np.arange(_STRETCH_ROWS)).ravel())
@@ -175,6 +196,20 @@ def _repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
     except pa.ArrowNotImplementedError:
         return True
     return bool(distinct <= _REPEATING * (len(sample) - sample.null_count))
+
+
+def _is_smaller(column: pa.ChunkedArray) -> bool:
+    """Whether a dictionary and the numbers of its values take fewer bytes than the values, before compression: as
+    Iceberg's Java writer decides. pyarrow keeps any dictionary that fits into its limit."""
+    values = len(column) - column.null_count
+    if not values:
+        return True
+    try:
+        distinct = pc.count_distinct(column).as_py()
+    except pa.ArrowNotImplementedError:
+        return True
+    value_bytes = column.nbytes / len(column)
+    return bool(distinct * value_bytes + values * max(1, distinct - 1).bit_length() / 8 < values * value_bytes)
 
 
 def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[LeafColumn]) -> dict[str, float]:

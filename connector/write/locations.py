@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote_plus, unquote
 
+import mmh3
+
 from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.iceberg.types.murmur3 import murmur3
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, name_of
 from seamark.metaserver.iceberg.types.types import base_name
 from seamark.metaserver.iceberg.types.values import encode_json, iso_date
@@ -55,7 +56,7 @@ def data_location(location: str, properties: Mapping[str, str], partition: str, 
 
 
 def _entropy(name: str) -> str:
-    bits = f"{murmur3(name.encode()):032b}"[-_ENTROPY_BITS:]
+    bits = f"{mmh3.hash(name.encode(), signed=False):032b}"[-_ENTROPY_BITS:]
     folders = [bits[start : start + _FOLDER_BITS] for start in range(0, _FOLDERS * _FOLDER_BITS, _FOLDER_BITS)]
     return "/".join([*folders, bits[_FOLDERS * _FOLDER_BITS :]])
 

@@ -5,12 +5,13 @@ and a concurrent change of a replaced file is a conflict.
 
 `commit_replacement` resolves such conflicts if it knows where the rows of the new files come from: rows that were
 deleted meanwhile are deleted in the new files, by position deletes or deletion vectors that the same commit adds. So a
-writer that deletes a few rows costs a rewrite no repeat.
+writer that deletes a few rows costs a rewrite no repeat. Files that share no rows, as those of different partitions,
+are judged apart: if too many rows of some are gone, the others are committed without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,13 +21,16 @@ import numpy as np
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, Conflict, Refused
+from seamark.connector.client.progress import expect, part
 from seamark.connector.client.values import At
+from seamark.connector.parquet.encryption.keys import keys_of_environment
 from seamark.connector.read.deleted_rows import Deletes
-from seamark.connector.read.lineage import FIRST_ROW_ID, SEQUENCE_NUMBER
+from seamark.connector.read.lineage import FIRST_ROW_ID, SEQUENCE_NUMBER, has_lineage
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.write.appends import commit
+from seamark.connector.write.copies import CopyCounts
 from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, WrittenDeletes, write_deletes
 from seamark.connector.write.row_origins import Longs, OriginLog
 from seamark.connector.write.table_writer import WrittenFiles
@@ -34,12 +38,29 @@ from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 
-DELETED_MAX = 0.25
-"""A rewrite is given up if a larger part of its rows was deleted meanwhile: the next rewrite would repeat it."""
+REPLACE, OVERWRITE = "replace", "overwrite"
+DELETED_MAX, DELETED_MAX_FEWER = 0.25, 0.6
+"""New files are given up if a larger part of their rows was deleted meanwhile; the second part is for new files that
+are fewer than what is left of the old files. The next rewrite takes them again; until then, readers open fewer."""
 ATTEMPTS = 8
 """Commits of one rewrite."""
+FILES, ROWS, RETURNED, TABLE, ATTEMPTS_USED = "files-replaced", "rows-deleted", "rows-returned", "table", "attempts"
+NOT_WORTH = "not-worth"
+"""Why a rewrite was wasted: others replaced all its files, or deleted too many of its rows; rows of its files live
+again, as after a rollback; the table is another; other commits were always faster; the new files are not better."""
 _WAIT_S, _WAIT_MAX_S = 0.02, 0.5
 _NONE: Longs = np.zeros(0, dtype=np.int64)
+
+
+class Overtaken(Conflict):
+    """A rewrite is given up. `reason`: one of the above."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Others have changed what was rewritten ({reason})", status=409)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Overtaken, (self.reason,)
 
 
 def replacement(
@@ -50,9 +71,10 @@ def replacement(
     branch: str,
     others: Iterable[ScanTask] = (),
     deletes: Sequence[Mapping[str, Any]] = (),
+    operation: str = REPLACE,
 ) -> dict[str, Any]:
     """The body of the commit that replaces the files of `tasks`. `others`: the other tasks of the same plan. `deletes`:
-    delete files of the new files.
+    delete files of the new files. `operation`: `OVERWRITE` if rows are not the same.
 
     Also removes delete files that apply to no other data file; their rows are not written again. The server removes
     delete files of a single data file together with it.
@@ -65,7 +87,8 @@ def replacement(
         if not delete.get("referenced-data-file") and delete["file-path"] not in kept
     }
     return {
-        "operation": "replace",
+        "operation": operation,
+        **({} if operation == REPLACE else {"scope": {"partitions": []}}),  # it depends on no other rows
         "branch": branch,
         "table-uuid": opened.metadata.table_uuid,
         "schema-id": opened.metadata.current_schema_id,
@@ -87,32 +110,82 @@ class RewrittenFiles:
     tasks: Sequence[ScanTask]
     written: WrittenFiles
     origins: OriginLog
+    copies: CopyCounts = field(default_factory=CopyCounts)
 
-    def replaced_at(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement | None:
-        """The replacement of what is left of the files at a later snapshot with these tasks. None if it is uncertain
-        which rows live on, or too few do. Unreadable."""
+    def without(self, written: WrittenFiles) -> WrittenFiles:
+        """Those of its files that are not among `written`."""
+        paths = {file["file-path"] for file in written.files}
+        locations = {file["location"] for file in written.index_files}
+        return WrittenFiles(
+            tuple(file for file in self.written.files if file["file-path"] not in paths),
+            tuple(file for file in self.written.index_files if file["location"] not in locations),
+        )
+
+    def replaced_at(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
+        """The replacement of what is left of the files at a later snapshot with these tasks. Overtaken if it is
+        uncertain which rows live on, or too few do. Unreadable."""
         known = self.opened.metadata
         if (known.table_uuid, known.format_version) != (opened.metadata.table_uuid, opened.metadata.format_version):
-            return None
+            raise Overtaken(TABLE)
         replaced, current, others = {task.path for task in self.tasks}, {}, []
         for task in tasks:
             if task.path in replaced:
                 current[task.path] = task
             else:
                 others.append(task)
-        deleted = self._deleted_rows(opened, current) if current else None
-        if deleted is None or sum(len(rows.positions) for rows in deleted) > DELETED_MAX * self.written.rows:
-            return None
+        if not current:
+            raise Overtaken(FILES)
+        deleted = {rows.path: rows for rows in self._deleted_rows(opened, current)}
+        kept, taken, bytes_left = list[dict[str, Any]](), list[ScanTask](), 0
+        for numbers, files in self._groups():
+            left = [current[task.path] for task in map(self.tasks.__getitem__, numbers) if task.path in current]
+            dead = sum(len(deleted[file["file-path"]].positions) for file in files)
+            part = DELETED_MAX_FEWER if len(files) < len(left) else DELETED_MAX
+            if left and dead <= part * sum(file["record-count"] for file in files):
+                kept, taken = [*kept, *files], [*taken, *left]
+            else:
+                others += left
+                bytes_left += sum(self.tasks[number].size_bytes for number in numbers)
+        if not taken:
+            raise Overtaken(ROWS)
         # Files of deletes for several data files could be in the way of other writers.
         target = replace(self.target, properties={**self.target.properties, GRANULARITY: BY_FILE})
-        deletes = write_deletes(target, deleted, Deletes(opened.storage, opened.metadata))
-        return FileReplacement(opened, list(current.values()), others, deletes)
+        rows = [deleted[file["file-path"]] for file in kept]
+        deletes = write_deletes(target, rows, Deletes(opened.storage, opened.metadata))
+        written = self.written
+        if len(kept) < len(written.files):  # an index file describes all data files of the rewrite
+            written = WrittenFiles(tuple(kept), (), written.skipped)
+        return FileReplacement(opened, written, taken, others, deletes, bytes_left)
 
-    def _deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows] | None:
-        """The rows of the new files that no longer live in `current`, the old files by path. None if rows of an old
-        file live that the new files lack, as after a rollback."""
-        reader = TaskReader(plan_read(opened, [], TRUE, positions=True), opened.storage, threads=False)
+    def _groups(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
+        """The numbers of the tasks and the new files, divided so that rows of a task are in files of its group only."""
+        firsts = np.cumsum([0, *(task.records for task in self.tasks)])
+        group_of = np.arange(len(self.tasks))
+        sources = []
+        for file in self.written.files:
+            origins = self.origins.of(file["file-path"])
+            low = np.searchsorted(firsts, origins.starts, "right") - 1
+            high = np.searchsorted(firsts, origins.starts + origins.lengths, "left")
+            started = np.bincount(low, minlength=len(firsts)) - np.bincount(high, minlength=len(firsts))
+            numbers = np.flatnonzero(np.cumsum(started))
+            sources.append(numbers)
+            if len(numbers):
+                group_of[np.isin(group_of, group_of[numbers])] = group_of[numbers[0]]
+        for group in np.unique(group_of).tolist():
+            files = [
+                file
+                for file, numbers in zip(self.written.files, sources, strict=True)
+                if len(numbers) and group_of[numbers[0]] == group
+            ]
+            yield np.flatnonzero(group_of == group).tolist(), files
+
+    def _deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
+        """The rows of the new files that no longer live in `current`, the old files by path. Overtaken if rows of an
+        old file live that the new files lack, as after a rollback."""
+        positions, keys = plan_read(opened, [], TRUE, positions=True), keys_of_environment()
+        reader = TaskReader(positions, opened.storage, threads=False, keys=keys)
         dead, living = [_NONE], [_NONE]
+        lineage = (FIRST_ROW_ID, SEQUENCE_NUMBER) if has_lineage(opened.metadata) else ()
         first = 0
         for task in self.tasks:
             rows = np.arange(first, first + task.records)
@@ -121,8 +194,8 @@ class RewrittenFiles:
             if now is None:
                 dead.append(rows)
                 continue
-            if any(now.file.get(name) != task.file.get(name) for name in (FIRST_ROW_ID, SEQUENCE_NUMBER)):
-                return None
+            if any(now.file.get(name) != task.file.get(name) for name in lineage):
+                raise Overtaken(RETURNED)
             if _names(now.deletes) != _names(task.deletes):
                 is_dead = np.ones(task.records, dtype=np.bool_)
                 for batch in reader.read(now):
@@ -132,7 +205,7 @@ class RewrittenFiles:
         files = [(file, self.origins.of(file["file-path"])) for file in self.written.files]
         all_living, all_dead = np.concatenate(living), np.concatenate(dead)
         if sum(len(origins.places_of(all_living)) for _, origins in files) < len(all_living):
-            return None
+            raise Overtaken(RETURNED)
         return [
             DeletedRows(file["file-path"], file["spec-id"], file["partition"], origins.places_of(all_dead))
             for file, origins in files
@@ -141,12 +214,16 @@ class RewrittenFiles:
 
 @dataclass(frozen=True)
 class FileReplacement:
-    """A replacement at one snapshot: the old files, the other tasks of the same plan, and deletes of the new files."""
+    """A replacement at one snapshot: the new files, the old files, the other tasks of the same plan, and deletes of the
+    new files."""
 
     opened: OpenTable
+    written: WrittenFiles
     tasks: Sequence[ScanTask]
     others: Sequence[ScanTask]
     deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
+    bytes_left: int = 0
+    """Size of the old files whose rewrite is given up."""
 
     @property
     def rows_deleted(self) -> int:
@@ -160,35 +237,40 @@ def commit_replacement(
     *,
     branch: str,
     summary: Mapping[str, str],
-) -> int:
-    """Replaces the files of `new.tasks`, and deletes rows in the new files that were deleted meanwhile; returns their
-    number. `others`: the other tasks of the same plan.
+    operation: str = REPLACE,
+) -> FileReplacement:
+    """Replaces the files of `new.tasks`, or those of which enough is left, and deletes rows in the new files that were
+    deleted meanwhile. Returns what was committed. `others`: the other tasks of the same plan.
 
-    Conflict if the rows that live on are uncertain or too few, or other commits are always faster. Unreadable if a
+    Overtaken if the rows that live on are uncertain or too few, or other commits are always faster. Unreadable if a
     delete file of another commit cannot be read. After an error the new files are deleted, unless the outcome of the
     commit is unknown."""
     storage = new.target.storage
-    attempt, current = 1, FileReplacement(new.opened, new.tasks, others)
+    attempt, current = 1, FileReplacement(new.opened, new.written, new.tasks, others)
     while True:
         body = replacement(
             current.opened,
             current.tasks,
-            new.written,
+            current.written,
             branch=branch,
             others=current.others,
             deletes=current.deletes.files,
+            operation=operation,
         )
         unreferenced: list[bool] = []
         try:
             commit(client, new.opened.name, {**body, "summary": dict(summary)}, partial(unreferenced.append, True))
-            return current.rows_deleted
+            new.without(current.written).discard(storage)
+            return current
         except Refused as error:
             if not unreferenced:
                 raise
             current.deletes.discard(storage)
             following = None
             try:
-                if isinstance(error, Conflict) and attempt < ATTEMPTS and new.origins.is_complete:
+                if isinstance(error, Conflict):
+                    if attempt == ATTEMPTS or not new.origins.is_complete:
+                        raise Overtaken(ATTEMPTS_USED) from error
                     back_off(attempt - 1, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
                     opened = open_table(client, new.opened.name, At(ref=branch))
                     following = new.replaced_at(opened, plan(client, opened))
@@ -200,15 +282,39 @@ def commit_replacement(
             attempt, current = attempt + 1, following
 
 
+Rewrite = Callable[[], RewrittenFiles | None]
+"""Writes the rows of a batch to new files; None if it is not worth a commit. Picklable."""
+Batches = Iterable[tuple[Sequence[ScanTask], Rewrite]]
+BatchRunner = Callable[[Batches], Batches]
+"""Runs rewrites elsewhere: returns the batches, in any order, with functions that return the results."""
+
+
+def run_here(batches: Batches) -> Batches:
+    """One after the other, in this process."""
+    return batches
+
+
+def announced(batches: Batches) -> Batches:
+    """The batches, whose files the progress of the job then expects."""
+    listed = list(batches)
+    expect(sum(len(tasks) for tasks, _ in listed), sum(task.size_bytes for tasks, _ in listed for task in tasks))
+    return listed
+
+
 @dataclass
 class RewriteReport:
     """Files and bytes of the replaced and of the new data files. `rows_deleted`: rows that writers deleted meanwhile;
-    `conflicts`: batches that were given up because writers changed too much of them; `bytes_wasted`: size of the files
-    of these batches; `given_up`: batches that are not worth a commit; `errors`: why others could not be read;
-    `files_skipped`: files whose format cannot be rewritten."""
+    `conflicts`: batches that were given up because writers changed too much of them; `bytes_read`: size of the files
+    that were rewritten, wasted or not; `bytes_wasted`: the wasted part, with the share of the rows
+    that writers deleted meanwhile; `wasted_by`: the same by the reason; `given_up`: batches that are not worth a
+    commit; `again_s`: seconds after which files that were left out, because writers may replace them soon, are worth
+    another run, 0 if there are none; `errors`: why others could not be read; `files_skipped`: files whose format cannot
+    be rewritten; `row_groups_copied`, `bytes_copied`: what was copied without decoding it; `row_groups_encoded`: row
+    groups that were not copied, by the reason (`write/copies.py`)."""
 
     commits: int = 0
     conflicts: int = 0
+    bytes_read: int = 0
     bytes_wasted: int = 0
     rows_deleted: int = 0
     given_up: int = 0
@@ -217,28 +323,40 @@ class RewriteReport:
     bytes_before: int = 0
     bytes_after: int = 0
     rows: int = 0
+    again_s: float = 0.0
     deletes_applied: int = 0
     files_skipped: int = 0
+    row_groups_copied: int = 0
+    bytes_copied: int = 0
+    row_groups_encoded: dict[str, int] = field(default_factory=dict)
+    wasted_by: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
+
+    def waste(self, reason: str, size_bytes: int) -> None:
+        self.bytes_wasted += size_bytes
+        if size_bytes:
+            self.wasted_by[reason] = self.wasted_by.get(reason, 0) + size_bytes
 
 
 def replace_batches(
     client: SeamarkClient,
     opened: OpenTable,
     tasks: Sequence[ScanTask],
-    batches: Iterable[tuple[Sequence[ScanTask], Callable[[], RewrittenFiles | None]]],
+    batches: Batches,
     *,
     target_bytes: int,
     dry_run: bool,
     branch: str,
     summary: Mapping[str, str],
+    operation: str = REPLACE,
+    again_s: float = 0.0,
 ) -> RewriteReport:
-    """Replaces batches of files, each in a commit of its own. `tasks`: all of the plan. A batch has a function that
+    """Replaces batches of files, each in a separate commit. `tasks`: all of the plan. A batch has a function that
     writes its rows to new files, or returns None if it is not worth a commit.
 
     `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
-    estimate. Refused."""
-    report = RewriteReport(files_skipped=sum(not is_rewritable(task) for task in tasks))
+    estimate. `again_s`: for the report. Refused."""
+    report = RewriteReport(files_skipped=sum(not is_rewritable(task) for task in tasks), again_s=again_s)
     for batch, rewrite in batches:
         size_bytes = sum(task.size_bytes for task in batch)
         if dry_run:
@@ -248,26 +366,35 @@ def replace_batches(
             chosen = {task.path for task in batch}
             others = [task for task in tasks if task.path not in chosen]
             try:
-                new = rewrite()
-                rows_deleted = 0
-                if new is not None:
-                    rows_deleted = commit_replacement(client, new, others, branch=branch, summary=summary)
-            except Conflict:
+                with part(len(batch), size_bytes):
+                    new = rewrite()
+                report.bytes_read += size_bytes
+                if new is None:
+                    report.given_up += 1
+                    report.waste(NOT_WORTH, size_bytes)
+                    continue
+                done = commit_replacement(client, new, others, branch=branch, summary=summary, operation=operation)
+            except Conflict as error:
                 report.conflicts += 1
-                report.bytes_wasted += size_bytes
+                report.waste(error.reason if isinstance(error, Overtaken) else ATTEMPTS_USED, size_bytes)
                 continue
             except (Unreadable, BadRequest) as error:  # the other batches are not worse for it
                 report.errors.append(str(error))
                 continue
-            if new is None:
-                report.given_up += 1
-                continue
-            tasks = others
+            replaced = {task.path for task in done.tasks}
+            tasks = [task for task in tasks if task.path not in replaced]
+            useful = (size_bytes - done.bytes_left) * (1 - done.rows_deleted / max(1, done.written.rows))
+            report.waste(ROWS, size_bytes - int(useful))
+            batch, size_bytes = done.tasks, sum(task.size_bytes for task in done.tasks)
             report.commits += 1
-            report.files_after += len(new.written.files)
-            report.bytes_after += new.written.size_bytes
-            report.rows += new.written.rows
-            report.rows_deleted += rows_deleted
+            report.files_after += len(done.written.files)
+            report.bytes_after += done.written.size_bytes
+            report.rows += done.written.rows
+            report.rows_deleted += done.rows_deleted
+            report.row_groups_copied += new.copies.copied
+            report.bytes_copied += new.copies.copied_bytes
+            for reason, count in new.copies.encoded.items():
+                report.row_groups_encoded[reason] = report.row_groups_encoded.get(reason, 0) + count
         report.files_before += len(batch)
         report.bytes_before += size_bytes
         report.deletes_applied += len({delete["file-path"] for task in batch for delete in task.deletes})

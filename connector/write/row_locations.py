@@ -339,6 +339,19 @@ def record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefin
     return None
 
 
+def indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> list[Field] | None:
+    """The fields, or some of them, on which an enabled record index is; as many as possible. None without an index."""
+    by_id = {field.id: field for field in fields}
+    found: list[Field] = []
+    for definition in read_definitions(metadata).enabled:
+        terms = definition.terms
+        if KINDS[definition.kind].answers_keys and all(
+            term.transform == IDENTITY and term.column_id in by_id for term in terms
+        ):
+            found = max(found, [by_id[term.column_id] for term in terms], key=len)
+    return found or None
+
+
 @dataclass(frozen=True)
 class _IndexAnswer:
     """The answer of a record index: (positions, key ordinals) by file; `unsure`: files about which it is incomplete."""

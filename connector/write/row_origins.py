@@ -62,9 +62,16 @@ class OriginLog:
 
     def add(self, location: str, first_place: int, origins: Longs) -> None:
         """Records the origins of the next rows of a file, the first of which is row `first_place`."""
+        self._add(location, RowOrigins.of(origins, first_place))
+
+    def add_run(self, location: str, first_place: int, start: int, length: int) -> None:
+        """The same for rows with consecutive origins from `start` on."""
+        place, first, rows = (np.array([value], dtype=np.int64) for value in (first_place, start, length))
+        self._add(location, RowOrigins(place, first, rows))
+
+    def _add(self, location: str, part: RowOrigins) -> None:
         if not self.is_complete:
             return
-        part = RowOrigins.of(origins, first_place)
         self._runs += len(part.places)
         self._parts.setdefault(location, []).append(part)
         if self._runs > RUNS_MAX:

@@ -158,7 +158,7 @@ class TableWriter:
         self._ratio: float | None = None
         """Bytes in a file for each byte of Arrow data; None until it is measured."""
         self._files: list[dict[str, Any]] = []
-        self._indexes = _IndexBuilder(target.indexes)
+        self._indexes = IndexBuilder(target.indexes)
         column_ids = {term.column_id for task in target.indexes for term in task.definition.terms}
         self._indexed = {column_id: places_of(column_id, target.schema) for column_id in column_ids}
 
@@ -309,7 +309,7 @@ class TableWriter:
         WrittenFiles(tuple(self._files), tuple(self._indexes.written)).discard(self._target.storage)
 
 
-class _IndexBuilder:
+class IndexBuilder:
     """Index files of a writer's data files: one for each definition, or several for many rows.
 
     An index that cannot be built does not fail the write: the data file is reported as skipped and stays uncovered.

@@ -1,10 +1,10 @@
 """The audit log: changes and refused requests, with their principals.
 
-Recorded are all requests that change something, with their outcome, and refused requests (401, 403); reads only with
-the setting audit_reads. Of the refused requests of an address or a principal, the first of each minute are written, and
-one record has the number of the others (`refusals.py`), so that refusals cannot fill the disk. A record contains names,
-the operation, the resource's path and the outcome, but never a header, a query string or a body, which may contain
-secrets.
+Recorded are all requests that change something and all SQL statements, with their outcome, and refused requests (401,
+403); other reads only with the setting audit_reads. Of the refused requests of an address or a principal, the first of
+each minute are written, and one record has the number of the others (`refusals.py`), so that refusals cannot fill the
+disk. A record contains names, the operation, the resource's path and the outcome, but never a header, a query string or
+a body, which may contain secrets.
 
 One task writes records to the store in batches. A request waits for space in the queue, not for the write, and records
 are never dropped while the server runs: an attacker must not be able to displace records by flooding the log. Reads and
@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from seamark.metaserver.access.authorizer import changes
+from seamark.metaserver.access.authorizer import is_recorded
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.access.refusals import Refusals
 from seamark.metaserver.clock import Clock
@@ -72,7 +72,7 @@ class AuditLog:
 
     def wants(self, operation: str, status: int) -> bool:
         """Whether `record` would keep the record, so that callers need not create it."""
-        return self._reads or status in _DENIED or changes(operation)
+        return self._reads or status in _DENIED or is_recorded(operation)
 
     async def record(
         self,
@@ -106,7 +106,7 @@ class AuditLog:
             request_id=request_id,
             remote=_plain(remote or ""),
         )
-        waits = not unauthenticated and (status in _DENIED or changes(operation))
+        waits = not unauthenticated and (status in _DENIED or is_recorded(operation))
         if self._closing or (self._queue.full() and not waits):
             self.dropped += 1
             return False

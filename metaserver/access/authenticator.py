@@ -7,7 +7,8 @@
 | oidc | JWTs of the configured issuer |
 | token+oidc | all of these |
 
-All modes but `none` also accept the logins of this server's own table services (`service_tokens.py`).
+All modes but `none` also accept the logins of this server's own table services (`service_tokens.py`), and of its
+workers that run SQL statements (`statement_tokens.py`).
 
 Nothing is cached: a revoked token or grant is invalid for the next request, on every replica. That costs two reads by
 key, of microseconds with SQLite.
@@ -34,6 +35,8 @@ from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import ANONYMOUS, Principal
 from seamark.metaserver.access.service_tokens import PREFIX as SERVICE_PREFIX
 from seamark.metaserver.access.service_tokens import ServiceTokens
+from seamark.metaserver.access.statement_tokens import PREFIX as STATEMENT_PREFIX
+from seamark.metaserver.access.statement_tokens import StatementTokens
 from seamark.metaserver.access.tokens import PREFIX, digest_of, is_live
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.deferred import Deferred
@@ -70,6 +73,7 @@ class Authenticator:
         clock: Clock,
         issuer: Issuer,
         service_tokens: ServiceTokens,
+        statement_tokens: StatementTokens,
         accepted: oidc.Oidc | None,
     ) -> None:
         self._mode = settings.auth
@@ -79,6 +83,7 @@ class Authenticator:
         self._oidc = accepted
         self.issuer = issuer
         self.service_tokens = service_tokens
+        self.statement_tokens = statement_tokens
 
     @property
     def open(self) -> bool:
@@ -105,8 +110,9 @@ class Authenticator:
         """The holder of a token of an accepted kind. Errors as for `authenticate`."""
         if bearer.startswith(PREFIX):
             return await self.login_secret(bearer)
-        if bearer.startswith(SERVICE_PREFIX):
-            principal, expires_ms = self.service_tokens.principal(bearer)
+        if bearer.startswith((SERVICE_PREFIX, STATEMENT_PREFIX)):
+            tokens = self.service_tokens if bearer.startswith(SERVICE_PREFIX) else self.statement_tokens
+            principal, expires_ms = tokens.principal(bearer)
             return Login(principal, None, expires_ms)
         if not jwt.looks_like_jwt(bearer):
             raise Unauthenticated(f"The token is unknown: it is neither a token of this server nor a JWT; {_HOWTO}")
@@ -192,4 +198,5 @@ async def open_authenticator(
     async with AsyncExitStack() as stack:
         has_oidc = "oidc" in settings.auth
         accepted = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if has_oidc else None
-        yield Authenticator(settings, store, clock, issuer, ServiceTokens(keyring, clock), accepted)
+        service, statements = ServiceTokens(keyring, clock), StatementTokens(keyring, clock)
+        yield Authenticator(settings, store, clock, issuer, service, statements, accepted)

@@ -7,11 +7,11 @@ A grant is a role on a namespace and all below it; on the empty path, on the who
 |---|---|
 | any login | read the configuration, list the namespaces that it has grants on, read the metrics of the server |
 | a grant below | list the parents of its namespaces, and see that they exist |
-| reader | list, load, probe, plan, explain, plan tables; credentials to read; send reports; timelines, files, indexes |
+| reader | list, load, probe, plan, explain, query, plan tables; credentials to read; reports; timelines, indexes |
 | writer | create, commit, index, drop, rename, undrop; create, change and drop namespaces (if empty); plan views |
 | writer of the whole catalog | register, which points a name at any file of the warehouse, also of other tables |
 | admin | purge dropped entries before their retention ends; grant and revoke roles within its namespace |
-| admin of the whole catalog | tokens, which belong to no namespace; the audit log |
+| admin of the whole catalog | tokens, which belong to no namespace; the audit log; the list of replicas |
 
 A drop needs a writer only, because it can be undone. So does `purgeRequested` on a drop, because files stay for the
 retention. An operation on several places (rename, undrop elsewhere, a transaction on many tables) needs the role in
@@ -43,6 +43,8 @@ class Rule(msgspec.Struct, frozen=True):
     scope: Scope = Scope.NAMESPACE
     reads: bool = False
     """An operation that changes nothing. Operations of readers never do."""
+    recorded: bool = False
+    """An operation that the audit records although it changes nothing."""
 
 
 _UNKNOWN = Rule(Role.ADMIN, Scope.CATALOG)
@@ -53,12 +55,13 @@ def _rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
-        loadTableHealth loadTablePolicy listFiles listColumnStats listPartitions explain makePlanTable renewPlanTable
-        leasePlanSnapshots
+        loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
+        listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
+        makePlanTable renewPlanTable leasePlanSnapshots
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
-        expireSnapshots removeOrphanFiles renameTable createView replaceView dropView renameView commitTransaction
-        commitChange undrop putFunction dropFunction
+        expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
+        commitTransaction commitChange undrop putFunction dropFunction
         putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
         quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
     admin = "purgeDropped addGrant removeGrant"
@@ -67,7 +70,7 @@ def _rules() -> dict[str, Rule]:
         for role, names in ((Role.READER, reader), (Role.WRITER, writer), (Role.ADMIN, admin))
         for name in names.split()
     }
-    for name in ("getConfig", "metrics", "listGrants"):
+    for name in ("getConfig", "metrics", "listGrants", "loadSqlState"):
         rules[name] = Rule(Role.READER, Scope.LOGIN)
     for name in ("listNamespaces", "namespaceExists"):
         rules[name] = Rule(Role.READER, Scope.SEEN)
@@ -75,8 +78,11 @@ def _rules() -> dict[str, Rule]:
         rules[name] = Rule(Role.WRITER, Scope.CATALOG)
     for name in ("createToken", "revokeToken"):
         rules[name] = Rule(Role.ADMIN, Scope.CATALOG)
-    rules["makePlanView"] = Rule(Role.WRITER, reads=True)
-    for name in ("listTokens", "listAudit"):
+    for name in ("runStatement", "cancelStatement"):
+        rules[name] = Rule(Role.READER, recorded=True)
+    for name in ("makePlanView", "adviseTtl", "takeRewriteLease"):
+        rules[name] = Rule(Role.WRITER, reads=True)
+    for name in ("listTokens", "listAudit", "listReplicas"):
         rules[name] = Rule(Role.ADMIN, Scope.CATALOG, reads=True)
     return rules
 
@@ -89,6 +95,11 @@ def changes(operation: str) -> bool:
     """Whether the operation changes something that the audit records. True for unknown operations."""
     rule = RULES.get(operation, _UNKNOWN)
     return not rule.reads and rule.role is not Role.READER
+
+
+def is_recorded(operation: str) -> bool:
+    """Whether the audit records the operation, with any outcome."""
+    return RULES.get(operation, _UNKNOWN).recorded or changes(operation)
 
 
 class Authorizer:

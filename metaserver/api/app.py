@@ -5,29 +5,51 @@ from __future__ import annotations
 from aiohttp import web
 
 from seamark.metaserver.api import openapi
-from seamark.metaserver.api.admin import admin, health, oauth, table_health, table_policy
+from seamark.metaserver.api.admin import (
+    admin,
+    health,
+    oauth,
+    replicas,
+    running_jobs,
+    table_health,
+    table_policy,
+    ttl_advice,
+)
 from seamark.metaserver.api.admin.readiness import Readiness
-from seamark.metaserver.api.commits import commits, dropped, expiration, orphan_files, timeline
-from seamark.metaserver.api.http import idempotency, keys, metrics
-from seamark.metaserver.api.http.middleware import build_middleware
+from seamark.metaserver.api.commits import (
+    commits,
+    dropped,
+    expiration,
+    manifests,
+    orphan_files,
+    rewrite_lease,
+    timeline,
+)
+from seamark.metaserver.api.console import console
+from seamark.metaserver.api.http import idempotency, keys
+from seamark.metaserver.api.http.middleware import add_age, build_middleware
+from seamark.metaserver.api.http.observability import metrics
 from seamark.metaserver.api.http.parts import ServerParts
-from seamark.metaserver.api.http.slots import Bounds
+from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.api.indexes import builds, index_audit, indexes
 from seamark.metaserver.api.indexes import index_unregistered as index_unheld
-from seamark.metaserver.api.lookups import bitmaps, lookups, metadata
-from seamark.metaserver.api.plans import explain, plan_leases, plan_tables, plan_views
+from seamark.metaserver.api.lookups import bitmaps, layout, lookups, metadata
+from seamark.metaserver.api.plans import explain, explain_query, plan_leases, plan_tables, plan_views
 from seamark.metaserver.api.rest import functions
 from seamark.metaserver.api.rest import routes as rest
+from seamark.metaserver.api.sql import statements
 from seamark.metaserver.catalog.quotas import Quota
 
 
 def build_app(parts: ServerParts) -> web.Application:
     """The application with all routes. It may be started and stopped once, like aiohttp's applications."""
     settings = parts.settings
-    bounds = Bounds(
+    bounds = WorkerLimits(
         requests=settings.requests_limit, watchers=settings.watchers_limit, body_bytes=settings.bodies_memory_bytes
     )
     app = web.Application(middlewares=[build_middleware(parts, bounds)])
+    if settings.stale_limit_s:
+        app.on_response_prepare.append(add_age)
     app[keys.BOUNDS] = bounds
     app[idempotency.KEPT] = Quota(idempotency.KEPT_MAX)
     app[keys.SETTINGS] = settings
@@ -42,6 +64,7 @@ def build_app(parts: ServerParts) -> web.Application:
     app[keys.COMMITS] = parts.commits
     app[keys.EXPIRATION] = parts.expiration
     app[keys.ORPHAN_REMOVAL] = parts.orphan_removal
+    app[keys.MANIFEST_REWRITE] = parts.manifest_rewrite
     app[keys.REGISTRY] = parts.registry
     app[keys.INDEXES] = parts.indexes
     app[keys.USAGE] = parts.usage
@@ -49,6 +72,7 @@ def build_app(parts: ServerParts) -> web.Application:
     app[keys.AUTHENTICATOR] = parts.authenticator
     app[keys.AUTHORIZER] = parts.authorizer
     app[keys.KEYRING] = parts.keyring
+    app[keys.GATEWAY_KEYS] = parts.gateway_keys
     app[keys.PAGES] = parts.catalog.pages
     app[keys.AUDIT] = parts.audit
     app[keys.DRAIN] = parts.drain
@@ -61,10 +85,14 @@ def add_routes(app: web.Application) -> None:
     own = (
         timeline,
         metadata,
+        layout,
         explain,
+        explain_query,
         commits,
         expiration,
+        manifests,
         orphan_files,
+        rewrite_lease,
         table_policy,
         indexes,
         builds,
@@ -77,9 +105,13 @@ def add_routes(app: web.Application) -> None:
         index_unheld,
         dropped,
         admin,
+        replicas,
         table_health,
+        statements,
+        ttl_advice,
+        running_jobs,
     )
-    for routes in (health, metrics, oauth, rest, *own):
+    for routes in (health, metrics, oauth, console, rest, *own):
         routes.add_routes(app)
     functions.add_own_routes(app)
     openapi.add_routes(app)

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.page_tokens import PageTokens
+from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.catalog.dropped import Dropped
 from seamark.metaserver.catalog.functions import Functions
@@ -19,7 +20,7 @@ from seamark.metaserver.catalog.ownership.claims import check_own, check_staged,
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_tables import PlanTables
 from seamark.metaserver.catalog.plans.plan_views import PlanViews
-from seamark.metaserver.catalog.staging import Staging
+from seamark.metaserver.catalog.staging import StagingPasses
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.catalog.views import Views
@@ -43,9 +44,10 @@ class Catalog:
     plan_tables: PlanTables
     plan_views: PlanViews
     metrics: MetricsReports
+    column_usage: ColumnUsage
     documents: Documents
     warehouse: Warehouse
-    staging: Staging
+    staging: StagingPasses
     pages: PageTokens
     parts: CatalogContext
 
@@ -97,10 +99,13 @@ async def open_catalog(
     clock: Clock,
     timeline: Timeline,
     keyring: Keyring,
+    *,
+    stored: ObjectStore | None = None,
 ) -> AsyncIterator[Catalog]:
-    """Opens the catalog. ConfigError for an invalid warehouse URI."""
+    """Opens the catalog. `stored`: the storage itself, without the caches that `objects` may have; by default
+    `objects`. ConfigError for an invalid warehouse URI."""
     warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
-    documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes)
+    documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored=stored)
     parts = CatalogContext(
         settings=settings,
         store=store,
@@ -113,18 +118,22 @@ async def open_catalog(
     )
     await fill(parts)
     plans = PlanTables(parts)
-    yield Catalog(
-        namespaces=Namespaces(parts),
-        tables=Tables(parts),
-        views=Views(parts),
-        functions=Functions(parts),
-        dropped=Dropped(parts),
-        plan_tables=plans,
-        plan_views=PlanViews(parts, plans),
-        metrics=MetricsReports(parts),
-        documents=documents,
-        warehouse=warehouse,
-        staging=Staging(clock, keyring),
-        pages=parts.pages,
-        parts=parts,
-    )
+    try:
+        yield Catalog(
+            namespaces=Namespaces(parts),
+            tables=Tables(parts),
+            views=Views(parts),
+            functions=Functions(parts),
+            dropped=Dropped(parts),
+            plan_tables=plans,
+            plan_views=PlanViews(parts, plans),
+            metrics=MetricsReports(parts),
+            column_usage=ColumnUsage(parts),
+            documents=documents,
+            warehouse=warehouse,
+            staging=StagingPasses(clock, keyring),
+            pages=parts.pages,
+            parts=parts,
+        )
+    finally:
+        await documents.close()

@@ -22,19 +22,22 @@ import msgspec
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
+from seamark.cache.sizes import object_bytes
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest, Forbidden, NotFound, ObjectMissing
+from seamark.metaserver.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import without_client_properties
 from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table, gunzip, refs_view
 from seamark.metaserver.iceberg.views.view import ViewMetadata, decode_view, encode_view
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.staleness import allowed_staleness
 
 SnapshotMode = Literal["all", "refs"]
 T = TypeVar("T")
 
-_DECODED_PER_BYTE = 3
-"""Memory of decoded metadata per byte of JSON, measured at 10,000 snapshots and rounded up."""
+_TABLE_BYTES, _COLUMN_BYTES = 2000, 340
+"""Memory of decoded table metadata, and of a column of a schema, in addition to twice its JSON: summaries of snapshots
+refer to the JSON, and other fields take about as much as in JSON (measured, `tests/server/test_memory_account.py`)."""
 _METADATA_LIMIT_BYTES = 1 << 28
 _RECHECK_S = 30.0
 """How long a metadata file that was seen on remote storage is assumed to exist. Local files are checked each time."""
@@ -46,12 +49,17 @@ _NAMED = re.compile(r"\.([0-9a-f]{40})(?:\.gz)?\.(?:metadata|function)\.json\Z")
 class Documents:
     """A read-through cache with one concurrent read per location, bounded by `budget_bytes`."""
 
-    def __init__(self, objects: ObjectStore, clock: Clock, *, budget_bytes: int) -> None:
+    def __init__(
+        self, objects: ObjectStore, clock: Clock, *, budget_bytes: int, stored: ObjectStore | None = None
+    ) -> None:
+        """`stored`: the storage itself, without the caches that `objects` may have; by default `objects`."""
         self._objects = objects
+        self._sources = (objects,) if stored is None or stored is objects else (objects, stored)
         self._clock = clock
-        self._cache: MemoryCache[tuple[str, str], Any] = MemoryCache(budget_bytes)
+        self._cache: MemoryCache[tuple[str, str], Any] = MemoryCache(budget_bytes, "metadata")
         self._flights: SingleFlight[tuple[str, str], Any] = SingleFlight()
         self._seen: dict[str, float] = {}
+        self._checks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def cache(self) -> MemoryCache[tuple[str, str], Any]:
@@ -67,13 +75,21 @@ class Documents:
         assert isinstance(metadata, TableMetadata)
         return metadata
 
+    async def peek(self, location: str) -> TableMetadata:
+        """As `table`, without keeping what is read: for a look at many tables, which would displace what requests
+        need."""
+        cached = self._cache.get(("table", location))
+        if isinstance(cached, TableMetadata):
+            return cached
+        return _served(decode_table(await self._read_json(location), location))
+
     async def view(self, location: str) -> ViewMetadata:
         cached = self._cache.get(("view", location))
         if isinstance(cached, ViewMetadata):
             return cached
         data = await self._read_json(location)
         metadata = _served(decode_view(data, location))
-        self._cache.put(("view", location), metadata, len(data) * _DECODED_PER_BYTE)
+        self._cache.put(("view", location), metadata, object_bytes(metadata))
         return metadata
 
     async def stored_properties(self, location: str) -> dict[str, str]:
@@ -120,21 +136,59 @@ class Documents:
 
     async def ensure_exists(self, location: str) -> None:
         """NotFound when the metadata file is missing: the cache must not serve a table whose file is gone."""
-        local = location.startswith("file:")
-        now = self._clock.monotonic()
-        if not local and now - self._seen.get(location, -_RECHECK_S) < _RECHECK_S:
+        if location.startswith("file:"):
+            if not await self._objects.exists(location):
+                raise _missing(location)
             return
+        now_s = self._clock.monotonic()
+        seen_s = self._seen.get(location)
+        if seen_s is None or now_s - seen_s >= _RECHECK_S:
+            await self._wait_for_check(location, seen_s)
+        elif now_s - seen_s >= _RECHECK_S / 2:
+            self._check(location)  # so that requests of a table in use never wait for the storage
+
+    async def _wait_for_check(self, location: str, seen_s: float | None) -> None:
+        """Waits for a check. A request that allows it does not wait long for the storage."""
+        staleness, check = allowed_staleness(), self._check(location)
+        if staleness is not None and seen_s is not None:
+            await asyncio.wait((check,), timeout=staleness.wait_s)
+            age_s = self._clock.monotonic() - seen_s
+            is_away = not check.done() or isinstance(check.exception(), RetryLater)
+            if is_away and staleness.allows(age_s):
+                staleness.used(age_s)
+                return
+        await asyncio.shield(check)
+
+    def _check(self, location: str) -> asyncio.Task[None]:
+        """The task that checks whether the file exists; one at a time for a file."""
+        task = self._checks.get(location)
+        if task is None:
+            task = self._checks[location] = asyncio.create_task(self._look(location), name="document-exists")
+            task.add_done_callback(lambda done: self._checked(location, done))
+        return task
+
+    async def _look(self, location: str) -> None:
+        began_s = self._clock.monotonic()
         if not await self._objects.exists(location):
             self._seen.pop(location, None)
             raise _missing(location)
-        if not local:
-            if len(self._seen) >= _SEEN_LIMIT:
-                self._seen.clear()
-            self._seen[location] = now
+        if len(self._seen) >= _SEEN_LIMIT:
+            self._seen.clear()
+        self._seen[location] = began_s
+
+    def _checked(self, location: str, task: asyncio.Task[None]) -> None:
+        del self._checks[location]
+        if not task.cancelled():
+            task.exception()  # there may be no request that waits for it
+
+    async def close(self) -> None:
+        for task in tuple(self._checks.values()):
+            task.cancel()
+        await asyncio.gather(*self._checks.values(), return_exceptions=True)
 
     def remember_table(self, location: str, metadata: TableMetadata, document: bytes) -> None:
         """Caches metadata after its write."""
-        self._cache.put(("table", location), metadata, len(document) * _DECODED_PER_BYTE)
+        self._cache.put(("table", location), metadata, memory_of(metadata, len(document)))
         self._cache.put(("all", location), document, len(document))
 
     def forget(self, location: str) -> None:
@@ -144,7 +198,7 @@ class Documents:
     async def _fetch_table(self, location: str) -> TableMetadata:
         data = await self._read_json(location)
         metadata = _served(decode_table(data, location))
-        self._cache.put(("table", location), metadata, len(data) * _DECODED_PER_BYTE)
+        self._cache.put(("table", location), metadata, memory_of(metadata, len(data)))
         return metadata
 
     async def _read_json(self, location: str) -> bytes:
@@ -155,12 +209,15 @@ class Documents:
         return data
 
     async def _read(self, location: str) -> bytes:
-        try:
-            data = await self._objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
-        except ObjectMissing:
-            raise _missing(location) from None
         named = _NAMED.search(location)
-        if named is not None and named[1] != await asyncio.to_thread(_digest, data):
+        for objects in self._sources:  # the fault may be that of a cache
+            try:
+                data = await objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
+            except ObjectMissing:
+                raise _missing(location) from None
+            if named is None or named[1] == await asyncio.to_thread(_digest, data):
+                break
+        else:
             raise Forbidden(
                 f"The metadata file {location} was overwritten: its content does not match the digest in its name. "
                 "Restore the file, or register another metadata file"
@@ -181,6 +238,12 @@ def _served(metadata: M) -> M:
     if len(properties) == len(metadata.properties):
         return metadata
     return msgspec.structs.replace(metadata, properties=properties)
+
+
+def memory_of(metadata: TableMetadata, json_bytes: int) -> int:
+    """Approximate memory of decoded table metadata with this size in JSON, within a tenth."""
+    columns = sum(len(schema.fields) for schema in metadata.schemas)
+    return _TABLE_BYTES + 2 * json_bytes + _COLUMN_BYTES * columns
 
 
 def _missing(location: str) -> NotFound:

@@ -5,7 +5,6 @@ The REST specification covers reads; writes and drops are Seamark's API.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,11 +12,12 @@ import msgspec
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.claims import claim_folder
 from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.pointers import created_entry, swap_of
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
-from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown, ObjectExists, SeamarkError
+from seamark.metaserver.errors import BadRequest, CommitConflict
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
-from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, DropEntry, Operation, SwapPointer
+from seamark.metaserver.store.model import EntryKind, NamespacePath
+from seamark.metaserver.store.operations import CreateEntry, DropEntry, Operation
 from seamark.metaserver.wire import check_name, encode_json, show
 
 
@@ -77,39 +77,14 @@ class Functions:
             raise BadRequest(f"The function-uuid {checked.function_uuid} is in use; choose another")
         body = encode_json(document)
         location = f"{folder}/metadata/{self._parts.clock.uuid7()}{name_suffix(body, '.function.json')}"
-        entry = Entry(
-            kind=EntryKind.FUNCTION,
-            namespace=namespace,
-            name=name,
-            uuid=checked.function_uuid,
-            metadata_location=location,
-            created_ms=requested_ms,
-            updated_ms=requested_ms,
-        )
+        entry = created_entry(namespace, name, checked.function_uuid, location, requested_ms, EntryKind.FUNCTION)
         change: Operation = CreateEntry(entry=entry)
         if current is not None:
-            change = SwapPointer(
-                kind=EntryKind.FUNCTION,
-                namespace=namespace,
-                name=name,
-                uuid=current.uuid,
-                expected_location=current.metadata_location,
-                new_location=location,
-                now_ms=requested_ms,
-            )
+            change = swap_of(current, location, requested_ms)
         action = "create" if current is None else "replace"
         claim = await claim_folder(self._parts, entry, folder, fresh=current is None)
-        try:
-            await self._parts.objects.create(location, body)
-            await self._parts.transact(
-                [claim, change, self._parts.instant(caller, entry, action, requested_ms=requested_ms)]
-            )
-        except (CommitUnknown, ObjectExists):
-            raise  # an existing file belongs to another function
-        except SeamarkError:
-            with contextlib.suppress(SeamarkError):  # leaves an orphan; the client must receive the first error
-                await self._parts.objects.delete(location)
-            raise
+        instant = self._parts.instant(caller, entry, action, requested_ms=requested_ms)
+        await self._parts.create_and_transact(location, body, [claim, change, instant])
         return LoadedFunction(entry=entry, document=body)
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:

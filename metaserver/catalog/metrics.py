@@ -8,7 +8,7 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.quotas import Quota
 from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.errors import BadRequest, TooManyRequests
-from seamark.metaserver.store.model import EntryKind, MetricsReport, NamespacePath
+from seamark.metaserver.store.model import Entry, EntryKind, MetricsReport, NamespacePath
 from seamark.metaserver.store.operations import SaveMetricsReport
 
 _WINDOW_S = 60.0
@@ -22,8 +22,9 @@ class MetricsReports:
 
     async def report(
         self, caller: Caller, namespace: NamespacePath, name: str, report: dict[str, Any], size: int
-    ) -> None:
-        """Stores a report of `size` bytes. Each table keeps its newest `metrics_reports_limit` reports.
+    ) -> Entry | None:
+        """Stores a report of `size` bytes, and returns the table. Each table keeps its newest `metrics_reports_limit`
+        reports.
 
         BadRequest for an unknown report-type or a snapshot-id that is not a 64-bit integer; NoSuchNamespace;
         TooManyRequests for a caller that has sent `metrics_rate_bytes` within a minute. Reports on tables that do not
@@ -38,7 +39,7 @@ class MetricsReports:
         entry = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
         if entry is None:
             await self._parts.require_namespace(namespace)
-            return
+            return None
         kept = MetricsReport(
             id=str(self._parts.clock.uuid7()),
             uuid=entry.uuid,
@@ -56,6 +57,7 @@ class MetricsReports:
         self._sent.add(caller.who, now_s, now_s + _WINDOW_S, size)
         keep = self._parts.settings.metrics_reports_limit
         await self._parts.store.transact([SaveMetricsReport(report=kept, keep=keep)])
+        return entry
 
     async def list(
         self, namespace: NamespacePath, name: str, page_token: str | None, page_size: int | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from seamark.metaserver.errors import (
     NoSuchNamespace,
     NoSuchTable,
     NoSuchView,
+    ObjectExists,
     RetryLater,
     SeamarkError,
 )
@@ -41,7 +43,7 @@ from seamark.metaserver.store.model import (
     NamespacePath,
 )
 from seamark.metaserver.store.operations import Operation, RecordInstant, SaveIdempotency, SwapPointer
-from seamark.metaserver.store.port import InstantFilter, PointerStore
+from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 from seamark.metaserver.wire import show
 
@@ -142,6 +144,19 @@ class CatalogContext:
                 raise
         if instant is not None:
             self.timeline.notify()
+
+    async def create_and_transact(self, location: str, data: bytes, operations: Sequence[Operation]) -> None:
+        """Writes a new file, then runs the operations as `transact`. Deletes the file when the transaction is known to
+        have failed."""
+        try:
+            await self.objects.create(location, data)
+            await self.transact(operations)
+        except (CommitUnknown, ObjectExists):
+            raise  # an orphaned file is harmless, a dangling pointer is not; an existing file belongs to another
+        except (SeamarkError, IdempotencyTaken):
+            with suppress(SeamarkError):  # leaves an orphan; the client must receive the first error
+                await self.objects.delete(location)
+            raise
 
     async def _has_committed(self, instant: Instant, undone: type[SeamarkError]) -> bool:
         """Whether a transaction with a lost reply was committed. `undone` is raised if it was not committed and can no

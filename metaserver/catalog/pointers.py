@@ -11,24 +11,42 @@ from seamark.metaserver.errors import AlreadyExists, Forbidden
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import METADATA_PATH, metadata_folder
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import SwapPointer
 from seamark.metaserver.wire import show
 
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 """The version at the start of a metadata file name: 00012-<uuid>.metadata.json, or v12.metadata.json (Hadoop)."""
 
 
-async def check_name_free(parts: CatalogContext, namespace: NamespacePath, name: str) -> None:
+async def check_name_free(
+    parts: CatalogContext, namespace: NamespacePath, name: str, kind: EntryKind = EntryKind.TABLE
+) -> None:
     """AlreadyExists before anything is written. The transaction checks again."""
     await parts.require_namespace(namespace)
-    for kind in (EntryKind.TABLE, EntryKind.VIEW):
-        if await parts.store.entry(kind, namespace, name) is not None:
-            what = "Table already exists" if kind is EntryKind.TABLE else "View with same name already exists"
-            raise AlreadyExists(f"{what}: {show(namespace, name)}")
+    for other in (kind, EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE):
+        if await parts.store.entry(other, namespace, name) is not None:
+            same = "" if other is kind else " with same name"
+            raise AlreadyExists(f"{other.value.capitalize()}{same} already exists: {show(namespace, name)}")
 
 
-def created_entry(namespace: NamespacePath, name: str, uuid: str, location: str, now_ms: int) -> Entry:
+def swap_of(entry: Entry, location: str, now_ms: int) -> SwapPointer:
+    """The operation that moves the pointer of the entry, if it has not moved since."""
+    return SwapPointer(
+        kind=entry.kind,
+        namespace=entry.namespace,
+        name=entry.name,
+        uuid=entry.uuid,
+        expected_location=entry.metadata_location,
+        new_location=location,
+        now_ms=now_ms,
+    )
+
+
+def created_entry(
+    namespace: NamespacePath, name: str, uuid: str, location: str, now_ms: int, kind: EntryKind = EntryKind.TABLE
+) -> Entry:
     return Entry(
-        kind=EntryKind.TABLE,
+        kind=kind,
         namespace=namespace,
         name=name,
         uuid=uuid,
@@ -62,7 +80,7 @@ def checked_folder(parts: CatalogContext, location: str, properties: dict[str, s
 def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
     """Forbidden when the metadata belongs to another table than the entry. The table's writers can overwrite metadata
     files, and the UUID decides which files belong to the table. A table whose UUID was derived may have received
-    another one from a commit, whose file is then named by its content."""
+    another from a commit, whose file is then named by its content."""
     is_own = table_uuid(metadata) == entry.uuid
     if not is_own and not (is_derived(entry.uuid) and is_named_by_content(entry.metadata_location)):
         raise Forbidden(

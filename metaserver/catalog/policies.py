@@ -16,9 +16,14 @@ from seamark.metaserver.store.port import PointerStore
 
 PREFIXES = (
     "seamark.clustering.",
+    "seamark.column-ttl.",
     "seamark.compaction.",
     "seamark.expiration.",
     "seamark.orphan-files.",
+    "seamark.services.",
+    "seamark.statistics.",
+    "seamark.manifests.",
+    "seamark.bucket-splitting.",
     "history.expire.",
 )
 """Of the properties that a namespace may have for its tables."""

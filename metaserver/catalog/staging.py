@@ -27,7 +27,7 @@ TTL_S = 86_400
 _PURPOSE = "staged-table"
 
 
-class Staging:
+class StagingPasses:
     def __init__(self, clock: Clock, keyring: Keyring) -> None:
         self._clock = clock
         self._keyring = keyring

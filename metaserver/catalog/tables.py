@@ -17,6 +17,7 @@ from seamark.metaserver.catalog.pointers import (
     check_uuid,
     created_entry,
     metadata_location,
+    swap_of,
     table_uuid,
 )
 from seamark.metaserver.catalog.purge import check_purgeable
@@ -24,19 +25,16 @@ from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, 
 from seamark.metaserver.errors import (
     BadRequest,
     CommitConflict,
-    CommitUnknown,
     Corrupt,
     NotFound,
-    ObjectExists,
-    SeamarkError,
 )
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.new_table import new_table
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry, SwapPointer
-from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
+from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry
+from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.wire import check_changeable, check_new_name, show
 
 
@@ -76,22 +74,14 @@ class Tables:
         entry = created_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
         claimed = await claim(self._parts, caller, metadata, entry, fresh=True)
         allowed = await allow(self._parts, caller, entry.uuid, metadata.properties, {})
-        try:
-            await self._parts.objects.create(location, document)
-            await self._parts.transact(
-                [
-                    claimed,
-                    *allowed,
-                    CreateEntry(entry=entry),
-                    self._parts.instant(caller, entry, "create", requested_ms=requested_ms),
-                    *self._parts.remember(caller, status=200, metadata_location=location),
-                ]
-            )
-        except (CommitUnknown, ObjectExists):
-            raise  # an orphaned file is harmless, a dangling pointer is not; an existing file belongs to another
-        except (SeamarkError, IdempotencyTaken):
-            await self._remove_quietly(location)  # the transaction is known to have failed
-            raise
+        operations = [
+            claimed,
+            *allowed,
+            CreateEntry(entry=entry),
+            self._parts.instant(caller, entry, "create", requested_ms=requested_ms),
+            *self._parts.remember(caller, status=200, metadata_location=location),
+        ]
+        await self._parts.create_and_transact(location, document, operations)
         return LoadedTable(entry=entry, metadata=metadata)
 
     async def register(
@@ -112,17 +102,7 @@ class Tables:
         entry = created_entry(namespace, name, table_uuid(metadata), location, requested_ms)
         operations: builtins.list[Any] = []
         if current is not None and current.uuid == entry.uuid:
-            operations.append(
-                SwapPointer(
-                    kind=EntryKind.TABLE,
-                    namespace=namespace,
-                    name=name,
-                    uuid=current.uuid,
-                    expected_location=current.metadata_location,
-                    new_location=location,
-                    now_ms=requested_ms,
-                )
-            )
+            operations.append(swap_of(current, location, requested_ms))
         else:
             if current is not None:
                 operations += drop_operations(self._parts, caller, current, purge=False, requested_ms=requested_ms)
@@ -223,12 +203,6 @@ class Tables:
         if purging:
             raise BadRequest(f"Cannot register {location}: the files of table {table_uuid(metadata)} are being purged")
         return metadata
-
-    async def _remove_quietly(self, location: str) -> None:
-        try:
-            await self._parts.objects.delete(location)
-        except SeamarkError:
-            return  # leaves an orphaned metadata file
 
 
 async def rename_entry(

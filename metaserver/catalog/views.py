@@ -12,26 +12,22 @@ from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, moves
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, fingerprint_of, owned_properties
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.pointers import metadata_location
+from seamark.metaserver.catalog.pointers import check_name_free, created_entry, metadata_location, swap_of
 from seamark.metaserver.catalog.tables import rename_entry
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
 from seamark.metaserver.errors import (
-    AlreadyExists,
     BadRequest,
     CommitConflict,
-    CommitUnknown,
     Corrupt,
     Forbidden,
-    ObjectExists,
-    SeamarkError,
 )
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
 from seamark.metaserver.iceberg.metadata.requirements import check_view_requirements
 from seamark.metaserver.iceberg.views.view import ViewMetadata, encode_view
 from seamark.metaserver.iceberg.views.view_updates import apply_view_updates, new_view
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, RecordInstant, SwapPointer
-from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
+from seamark.metaserver.store.operations import CreateEntry, RecordInstant
+from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.wire import check_new_name, show
 
 _RECORDED_MAX = 10_000
@@ -92,7 +88,7 @@ class Views:
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateView) -> LoadedView:
         requested_ms = self._parts.clock.now_ms()
         check_new_name(request.name, "view name")
-        await self._check_name_free(namespace, request.name)
+        await check_name_free(self._parts, namespace, request.name, EntryKind.VIEW)
         uuid = str(self._parts.clock.uuid4())
         location = await self._parts.choose_location(
             caller, EntryKind.VIEW, namespace, request.name, uuid, request.location
@@ -107,27 +103,28 @@ class Views:
             properties=owned_properties(caller, request.properties, {}, rewritten=True),
             now_ms=requested_ms,
         )
-        suffix = name_suffix(encode_view(metadata))
+        document = encode_view(metadata)
+        suffix = name_suffix(document)
         path = metadata_location(self._parts, location, metadata.properties, None, suffix)
-        entry = _entry(namespace, request.name, metadata, path, requested_ms)
+        entry = created_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
         record = self._instant(caller, entry, "create", requested_ms, metadata)
         remember = self._parts.remember(caller, status=200, metadata_location=path)
         claimed = await claim(self._parts, caller, metadata, entry, fresh=True)
-        await self._write_then(path, metadata, [claimed, CreateEntry(entry=entry), record, *remember])
+        await self._parts.create_and_transact(path, document, [claimed, CreateEntry(entry=entry), record, *remember])
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:
         requested_ms = self._parts.clock.now_ms()
         check_new_name(name, "view name")
         self._parts.warehouse.check(location, "metadata-location")
-        await self._check_name_free(namespace, name)
+        await check_name_free(self._parts, namespace, name, EntryKind.VIEW)
         try:
             metadata = await self._parts.documents.view(location)
         except Corrupt as error:  # the client named the file, so the request is at fault
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._parts.documents.stored_properties(location), "A registered view")
-        entry = _entry(namespace, name, metadata, location, requested_ms)
+        entry = created_entry(namespace, name, metadata.view_uuid, location, requested_ms, EntryKind.VIEW)
         await self._parts.transact(
             [
                 await claim(self._parts, caller, metadata, entry, returns=True),
@@ -183,18 +180,10 @@ class Views:
             await self._parts.check_location(caller, metadata.location, "The view's location", entry.namespace)
         await self._parts.check_properties(caller, metadata.properties, base.properties, entry.namespace)
         now = self._parts.clock.now_ms()
-        suffix = name_suffix(encode_view(metadata))
+        document = encode_view(metadata)
+        suffix = name_suffix(document)
         path = metadata_location(self._parts, metadata.location, metadata.properties, entry.metadata_location, suffix)
-        updated = _entry(entry.namespace, entry.name, metadata, path, now)
-        swap = SwapPointer(
-            kind=EntryKind.VIEW,
-            namespace=entry.namespace,
-            name=entry.name,
-            uuid=entry.uuid,
-            expected_location=entry.metadata_location,
-            new_location=path,
-            now_ms=now,
-        )
+        updated = created_entry(entry.namespace, entry.name, metadata.view_uuid, path, now, EntryKind.VIEW)
         record = self._instant(caller, updated, "commit", requested_ms, metadata)
         remember = self._parts.remember(caller, status=200, metadata_location=path)
         claimed: builtins.list[Any] = []
@@ -202,7 +191,7 @@ class Views:
             claimed.append(await claim(self._parts, caller, metadata, updated))
         else:
             await check_writable(self._parts, entry.uuid, metadata)
-        await self._write_then(path, metadata, [*claimed, swap, record, *remember])
+        await self._parts.create_and_transact(path, document, [*claimed, swap_of(entry, path, now), record, *remember])
         return LoadedView(entry=updated, metadata=metadata)
 
     def _instant(
@@ -216,28 +205,6 @@ class Views:
             fingerprint=fingerprint_of(metadata, entry.metadata_location),
         )
 
-    async def _write_then(self, path: str, metadata: ViewMetadata, operations: builtins.list[Any]) -> None:
-        """Writes the metadata file and runs the transaction; deletes the file when the transaction is known to have
-        failed."""
-        try:
-            await self._parts.objects.create(path, encode_view(metadata))
-            await self._parts.transact(operations)
-        except (CommitUnknown, ObjectExists):
-            raise  # an existing file belongs to another view
-        except (SeamarkError, IdempotencyTaken):
-            try:
-                await self._parts.objects.delete(path)
-            except SeamarkError:
-                pass  # leaves an orphaned metadata file
-            raise
-
-    async def _check_name_free(self, namespace: NamespacePath, name: str) -> None:
-        await self._parts.require_namespace(namespace)
-        for kind in (EntryKind.VIEW, EntryKind.TABLE):
-            if await self._parts.store.entry(kind, namespace, name) is not None:
-                what = "View already exists" if kind is EntryKind.VIEW else "Table with same name already exists"
-                raise AlreadyExists(f"{what}: {show(namespace, name)}")
-
 
 def _owned(caller: Caller, base: ViewMetadata, metadata: ViewMetadata) -> ViewMetadata:
     if metadata is base:
@@ -245,15 +212,3 @@ def _owned(caller: Caller, base: ViewMetadata, metadata: ViewMetadata) -> ViewMe
     rewritten = metadata.current_version != base.current_version or metadata.schemas != base.schemas
     properties = owned_properties(caller, metadata.properties, base.properties, rewritten=rewritten)
     return msgspec.structs.replace(metadata, properties=properties)
-
-
-def _entry(namespace: NamespacePath, name: str, metadata: ViewMetadata, location: str, now_ms: int) -> Entry:
-    return Entry(
-        kind=EntryKind.VIEW,
-        namespace=namespace,
-        name=name,
-        uuid=metadata.view_uuid,
-        metadata_location=location,
-        created_ms=now_ms,
-        updated_ms=now_ms,
-    )

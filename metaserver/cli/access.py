@@ -11,7 +11,6 @@ import asyncio
 import getpass
 import os
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,15 @@ import click
 
 from seamark.metaserver.access.principal import Role, make_grant, parse_path, show_path
 from seamark.metaserver.access.tokens import create_token, is_live, revoke_token
-from seamark.metaserver.cli.options import CONTEXT, load_settings, parse_duration, refuse, settings_flags
+from seamark.metaserver.cli.options import (
+    CONTEXT,
+    json_option,
+    load_settings,
+    parse_duration,
+    refuse,
+    settings_flags,
+)
+from seamark.metaserver.cli.terminal import print_json, print_result, time_text
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.errors import ConfigError, SeamarkError
 from seamark.metaserver.home import PRIVATE_UMASK, make_private, prepare_home
@@ -60,12 +67,14 @@ def grant() -> None:
 @click.option("--role", type=_ROLES, help="The only role of the token; replaces existing grants of its name.")
 @_NAMESPACE
 @click.option("--expires-in", metavar="TIME", help="E.g. 12h, 30d, 1y. Default: never.")
+@json_option
 @_where
 def create(
     name: str,
     role: str | None,
     namespaces: tuple[str, ...],
     expires_in: str | None,
+    as_json: bool,
     config: Path | None,
     **flags: Any,
 ) -> None:
@@ -86,14 +95,18 @@ def create(
         return secret, await store.grants(name)
 
     secret, grants = _run(config, flags, work)
+    if as_json:
+        print_json({"name": name, "token": secret, "grants": [_grant_json(one) for one in grants]})
+        return
     click.echo(secret)
     may = "; ".join(_show(grant) for grant in grants) or "nothing yet: see seamark grant add"
     click.echo(f"Keep it: it is not shown again. {name} may do: {may}", err=True)
 
 
 @token.command("list", context_settings=CONTEXT)
+@json_option
 @_where
-def list_tokens(config: Path | None, **flags: Any) -> None:
+def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
     """Lists all tokens, including revoked tokens: name, state, creation, expiry, id."""
 
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
@@ -101,16 +114,19 @@ def list_tokens(config: Path | None, **flags: Any) -> None:
         rows: list[tuple[str, ...]] = []
         for token in await store.tokens():
             state = "live" if is_live(token, now_ms) else "expired" if token.revoked_ms is None else "ended"
-            rows.append((token.name, state, _time(token.created_ms), _time(token.expires_ms), token.id))
+            rows.append(
+                (token.name, state, time_text(token.created_ms), time_text(token.expires_ms) or "never", token.id)
+            )
         return rows
 
-    _table(("NAME", "STATE", "MADE", "EXPIRES", "ID"), _run(config, flags, work))
+    _show_rows(("NAME", "STATE", "MADE", "EXPIRES", "ID"), _run(config, flags, work), as_json=as_json)
 
 
 @token.command("revoke", context_settings=CONTEXT)
 @click.argument("name")
+@json_option
 @_where
-def revoke(name: str, config: Path | None, **flags: Any) -> None:
+def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
     """Revokes the token NAME and all its access tokens. Its grants stay for a new token of the same name."""
 
     async def work(store: PointerStore, clock: Clock) -> None:
@@ -118,15 +134,18 @@ def revoke(name: str, config: Path | None, **flags: Any) -> None:
         await _audit(store, clock, "revokeToken", name)
 
     _run(config, flags, work)
-    click.echo(f"Revoked {name}")
+    print_result({"revoked": name}, f"Revoked {name}", as_json=as_json)
 
 
 @grant.command("add", context_settings=CONTEXT)
 @click.argument("principal")
 @click.argument("role", type=_ROLES)
 @_NAMESPACE
+@json_option
 @_where
-def add(principal: str, role: str, namespaces: tuple[str, ...], config: Path | None, **flags: Any) -> None:
+def add(
+    principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
+) -> None:
     """Grants ROLE to PRINCIPAL: a token's name, or oidc:SUBJECT for a user of the OIDC issuer."""
 
     async def work(store: PointerStore, clock: Clock) -> list[Grant]:
@@ -136,16 +155,18 @@ def add(principal: str, role: str, namespaces: tuple[str, ...], config: Path | N
             await _audit(store, clock, "addGrant", f"{principal} {_show(grant)}")
         return grants
 
-    for granted in _run(config, flags, work):
-        click.echo(f"{principal} has {_show(granted)}")
+    _print_grants(_run(config, flags, work), f"{principal} has", as_json=as_json)
 
 
 @grant.command("remove", context_settings=CONTEXT)
 @click.argument("principal")
 @click.argument("role", type=_ROLES)
 @_NAMESPACE
+@json_option
 @_where
-def remove(principal: str, role: str, namespaces: tuple[str, ...], config: Path | None, **flags: Any) -> None:
+def remove(
+    principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
+) -> None:
     """Removes a grant of ROLE to PRINCIPAL with the same namespace."""
 
     async def work(store: PointerStore, clock: Clock) -> list[Grant]:
@@ -155,21 +176,30 @@ def remove(principal: str, role: str, namespaces: tuple[str, ...], config: Path 
             await _audit(store, clock, "removeGrant", f"{principal} {_show(grant)}")
         return grants
 
-    for removed in _run(config, flags, work):
-        click.echo(f"{principal} no longer has {_show(removed)}")
+    _print_grants(_run(config, flags, work), f"{principal} no longer has", as_json=as_json)
+
+
+def _print_grants(grants: list[Grant], text: str, *, as_json: bool) -> None:
+    lines = (f"{text} {_show(grant)}" for grant in grants)
+    print_result([_grant_json(grant) for grant in grants], "\n".join(lines), as_json=as_json)
+
+
+def _grant_json(grant: Grant) -> dict[str, Any]:
+    return {"principal": grant.principal, "role": grant.role, "namespace": list(grant.namespace)}
 
 
 @grant.command("list", context_settings=CONTEXT)
 @click.argument("principal", required=False)
+@json_option
 @_where
-def list_grants(principal: str | None, config: Path | None, **flags: Any) -> None:
+def list_grants(principal: str | None, as_json: bool, config: Path | None, **flags: Any) -> None:
     """Lists the grants of PRINCIPAL, or all grants."""
 
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
         grants = await store.grants(principal)
         return [(grant.principal, grant.role, show_path(grant.namespace) or "(the whole catalog)") for grant in grants]
 
-    _table(("PRINCIPAL", "ROLE", "NAMESPACE"), _run(config, flags, work))
+    _show_rows(("PRINCIPAL", "ROLE", "NAMESPACE"), _run(config, flags, work), as_json=as_json)
 
 
 def _run(config: Path | None, flags: dict[str, Any], work: Work[T]) -> T:
@@ -222,11 +252,10 @@ def _show(grant: Grant) -> str:
     return f"{grant.role} on {show_path(grant.namespace) or 'the whole catalog'}"
 
 
-def _time(at_ms: int | None) -> str:
-    return "never" if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _show_rows(heads: tuple[str, ...], rows: list[tuple[str, ...]], *, as_json: bool) -> None:
+    if as_json:
+        print_json([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows])
+        return
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, *rows):
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

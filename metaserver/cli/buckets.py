@@ -6,19 +6,16 @@ reached, 2 for invalid arguments, such as a number of buckets that is not a doub
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
-from rich.table import Table
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
-from seamark.metaserver.cli.explain import show_size
-from seamark.metaserver.cli.index import server_options
-from seamark.metaserver.cli.options import CONTEXT
-from seamark.metaserver.cli.terminal import open_console, say
+from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.terminal import make_table, open_console, print_json, print_result, say, show_size
 
 
 @click.command(context_settings=CONTEXT)
@@ -36,7 +33,7 @@ from seamark.metaserver.cli.terminal import open_console, say
     metavar="BYTES",
     help="Target size of a bucket, for the advice.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print each bucket as JSON.")
+@json_option
 @server_options
 def buckets(
     client: SeamarkClient,
@@ -66,9 +63,10 @@ def buckets(
     if double or wanted is not None:
         done = resize(client, table, buckets=wanted or 2 * shown[0].buckets, column=column)
         again = "" if done.before != done.buckets else ", as before"
-        say(f"{done.column}: {done.buckets:,} buckets from now on{again} (partition spec {done.spec_id})")
+        text = f"{done.column}: {done.buckets:,} buckets from now on{again} (partition spec {done.spec_id})"
+        print_result(done, text, as_json=as_json)
     elif as_json:
-        click.echo(json.dumps([_json(size) for size in shown], indent=2))
+        print_json([_json(size) for size in shown])
     else:
         _show(table, shown)
 
@@ -90,23 +88,22 @@ def _json(sizes: BucketSizes) -> dict[str, Any]:
 
 
 def _show(table: str, columns: list[BucketSizes]) -> None:
-    listed = Table()
-    listed.add_column("column", overflow="fold")
-    for name in ("buckets", "files", "smallest", "mean", "largest", "skew", "advice"):
-        listed.add_column(name, justify="right")
-    for bucketed in columns:
-        sizes = (show_size(int(size)) for size in (bucketed.bytes.min(), bucketed.bytes.mean(), bucketed.bytes.max()))
-        files = f"{bucketed.files.mean():,.1f} each"
-        listed.add_row(
-            bucketed.column.replace("[", "\\["),
-            f"{bucketed.buckets:,}",
-            files,
-            *sizes,
-            f"{bucketed.skew:.1f}",
-            f"{bucketed.advice:,}",
-        )
-    console = open_console()
-    console.print(listed)
+    listed = make_table(
+        ("column", "buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
+        (
+            (
+                bucketed.column,
+                f"{bucketed.buckets:,}",
+                f"{bucketed.files.mean():,.1f} each",
+                *(show_size(int(size)) for size in (bucketed.bytes.min(), bucketed.bytes.mean(), bucketed.bytes.max())),
+                f"{bucketed.skew:.1f}",
+                f"{bucketed.advice:,}",
+            )
+            for bucketed in columns
+        ),
+        numbers=("buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
+    )
+    open_console().print(listed)
     for bucketed in columns:
         if bucketed.shared_files:
             share = (

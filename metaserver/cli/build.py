@@ -1,6 +1,6 @@
 """`seamark index build`: builds the missing part of an index, while writers go on.
 
-Small builds run in this process; larger ones in Spark, embedded unless `--master` names a cluster. Exit codes: 0 when
+Small builds run in this process; larger builds in Spark, embedded unless `--master` names a cluster. Exit codes: 0 when
 the index covers all files that it can, 1 after an interruption or a refusal, 2 for invalid arguments. Ctrl-C and
 SIGTERM roll the build back; its index files stay, and the next build continues from there.
 """
@@ -31,10 +31,9 @@ from seamark.connector.index.builds import (
     Workers,
     build,
 )
-from seamark.metaserver.cli.explain import show_size
-from seamark.metaserver.cli.index import server_options
-from seamark.metaserver.cli.options import CONTEXT, Misconfigured
-from seamark.metaserver.cli.terminal import open_console, say
+from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.options import CONTEXT, Misconfigured, json_option
+from seamark.metaserver.cli.terminal import open_console, print_json, say, show_size
 from seamark.metaserver.errors import Corrupt
 
 _TOLD_MAX = 10
@@ -108,8 +107,9 @@ def interruptible() -> Iterator[None]:
 @click.argument("table")
 @click.argument("name", required=False)
 @engine_options
+@json_option
 @server_options
-def build_command(client: IndexClient, table: str, name: str | None, engine: str, master: str) -> None:
+def build_command(client: IndexClient, table: str, name: str | None, engine: str, master: str, as_json: bool) -> None:
     """Builds the index NAME of TABLE, or all its indexes, for data files that are not covered.
 
     Reads only the indexed columns. Writers do not wait; files that they commit during the build are included.
@@ -123,31 +123,36 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
     ]
     if not names and not broken:
         raise Misconfigured(f"{table} has no index to build; define one with seamark index create")
+    reports: list[BuildReport] = []
     with interruptible(), open_workers(engine, master) as workers:
         for index_name in names:
             try:
-                _build(client, table, index_name, workers)
+                reports.append(_build(client, table, index_name, workers, as_json=as_json))
             except (OSError, ClusterFailed, TableReplaced, Corrupt) as error:
                 raise click.ClickException(f"Index {index_name} is not built: {error}") from None
+    if as_json:
+        print_json([report.json for report in reports])
     if broken:
         problems = "; ".join(f"{index.name}: {index.problem}" for index in broken)
         raise click.ClickException(f"{len(broken)} indexes are broken and were not built: {problems}")
 
 
-def _build(client: IndexClient, table: str, name: str, workers: Workers) -> None:
+def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_json: bool) -> BuildReport:
     console = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         shown = bar.add_task(f"Index {name}", total=None, text="")
         report = build(client, table, name, workers, on_progress=partial(_show, bar, shown))
     done = report.progress
-    say(
-        f"Index {name}: {done.files_done:,} data files, {done.rows_done:,} rows in {done.index_files:,} index files, "
-        f"{show_size(done.size_bytes)}"
-    )
+    if not as_json:
+        say(
+            f"Index {name}: {done.files_done:,} data files, {done.rows_done:,} rows in {done.index_files:,} index "
+            f"files, {show_size(done.size_bytes)}"
+        )
     _show_left(report)
     if report.json["state"] != "completed":
         raise click.ClickException(f"Index {name} is not built: {report.json['reason']}")
+    return report
 
 
 def _show(bar: ProgressBar, shown: TaskID, now: Progress) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +16,12 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from seamark.connector.client.catalog import list_views
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, ClientError
+from seamark.connector.client.errors import BadRequest, ClientError, NotFound
+from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_table
-from seamark.metaserver.cli.options import Misconfigured, load_settings
+from seamark.metaserver.cli.options import Misconfigured, address_options, load_settings, settings_flags
 from seamark.metaserver.cli.terminal import printable
 
 _NAMES_MAX = 10_000
@@ -53,6 +56,51 @@ def connected(make: Callable[[], Client]) -> Iterator[Client]:
         raise click.ClickException(printable(error.message)) from None
     finally:
         client.close()
+
+
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds `--url`, `--token`, `--home` and `--config` to a command, and passes it the client as `client`."""
+
+    @settings_flags(("home",))
+    @address_options
+    @wraps(command)
+    def run(url: str | None, token: str | None, config: Path | None, home: Any, **given: Any) -> None:
+        def make() -> IndexClient:
+            return IndexClient(url or served_at(config, {"home": home}), token=token)
+
+        with connected(make) as client, suggesting(client, given.get("table")):
+            command(client=client, **given)
+
+    return run
+
+
+@contextmanager
+def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
+    """Within the block, NotFound also names what exists and is spelled like what does not: like `table`, or like the
+    name in the error."""
+    try:
+        yield
+    except NotFound as error:
+        what, _, missing = error.message.partition(" does not exist: ")
+        similar = similar_name(client, missing if table is None else table)
+        if similar is None and what in ("Namespace", "View"):
+            similar = _similar(missing, _named(client, view=what == "View"))
+        if similar is None:
+            raise
+        raise NotFound(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
+
+
+def _named(client: SeamarkClient, *, view: bool) -> Iterator[str]:
+    for levels in client.namespaces():
+        yield from map(join_name, list_views(client, levels) if view else [levels])
+
+
+def _similar(name: str, names: Iterator[str]) -> str | None:
+    """Never raises."""
+    try:
+        return next(iter(get_close_matches(name, list(islice(names, _NAMES_MAX)), 1)), None)
+    except (ClientError, ValueError):
+        return None
 
 
 def similar_name(client: SeamarkClient, table: Any) -> str | None:

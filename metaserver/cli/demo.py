@@ -30,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from seamark.connector.client.errors import ClientError, NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.metaserver.cli.options import CONTEXT
-from seamark.metaserver.cli.terminal import open_console
+from seamark.metaserver.cli.terminal import print_bars
 from seamark.metaserver.clock import SystemClock
 
 NAMESPACE, TABLE, INDEX = "demo", "demo.events", "by_user"
@@ -38,7 +38,6 @@ DEFINITION = "bloom(user_id, fpp=0.001)"
 ROWS_A_FILE, EVENTS_A_USER = 500, 8
 FILES_MAX = 20_000
 START_S, BUILD_S = 60.0, 300.0
-_BAR = 40
 _CLOCK = SystemClock()
 
 
@@ -73,7 +72,7 @@ def demo(files: int, keep: bool) -> None:
     """
     if not 1 <= files <= FILES_MAX:
         raise click.BadParameter(f"{files} is not within 1 and {FILES_MAX:,}", param_hint="--files")
-    console = open_console()
+    console = Console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server ends as well
     os.environ["no_proxy"] = "127.0.0.1"  # PyIceberg would ask a proxy for the server
     with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
@@ -84,7 +83,7 @@ def demo(files: int, keep: bool) -> None:
 
 
 def _run(folder: Path, files: int, console: Console, *, keep: bool) -> None:
-    columns = TextColumn("{task.description:<42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description:<43}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting seamark serve", total=1)
         with _server(folder) as url:
@@ -104,7 +103,7 @@ def _server(folder: Path) -> Iterator[str]:
     home, log = folder / "home", folder / "server.log"
     argv = [sys.executable, "-c", "from seamark.metaserver.cli.main import main; main()", "serve"]
     argv += ["--home", str(home), "--host", "127.0.0.1", "--port", "0"]
-    # The settings of another server are not for this one.
+    # Settings of another server must not apply to the demo.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SEAMARK_")}
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603
@@ -160,7 +159,7 @@ def _step(progress: Progress, text: str) -> Iterator[None]:
 
 
 def make_events(files: int) -> pa.Table:
-    """500 events for each file, of users in random order: minima and maxima of users say nothing."""
+    """500 events for each file, of users in random order: minima and maxima of users prune nothing."""
     rng, count = np.random.default_rng(1), files * ROWS_A_FILE
     pages = pa.array([f"/page/{number}" for number in range(50)])
     return pa.table(
@@ -216,18 +215,16 @@ def show(result: DemoResult, console: Console) -> None:
     """The result as bars and one sentence."""
     before, after = result.before, result.after
     rows = (
-        ("Iceberg as it comes", before.files, before.seconds),
+        ("stock Iceberg", before.files, before.seconds),
         (f"with {DEFINITION}", after.files, after.seconds),
         ("files that hold a row of the answer", result.files_with_rows, None),
     )
     console.print(f"\nOne user of {result.files * ROWS_A_FILE:,} events in {result.files:,} files: files opened\n")
-    for name, files, seconds in rows:
-        bar = "█" * max(1, round(files / max(1, result.files) * _BAR))
-        time_text = "" if seconds is None else f"{seconds:8.3f} s"
-        console.print(f"  {name:<36} {bar:<{_BAR}} {files:>6,}{time_text}", highlight=False)
+    texts = [f"{files:>6,}{'' if seconds is None else f'{seconds:8.3f} s'}" for _, files, seconds in rows]
+    print_bars([(name, files, text) for (name, files, _), text in zip(rows, texts, strict=True)], console)
     ratio = before.seconds / max(after.seconds, 1e-6)
     console.print(
         f"\nThe same data, the same reader, the same {len(after.rows)} rows: {before.files:,} → {after.files:,} files, "
-        f"{ratio:,.0f}× sooner. The server built the index by itself in {result.build_s:.1f} s.",
+        f"{ratio:,.0f}× sooner. The server built the index automatically in {result.build_s:.1f} s.",
         highlight=False,
     )

@@ -1,30 +1,49 @@
 """`seamark explain`: shows how the server plans a scan, stage by stage.
 
-A client of the running server, explanation by `--url` or in the `--home` of the server. Exit codes: 0 on success, 1
-when the server refuses or cannot be reached, 2 for invalid arguments or an invalid predicate.
+A client of the running server, by `--url` or in the `--home` of the server. Exit codes: 0 on success, 1 when the server
+refuses or cannot be reached, 2 for invalid arguments or an invalid predicate, 3 when no part of the predicate could be
+used.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import click
 from rich.table import Table
 
-from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.values import At, Explanation
-from seamark.metaserver.cli.connecting import connected, served_at
-from seamark.metaserver.cli.options import CONTEXT, settings_flags
-from seamark.metaserver.cli.terminal import open_console
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name, split_name
+from seamark.connector.client.queries import ExplainedQuery, explain_query
+from seamark.connector.client.values import CURRENT, At, Explanation
+from seamark.metaserver.cli.catalog.expression_text import expression_text
+from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.terminal import make_table, open_console, print_json, printable, show_size
+from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.index.keys.terms import format_term
 
 _DEFAULT_LIMIT = 20
+_NOTHING_USED = 3
+_LAYOUTS_SHOWN = 2
 
 
 @click.command(context_settings=CONTEXT)
-@click.argument("table")
+@click.argument("table", required=False)
 @click.argument("predicate", required=False)
+@click.option("--sql", "query", metavar="QUERY", help="Explain all tables of a query, instead of TABLE.")
+@click.option(
+    "--dialect",
+    type=click.Choice(("trino", "duckdb")),
+    default="trino",
+    show_default=True,
+    help="With --sql: whose SQL it is. Spark's is mostly read as Trino's.",
+)
+@click.option("--namespace", default="", metavar="A.B", help="With --sql: the namespace of names without one.")
 @click.option(
     "--join",
     "joins",
@@ -50,15 +69,15 @@ _DEFAULT_LIMIT = 20
     metavar="MS",
     help="The snapshot that was current at this time, in ms since the epoch.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
-@click.option(
-    "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
-)
-@click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")
-@settings_flags(("home",))
+@json_option
+@server_options
 def explain(
-    table: str,
+    client: IndexClient,
+    table: str | None,
     predicate: str | None,
+    query: str | None,
+    dialect: str,
+    namespace: str,
     joins: tuple[Any, ...],
     files: bool,
     limit: int,
@@ -66,40 +85,80 @@ def explain(
     snapshot_id: int | None,
     as_of_ms: int | None,
     as_json: bool,
-    url: str | None,
-    token: str | None,
-    config: Path | None,
-    **flags: Any,
 ) -> None:
     """Shows how a scan of TABLE with the SQL PREDICATE is planned: files and bytes after each stage.
+
+    With --sql it shows this for each table of a whole query, with the conditions and joins that the query implies.
+    Nothing is run.
 
     \b
     For instance:
       seamark explain sales.orders "day >= DATE '2024-01-01' AND customer = 42" --files
       seamark explain sales.orders --join \\
         '{"table": ["sales", "days"], "on": {"day": "date"}, "predicate": "holiday"}'
+      seamark explain --sql "SELECT sum(price) FROM sales.orders o JOIN sales.days d \\
+        ON o.day = d.date WHERE d.holiday"
     TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
     """
-    with connected(lambda: SeamarkClient(url or served_at(config, flags), token=token)) as client:
-        at = At(snapshot_id, ref, as_of_ms)
-        explanation = client.explain(table, predicate, at=at, files=files, limit=limit if files else None, joins=joins)
+    at = At(snapshot_id, ref, as_of_ms)
+    if (table is None) == (query is None):
+        raise click.UsageError("Give a TABLE, or a query with --sql")
+    if query is not None:
+        if joins or files or at != CURRENT:
+            raise click.UsageError(
+                "--sql takes no --join, --files, --ref, --snapshot-id and --as-of; they are of a TABLE"
+            )
+        explained = explain_query(client, query, dialect=dialect, namespace=split_name(namespace) if namespace else ())
+        if as_json:
+            print_json(explained.json)
+        else:
+            _show_query(explained)
+        return
+    assert table is not None
+    explanation = client.explain(table, predicate, at=at, files=files, limit=limit if files else None, joins=joins)
     if as_json:
-        click.echo(json.dumps(explanation.json, indent=2))
+        print_json(explanation.json)
     else:
-        _show(explanation)
+        _show(table, explanation)
+    if explanation.not_used and not explanation.columns:
+        raise SystemExit(_NOTHING_USED)
 
 
-def _show(explanation: Explanation) -> None:
+def _show_query(explained: ExplainedQuery) -> None:
+    """Each reference separately, and then one line for all."""
     console = open_console()
-    stages = Table(title=_title(explanation), title_justify="left")
-    stages.add_column("stage")
-    for name in ("files in", "removed", "left", "bytes left", "time"):
-        stages.add_column(name, justify="right")
-    for stage in explanation.stages:
-        counts = [f"{count:,}" for count in (stage.files_in, stage.files_removed, stage.files_left)]
-        late = "" if stage.complete else " (out of time)"
-        stages.add_row(stage.name + late, *counts, show_size(stage.bytes_left), _time(stage.microseconds))
-    console.print(stages)
+    for one in explained.tables:
+        console.rule(printable(one.reference), align="left", characters="─")
+        condition = "no condition on its own columns" if one.predicate is None else one.predicate
+        console.print(f"Condition: {condition}", highlight=False, markup=False)
+        _show(join_name(one.table), one.plan)
+        console.print()
+    parts = (f"{one.reference} {one.plan.files:,} of {_considered(one.plan):,}" for one in explained.tables)
+    console.print(f"Files to read: {', '.join(parts)}.", highlight=False, markup=False)
+
+
+def _considered(explanation: Explanation) -> int:
+    return explanation.stages[0].files_in if explanation.stages else explanation.files
+
+
+def _show(table: str, explanation: Explanation) -> None:
+    console = open_console()
+    console.print(
+        make_table(
+            ("stage", "files in", "removed", "left", "bytes left", "time"),
+            (
+                (
+                    stage.name + ("" if stage.complete else " (out of time)"),
+                    *(f"{count:,}" for count in (stage.files_in, stage.files_removed, stage.files_left)),
+                    show_size(stage.bytes_left),
+                    _time(stage.microseconds),
+                )
+                for stage in explanation.stages
+            ),
+            numbers=("files in", "removed", "left", "bytes left", "time"),
+            title=_title(explanation),
+        )
+    )
     for index in explanation.indexes:
         left_out = f"{index['files-removed']:,} of {index['files-in']:,} files"
         console.print(f"Index {index['name']} ({index['kind']}) left out {left_out}.", markup=False)
@@ -115,15 +174,57 @@ def _show(explanation: Explanation) -> None:
     if explanation.columns:
         columns = ", ".join(f"{column['name']} ({column['type']})" for column in explanation.columns)
         console.print(f"Compared: {columns}", highlight=False, markup=False)
-    for part in explanation.not_used:
-        console.print(f"Not used: {part}", highlight=False, markup=False)
-    for residual in explanation.residuals:
-        left = json.dumps(residual["residual"])
-        console.print(f"Left to check in {residual['files']:,} files: {left}", highlight=False, markup=False)
+    for part, reason in zip(explanation.not_used, explanation.not_used_reasons, strict=True):
+        console.print(f"Not used: {part}: {reason}.", highlight=False, markup=False)
+    for sentence in advice(table, explanation):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    for residual in explanation.residuals if explanation.files else ():
+        if residual["residual"] is True:
+            text = f"Nothing to check in {residual['files']:,} files: all their rows satisfy what was used."
+            if explanation.not_used:
+                text = f"Readers check the rows of {residual['files']:,} files by what is not used."
+        else:
+            text = f"Readers check the rows of {residual['files']:,} files by: {expression_text(residual['residual'])}"
+        console.print(text, highlight=False, markup=False)
     if not explanation.residuals_complete:
         console.print("… and more in other partitions.")
     if explanation.kept is not None:
         console.print(_files(explanation))
+
+
+def advice(table: str, explanation: Explanation) -> Iterator[str]:
+    """A sentence for each term that leaves most files, with the command that would help."""
+    if explanation.files <= 1:
+        return
+    indexed = {index["name"]: index for index in explanation.indexes}
+    table = shlex.quote(table)
+    for term in explanation.terms:
+        name, files_in, left = term["column"], term["files-in"], term["files-left"]
+        index = indexed.get(term["index"])
+        if left <= max(1, files_in // 2) or (index is not None and index["files-removed"]):
+            continue
+        # A writer of the table chose the name, and a reader copies the command.
+        column = shlex.quote(format_term(IDENTITY, name))
+        why = f"bounds of {name} allow it in {left:,} of {files_in:,} files"
+        if not term["has-bounds"]:
+            why = f"no file has bounds of {name}"
+        yield f"{name} {'did not prune' if left == files_in else 'prunes little'}: {why}."
+        if term["index"] is not None:
+            yield f"  The index {term['index']} is on {name}; its coverage: seamark index list {table}"
+        elif term["index-kind"] is not None:
+            kept = f"the files that hold a value and about {term['index-files']:,} others"
+            if term["index-kind"] == "bitmap":
+                kept = "the files that hold a matching row"
+            kind = term["index-kind"]
+            yield f"  An index keeps {kept}: seamark index create {table} --kind {kind} --columns {column}"
+    for layout in explanation.layouts[:_LAYOUTS_SHOWN]:
+        columns = ", ".join(layout["columns"])
+        what = f"Sorted by {columns}" if len(layout["columns"]) == 1 else f"Clustered by {columns}"
+        setting = shlex.quote(f"{CLUSTERING}={','.join(layout['columns'])}")
+        yield (
+            f"{what}, the table would be read from about {layout['files']:,} of {layout['files-in']:,} files: "
+            f"seamark table set {table} {setting}"
+        )
 
 
 def _title(explanation: Explanation) -> str:
@@ -132,31 +233,21 @@ def _title(explanation: Explanation) -> str:
 
 def _files(explanation: Explanation) -> Table:
     assert explanation.kept is not None
-    files = Table(title=f"The first {len(explanation.kept):,} of {explanation.files:,} files", title_justify="left")
-    for name in ("file", "partition"):
-        files.add_column(name, overflow="fold")
-    for name in ("records", "size", "delete files"):
-        files.add_column(name, justify="right")
-    for file in explanation.kept:
-        partition = ", ".join(f"{name}={value}" for name, value in file["partition"].items())
-        counts = (f"{file['record-count']:,}", show_size(file["file-size-in-bytes"]), f"{file['delete-files']:,}")
-        # Not markup: a path may contain brackets.
-        files.add_row(*(_plain(text) for text in (file["file-path"], partition, *counts)))
-    return files
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
-
-
-def show_size(count: int) -> str:
-    """A size in bytes, in a suitable unit."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
+    return make_table(
+        ("file", "partition", "records", "size", "delete files"),
+        (
+            (
+                file["file-path"],
+                ", ".join(f"{name}={value}" for name, value in file["partition"].items()),
+                f"{file['record-count']:,}",
+                show_size(file["file-size-in-bytes"]),
+                f"{file['delete-files']:,}",
+            )
+            for file in explanation.kept
+        ),
+        numbers=("records", "size", "delete files"),
+        title=f"The first {len(explanation.kept):,} of {explanation.files:,} files",
+    )
 
 
 def _time(microseconds: int) -> str:

@@ -6,27 +6,27 @@ reached, 2 for invalid arguments or an invalid definition.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.table import Table
 
-from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import Index, IndexClient
+from seamark.connector.client.names import split_table
 from seamark.metaserver import errors
-from seamark.metaserver.cli.connecting import connected, served_at, similar_name
-from seamark.metaserver.cli.explain import show_size
+from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
-from seamark.metaserver.cli.options import CONTEXT, settings_flags
-from seamark.metaserver.cli.terminal import open_console, say
+from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.terminal import make_table, open_console, print_json, print_result, say, show_size
 from seamark.metaserver.index.keys.terms import split_arguments
 from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
 
+_BUILT_NEXT = (
+    "Until they are indexed, plans keep these files. Table services of the server index them next, see: "
+    "seamark services. Without table services: seamark index build {table}"
+)
 _COMMANDS = {
     "build": DeferredCommand(
         "seamark.metaserver.cli.build:build_command", "Builds the index files that a table's indexes lack."
@@ -53,28 +53,6 @@ def index() -> None:
     """
 
 
-def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds `--url`, `--token`, `--home` and `--config` to a command, and passes it the client as `client`."""
-
-    @settings_flags(("home",))
-    @click.option(
-        "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
-    )
-    @click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")
-    @wraps(command)
-    def run(url: str | None, token: str | None, config: Path | None, home: Any, **given: Any) -> None:
-        with connected(lambda: IndexClient(url or served_at(config, {"home": home}), token=token)) as client:
-            try:
-                command(client=client, **given)
-            except NotFound as error:
-                similar = similar_name(client, given.get("table"))
-                if similar is None:
-                    raise
-                raise NotFound(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
-
-    return run
-
-
 def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command an option for each parameter of an index kind."""
     for one in parameters().values():
@@ -96,9 +74,10 @@ def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_parameter_options
 @click.option("--name", help="Name of the index. Default: derived from columns and kind.")
+@json_option
 @server_options
 def create(
-    client: IndexClient, table: str, kind: str, columns: tuple[str, ...], name: str | None, **given: Any
+    client: IndexClient, table: str, kind: str, columns: tuple[str, ...], name: str | None, as_json: bool, **given: Any
 ) -> None:
     """Defines an index on TABLE. Plans use each index file after it is registered."""
     try:
@@ -106,34 +85,41 @@ def create(
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
     defined = client.put_index(table, name or _name_of(kind, terms), kind=kind, columns=terms, **given)
+    if as_json:
+        print_json(defined.json)
+        return
     say(f"Index {defined.name}: {defined.definition}, {defined.lag_files:,} data files to index")
+    if defined.lag_files:
+        say(_BUILT_NEXT.format(table=table))
 
 
 @index.command("list", context_settings=CONTEXT)
 @click.argument("table")
-@click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
+@json_option
 @server_options
 def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
     """Lists the indexes of TABLE and their coverage of the current snapshot."""
     indexes = client.indexes(table)
     if as_json:
-        click.echo(json.dumps([index.json for index in indexes], indent=2))
+        print_json([index.json for index in indexes])
     elif not indexes:
         say(f"{table} has no indexes; create one with: seamark index create {table} --kind … --columns …")
     else:
         open_console().print(_listed(indexes))
+        if any(index.lag_files for index in indexes):
+            say(_BUILT_NEXT.format(table=table))
 
 
 @index.command(context_settings=CONTEXT)
 @click.argument("table")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
+@json_option
 @server_options
 def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Shows the index NAME of TABLE with its index files."""
     shown = client.index(table, name)
     if as_json:
-        click.echo(json.dumps(shown.json, indent=2))
+        print_json(shown.json)
         return
     console = open_console()
     console.print(_listed([shown]))
@@ -154,31 +140,35 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 @index.command(context_settings=CONTEXT)
 @click.argument("table")
 @click.argument("name")
+@json_option
 @server_options
-def pause(client: IndexClient, table: str, name: str) -> None:
+def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Pauses the index NAME of TABLE: plans do not use it, and builds skip it. Its index files stay."""
-    client.put_index(table, name, state="paused")
-    say(f"Index {name} is paused")
+    paused = client.put_index(table, name, state="paused")
+    print_result(paused.json, f"Index {name} is paused", as_json=as_json)
 
 
 @index.command(context_settings=CONTEXT)
 @click.argument("table")
 @click.argument("name")
+@json_option
 @server_options
-def resume(client: IndexClient, table: str, name: str) -> None:
+def resume(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Resumes the index NAME of TABLE: plans use it again."""
     resumed = client.put_index(table, name, state="enabled")
-    say(f"Index {name} is enabled, {resumed.lag_files:,} data files to index")
+    text = f"Index {name} is enabled, {resumed.lag_files:,} data files to index"
+    print_result(resumed.json, text, as_json=as_json)
 
 
 @index.command(context_settings=CONTEXT)
 @click.argument("table")
 @click.argument("name")
+@json_option
 @server_options
-def drop(client: IndexClient, table: str, name: str) -> None:
+def drop(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Drops the index NAME of TABLE."""
     client.drop_index(table, name)
-    say(f"Index {name} is dropped")
+    print_result({"table": list(split_table(table)), "dropped": name}, f"Index {name} is dropped", as_json=as_json)
 
 
 def _name_of(kind: str, columns: tuple[str, ...]) -> str:
@@ -188,31 +178,37 @@ def _name_of(kind: str, columns: tuple[str, ...]) -> str:
 
 
 def _listed(indexes: list[Index]) -> Table:
-    listed = Table()
-    for name in ("name", "definition", "health"):
-        listed.add_column(name, overflow="fold")
-    for name in ("files", "to index", "size"):
-        listed.add_column(name, justify="right")
-    for index in indexes:
-        counts = (f"{index.files:,} of {index.files_total:,}", f"{index.lag_files:,}", show_size(index.size_bytes))
-        health = index.health if index.problem is None else f"{index.health}: {index.problem}"
-        # Not markup: a definition contains brackets.
-        listed.add_row(*(_plain(text) for text in (index.name, index.definition, health)), *counts)
-    return listed
+    return make_table(
+        ("name", "definition", "health", "files", "to index", "size"),
+        (
+            (
+                index.name,
+                index.definition,
+                index.health if index.problem is None else f"{index.health}: {index.problem}",
+                f"{index.files:,} of {index.files_total:,}",
+                f"{index.lag_files:,}",
+                show_size(index.size_bytes),
+            )
+            for index in indexes
+        ),
+        numbers=("files", "to index", "size"),
+    )
 
 
 def _files(files: list[dict[str, Any]]) -> Table:
-    listed = Table(title=f"{len(files):,} index files", title_justify="left")
-    for name in ("location", "state"):
-        listed.add_column(name, overflow="fold")
-    for name in ("level", "files", "rows", "size"):
-        listed.add_column(name, justify="right")
-    for file in files:
-        state = file["state"] if file["reason"] is None else f"{file['state']}: {file['reason']}"
-        counts = (str(file["level"]), f"{file['files']:,}", f"{file['rows']:,}", show_size(file["size-in-bytes"]))
-        listed.add_row(_plain(file["location"]), _plain(state), *counts)
-    return listed
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+    return make_table(
+        ("location", "state", "level", "files", "rows", "size"),
+        (
+            (
+                file["location"],
+                file["state"] if file["reason"] is None else f"{file['state']}: {file['reason']}",
+                str(file["level"]),
+                f"{file['files']:,}",
+                f"{file['rows']:,}",
+                show_size(file["size-in-bytes"]),
+            )
+            for file in files
+        ),
+        numbers=("level", "files", "rows", "size"),
+        title=f"{len(files):,} index files",
+    )

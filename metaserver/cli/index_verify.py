@@ -6,22 +6,19 @@ invalid arguments.
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Any
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as ProgressBar
-from rich.table import Table
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.audits import QUARANTINED, Audit, audit_index
 from seamark.connector.index.verification import VerificationResult
-from seamark.metaserver.cli.explain import show_size
-from seamark.metaserver.cli.index import server_options
-from seamark.metaserver.cli.options import CONTEXT, Misconfigured
-from seamark.metaserver.cli.terminal import open_console, say
+from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.options import CONTEXT, Misconfigured, json_option
+from seamark.metaserver.cli.terminal import make_table, open_console, print_json, say, show_size
 from seamark.metaserver.errors import BadRequest, Corrupt
 
 DEFAULT_SAMPLE = 3
@@ -41,9 +38,10 @@ _PROBLEMS_SHOWN = 20
 )
 @click.option("--seed", type=int, help="Seed of the sample, to repeat a run.")
 @click.option("--dry-run", is_flag=True, help="Only report problems; do not quarantine.")
+@json_option
 @server_options
 def verify_command(
-    client: IndexClient, table: str, name: str | None, sample: int, seed: int | None, dry_run: bool
+    client: IndexClient, table: str, name: str | None, sample: int, seed: int | None, dry_run: bool, as_json: bool
 ) -> None:
     """Verifies the index NAME of TABLE, or all its indexes, against the data.
 
@@ -58,16 +56,35 @@ def verify_command(
     names = [index.name for index in indexes if index.kind not in (None, "bucket") and index.health != "broken"]
     if not names:
         raise Misconfigured(f"{table} has no index that can be verified; see seamark index list {table}")
-    wrong = 0
+    audits: list[Audit] = []
     for index_name in names:
         try:
             audit = _audit(client, table, index_name, sample=sample, report=not dry_run, seed=seed)
         except (BadRequest, Corrupt, OSError) as error:
             raise click.ClickException(f"Index {index_name} cannot be verified: {error}") from None
-        _show(audit)
-        wrong += bool(audit.problems)
+        audits.append(audit)
+        if not as_json:
+            _show(audit)
+    if as_json:
+        print_json([_json(audit) for audit in audits])
+    wrong = sum(bool(audit.problems) for audit in audits)
     if wrong:
         raise click.ClickException(f"{wrong} of {len(names)} indexes are not right")
+
+
+def _json(audit: Audit) -> dict[str, Any]:
+    return {
+        "name": audit.index.name,
+        "problems": list(audit.problems),
+        "seed": audit.seed,
+        "rows": audit.rows,
+        "rows-not-counted": audit.uncounted,
+        "rows-in-files": audit.covered,
+        "index-files": [
+            {"location": one.location, "files": one.files, "rows": one.rows, "verdict": _verdict(audit, one)}
+            for one in audit.verdicts
+        ],
+    }
 
 
 def _audit(client: IndexClient, table: str, name: str, **options: Any) -> Audit:
@@ -84,17 +101,21 @@ def _advance(bar: ProgressBar, shown: TaskID, verdict: VerificationResult, total
 
 def _show(audit: Audit) -> None:
     index = audit.index
-    console = open_console()
-    listed = Table(title=f"Index {index.name}", title_justify="left")
-    listed.add_column("index file", overflow="fold")
-    for name in ("data files", "rows", "read again", "gone"):
-        listed.add_column(name, justify="right")
-    listed.add_column("verdict", overflow="fold")
-    for verdict in audit.verdicts:
-        counts = (f"{verdict.files:,}", f"{verdict.rows:,}", f"{verdict.sampled:,}", f"{verdict.gone:,}")
-        listed.add_row(_plain(_end_of(verdict.location)), *counts, _verdict(audit, verdict))
     if audit.verdicts:
-        console.print(listed)
+        listed = make_table(
+            ("index file", "data files", "rows", "read again", "gone", "verdict"),
+            (
+                (
+                    _end_of(verdict.location),
+                    *(f"{count:,}" for count in (verdict.files, verdict.rows, verdict.sampled, verdict.gone)),
+                    _verdict(audit, verdict),
+                )
+                for verdict in audit.verdicts
+            ),
+            numbers=("data files", "rows", "read again", "gone"),
+            title=f"Index {index.name}",
+        )
+        open_console().print(listed)
     for problem in audit.problems[:_PROBLEMS_SHOWN]:
         say(problem, err=True)
     if len(audit.problems) > _PROBLEMS_SHOWN:
@@ -123,13 +144,9 @@ def _end_of(location: str) -> str:
     return "/".join(location.split("/")[-2:])
 
 
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
-
-
 @click.command("rebuild-registry", context_settings=CONTEXT)
 @click.argument("table")
-@click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
+@json_option
 @server_options
 def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> None:
     """Registers index files in TABLE's folder that the server does not list.
@@ -139,7 +156,7 @@ def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> 
     """
     result = client.rebuild_index_registry(table)
     if as_json:
-        click.echo(json.dumps(result, indent=2))
+        print_json(result)
         return
     for registered in result["registered"]:
         say(

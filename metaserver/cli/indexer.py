@@ -16,10 +16,10 @@ import structlog
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.indexer import AuditLimits, Indexer
-from seamark.metaserver.api.http.logs import configure_logging
+from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.cli.build import engine_options, interruptible, open_workers
 from seamark.metaserver.cli.connecting import served_at
-from seamark.metaserver.cli.options import CONTEXT, load_settings, settings_flags
+from seamark.metaserver.cli.options import CONTEXT, address_options, load_settings, settings_flags
 
 _log = structlog.get_logger("seamark.indexer")
 
@@ -61,10 +61,7 @@ _log = structlog.get_logger("seamark.indexer")
     help="Minimum time between two audits of an index.",
 )
 @engine_options
-@click.option(
-    "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
-)
-@click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token, of a writer. [SEAMARK_TOKEN]")
+@address_options
 @settings_flags(("home", "log_level", "log_format"))
 def indexer(
     interval_s: float,

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from seamark.metaserver.access.keyring import REFRESH_S, renew_keys
-from seamark.metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
+from seamark.metaserver.cli.options import CONTEXT, json_option, load_settings, refuse, settings_flags
+from seamark.metaserver.cli.terminal import print_result
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import ConfigError, SeamarkError
 from seamark.metaserver.home import PRIVATE_UMASK, prepare_home
@@ -24,8 +25,9 @@ def keys() -> None:
 
 
 @keys.command("renew", context_settings=CONTEXT)
+@json_option
 @settings_flags(("home", "database", "encryption_key", "encryption_key_file"))
-def renew(config: Path | None, **flags: Any) -> None:
+def renew(as_json: bool, config: Path | None, **flags: Any) -> None:
     """Creates new signing keys and deletes the old keys: access tokens and running scans and listings end.
 
     Use it if a key may have leaked or the encryption key is lost. Bearer tokens (seamark token) and tables stay
@@ -38,7 +40,11 @@ def renew(config: Path | None, **flags: Any) -> None:
         raise refuse(error) from None
     except SeamarkError as error:
         raise click.ClickException(error.message) from None
-    click.echo(f"New signing keys, encrypted with {protected_by}. Running servers use them within {REFRESH_S:g} s.")
+    print_result(
+        {"encrypted-with": protected_by, "used-within-s": REFRESH_S},
+        f"New signing keys, encrypted with {protected_by}. Running servers use them within {REFRESH_S:g} s.",
+        as_json=as_json,
+    )
 
 
 async def _renew(settings: Settings) -> str:

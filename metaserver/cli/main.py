@@ -18,7 +18,7 @@ from seamark.metaserver.deferred import Deferred
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    metadata = Deferred("importlib.metadata")  # takes longer than all of ours
+    metadata = Deferred("importlib.metadata")  # takes longer than all modules of Seamark
 
 _COMMANDS = {
     "serve": DeferredCommand(
@@ -41,6 +41,9 @@ _COMMANDS = {
     "table": DeferredCommand(
         "seamark.metaserver.cli.catalog.tables:table", "Lists, shows, creates, changes, renames and drops tables."
     ),
+    "view": DeferredCommand(
+        "seamark.metaserver.cli.catalog.views:view", "Lists, shows, renames and drops views. Engines create views."
+    ),
     "undrop": DeferredCommand(
         "seamark.metaserver.cli.catalog.tables:undrop",
         "Restores the dropped table or view TABLE; without TABLE, lists what can be restored.",
@@ -52,11 +55,24 @@ _COMMANDS = {
         "seamark.metaserver.cli.catalog.history:timeline",
         "Shows what happened to TABLE, or to all that you may read: the latest instants, oldest first.",
     ),
+    "completion": DeferredCommand(
+        "seamark.metaserver.cli.installation.completion:completion",
+        "Prints the script that completes commands in SHELL.",
+    ),
+    "doctor": DeferredCommand(
+        "seamark.metaserver.cli.installation.doctor:doctor",
+        "Checks the installation, the server and engines' configurations.",
+    ),
     "connect": DeferredCommand(
         "seamark.metaserver.cli.catalog.connect:connect",
         "Prints how ENGINE connects to the server: a command, a script or a file that runs unedited.",
     ),
     "explain": DeferredCommand("seamark.metaserver.cli.explain:explain", "Shows how a scan of a table is planned."),
+    "sql": DeferredCommand(
+        "seamark.metaserver.cli.sql.command:sql",
+        "Runs a statement on the engine that suits it, and prints the rows.",
+        "duckdb",
+    ),
     "buckets": DeferredCommand("seamark.metaserver.cli.buckets:buckets", "Shows how large a table's buckets are."),
     "index": DeferredCommand("seamark.metaserver.cli.index:index", "Creates, builds, verifies and lists indexes."),
     "indexer": DeferredCommand(
@@ -64,14 +80,25 @@ _COMMANDS = {
     ),
     "run": DeferredCommand(
         "seamark.metaserver.cli.maintenance.run:run",
-        "Runs a maintenance job on a table: cluster, compact, expire, index, orphan-files.",
+        "Runs a maintenance job on a table: cluster, column-ttl, compact, drop-columns, expire, index, manifests, "
+        "merge-files, orphan-files, split-buckets, statement, statistics.",
+    ),
+    "rollback-job": DeferredCommand(
+        "seamark.metaserver.cli.maintenance.rollback:rollback_job", "Undoes a compaction or a clustering of a table."
     ),
     "policy": DeferredCommand(
         "seamark.metaserver.cli.maintenance.policy:policy", "Shows and changes what table services do with a table."
     ),
+    "advise": DeferredCommand(
+        "seamark.metaserver.cli.maintenance.advise:advise",
+        "Advises by how a table is used: columns that no query reads.",
+    ),
     "health": DeferredCommand("seamark.metaserver.cli.maintenance.health:health", "Shows what is wrong with a table."),
     "services": DeferredCommand(
         "seamark.metaserver.cli.maintenance.services:services", "Lists what table services did."
+    ),
+    "replicas": DeferredCommand(
+        "seamark.metaserver.cli.maintenance.replicas:replicas", "Lists the servers that read files through each other."
     ),
     "trino-proxy": DeferredCommand(
         "seamark.metaserver.cli.trino_proxy:trino_proxy",

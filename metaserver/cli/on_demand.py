@@ -9,6 +9,7 @@ import gc
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -57,6 +58,16 @@ class DeferredGroup(click.Group):
         if cmd_name not in self.commands and cmd_name in self._deferred:
             self.commands[cmd_name] = self._deferred[cmd_name].load()
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Click compares a name that does not exist with the commands that are loaded; here, with all."""
+        if args and not args[0].startswith("-") and args[0] not in (names := self.list_commands(ctx)):
+            close = get_close_matches(args[0], names, 1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [

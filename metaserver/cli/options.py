@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from seamark.connector.jobs.statements import parse_bytes
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name
 from seamark.metaserver.settings_sources import exposed_secrets, load
@@ -18,6 +19,16 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _DURATION = re.compile(r"([1-9][0-9]{0,9})([smhdwy])\Z")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+json_option: Callable[[Command], Command] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def address_options(command: Command) -> Command:
+    """Adds `--url` and `--token` of the server."""
+    command = click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")(command)
+    return click.option(
+        "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
+    )(command)
 
 
 def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], Command]:
@@ -82,3 +93,23 @@ def parse_duration(text: str, option: str) -> int:
             f"{text!r} is not a duration: write a number and s, m, h, d, w or y", param_hint=option
         )
     return int(match[1]) * _UNITS_S[match[2]]
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes, of a number with a unit such as `512MB`, by powers of 1024. BadParameter, with the option, for other
+    text."""
+    size_bytes = parse_bytes(text)
+    if size_bytes is None:
+        raise click.BadParameter(f"{text!r} is not a size: write a number and KB, MB, GB or TB", param_hint=option)
+    return size_bytes
+
+
+def parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
+    """UsageError for a text that is not NAME=VALUE."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"{option} {text!r} has no value; write NAME=VALUE")
+        found[name] = value
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from seamark.metaserver.api.http.logs import configure_logging
+from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
 from seamark.metaserver.cli.workers import supervise
 from seamark.metaserver.errors import ConfigError, SeamarkError

@@ -7,15 +7,22 @@ characters that change the direction of the text, are therefore printed as escap
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import unicodedata
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 WIDTH = 120
 """The width when the output is not a terminal."""
+_BAR_MIN, _BAR_MAX = 8, 44
 _KEPT = "\n\t"
 _DIRECTIONS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -53,3 +60,66 @@ def open_console(*, stderr: bool = False) -> Console:
     """As wide as the terminal; otherwise a fixed width."""
     terminal = _PrintableConsole(stderr=stderr)
     return terminal if terminal.is_terminal else _PrintableConsole(width=WIDTH, stderr=stderr)
+
+
+def make_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Sequence[str] = (),
+    title: str | None = None,
+    framed: bool = True,
+) -> Table:
+    """`numbers`: the columns that are aligned to the right. Cells are no markup: names contain brackets."""
+    table = Table(title=title, title_justify="left")
+    if not framed:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head, justify="right" if head in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(text)) for text in row))
+    return table
+
+
+def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
+    open_console().print(make_table(heads, rows, numbers=numbers, framed=False))
+
+
+def print_bars(rows: Sequence[tuple[str, float, str]], console: Console) -> None:
+    """A bar for each row (name, length, text after the bar), as long as fits into a line of the console."""
+    names, texts = max(len(name) for name, _, _ in rows), max(len(text) for _, _, text in rows)
+    most = max(length for _, length, _ in rows) or 1
+    width = max(_BAR_MIN, min(_BAR_MAX, console.width - names - texts - len("    ")))
+    for name, length, text in rows:
+        bar = "█" * max(1, round(length / most * width))
+        console.print(Text(f"  {name:<{names}} {bar:<{width}} {text}".rstrip()), soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def print_result(result: Any, text: str, *, as_json: bool) -> None:
+    """What a command has done: as a sentence, or as JSON. The fields of a dataclass get hyphens, as in the answers of
+    the server."""
+    if not as_json:
+        click.echo(printable(text))
+    elif dataclasses.is_dataclass(result) and not isinstance(result, type):
+        fields = msgspec.to_builtins(result, str_keys=True)
+        print_json({name.replace("_", "-"): value for name, value in fields.items()})
+    else:
+        print_json(result)
+
+
+def time_text(epoch_ms: int | None) -> str:
+    return "" if epoch_ms is None else f"{datetime.fromtimestamp(epoch_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
+def show_size(count: int) -> str:
+    """A size in bytes, in a suitable unit."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

@@ -6,23 +6,45 @@ codes: 0 when it was stopped (SIGTERM, Ctrl-C), 1 when it cannot listen, 2 for i
 
 from __future__ import annotations
 
+import ssl
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
+import urllib3
 
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.rewriter import Limits
 from seamark.connector.trino.server import bind, run, upstream_tls
 from seamark.metaserver.access.guard import is_loopback
-from seamark.metaserver.api.http.logs import configure_logging
+from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.cli.connecting import served_at
-from seamark.metaserver.cli.options import CONTEXT, Misconfigured, load_settings, refuse, settings_flags
+from seamark.metaserver.cli.options import (
+    CONTEXT,
+    Misconfigured,
+    address_options,
+    load_settings,
+    refuse,
+    settings_flags,
+)
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.tls import Certificate
 
+_ANSWER_S = 2.0
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Command]:
+    """The option for a limit of `ProxySettings`: of seconds, of bytes, or a number."""
+    default = getattr(ProxySettings, name)
+    kind = click.IntRange(min=int(least)) if isinstance(default, int) else click.FloatRange(min=least)
+    unit = "SECONDS" if name.endswith("_s") else "BYTES" if name.endswith("_bytes") else "COUNT"
+    flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+    return click.option(flag, name, type=kind, metavar=unit, default=default, show_default=True, help=text)
 
 
 @click.command("trino-proxy", context_settings=CONTEXT)
@@ -107,113 +129,38 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Send file counts in X-Seamark-Plan, unless access rules are in force for the client.",
 )
 @click.option(
-    "--lease",
-    "lease_s",
-    type=click.IntRange(min=1),
-    metavar="SECONDS",
-    default=ProxySettings.lease_s,
-    show_default=True,
-    help="Lease of a plan; it must cover the time in Trino's queue.",
-)
-@click.option(
-    "--hold",
-    "hold_s",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    default=ProxySettings.hold_s,
-    show_default=True,
-    help="Time in which a rewritten statement that fails before its first row is replaced by the original.",
-)
-@click.option(
-    "--statement-bytes",
-    type=click.IntRange(min=0),
-    metavar="BYTES",
-    default=ProxySettings.statement_bytes,
-    show_default=True,
-    help="Longer statements are not parsed.",
-)
-@click.option(
-    "--drain",
-    "drain_s",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    default=ProxySettings.drain_s,
-    show_default=True,
-    help="Seconds that running requests have to finish after SIGTERM.",
-)
-@click.option(
-    "--connections",
-    type=click.IntRange(min=0),
+    "--maintenance",
+    type=click.IntRange(0, 64),
     metavar="COUNT",
-    default=ProxySettings.connections,
+    default=ProxySettings.maintenance,
     show_default=True,
-    help="Maximum number of client connections; at the limit the proxy closes those that are silent or idle. 0: from "
+    help="Run ALTER TABLE … MERGE FILES and DROP COLUMNS of clients, at most this number together; --token must be a "
+    "writer's. 0: Trino receives them, and does not know them.",
+)
+@_limit("lease_s", "Lease of a plan; it must cover the time in Trino's queue.", least=1)
+@_limit("hold_s", "Time in which a rewritten statement that fails before its first row is replaced by the original.")
+@_limit("statement_bytes", "Longer statements are not parsed.")
+@_limit("drain_s", "Seconds that running requests have to finish after SIGTERM.")
+@_limit(
+    "connections",
+    "Maximum number of client connections; at the limit the proxy closes those that are silent or idle. 0: from "
     "the open-files limit of the process, at most 10,000.",
 )
-@click.option(
-    "--connections-per-address",
-    type=click.IntRange(min=0),
-    metavar="COUNT",
-    default=ProxySettings.connections_per_address,
-    show_default=True,
-    help="Maximum number of connections of one address. 0: half of them; all with --trust-forwarded.",
+@_limit(
+    "connections_per_address",
+    "Maximum number of connections of one address. 0: half of them; all with --trust-forwarded.",
 )
-@click.option(
-    "--header-bytes",
-    type=click.IntRange(min=8192),
-    metavar="BYTES",
-    default=ProxySettings.header_bytes,
-    show_default=True,
-    help="Maximum size of a request header, all fields together; prepared statements are sent in headers.",
+@_limit(
+    "header_bytes",
+    "Maximum size of a request header, all fields together; prepared statements are sent in headers.",
+    least=8192,
 )
-@click.option(
-    "--header-timeout",
-    "header_timeout_s",
-    type=click.FloatRange(min=0.1),
-    metavar="SECONDS",
-    default=ProxySettings.header_timeout_s,
-    show_default=True,
-    help="Time limit of a request header and of a TLS handshake.",
-)
-@click.option(
-    "--idle-timeout",
-    "idle_timeout_s",
-    type=click.FloatRange(min=0.1),
-    metavar="SECONDS",
-    default=ProxySettings.idle_timeout_s,
-    show_default=True,
-    help="Time after which a connection without a request is closed.",
-)
-@click.option(
-    "--send-timeout",
-    "send_timeout_s",
-    type=click.FloatRange(min=0.1),
-    metavar="SECONDS",
-    default=ProxySettings.send_timeout_s,
-    show_default=True,
-    help="Time after which a connection with an unread answer is closed.",
-)
-@click.option(
-    "--body-bytes",
-    type=click.IntRange(min=0),
-    metavar="BYTES",
-    default=ProxySettings.body_bytes,
-    show_default=True,
-    help="Maximum size of a request body, as sent.",
-)
-@click.option(
-    "--body-timeout",
-    "body_timeout_s",
-    type=click.FloatRange(min=0.1),
-    metavar="SECONDS",
-    default=ProxySettings.body_timeout_s,
-    show_default=True,
-    help="Time limit of a request body, plus a second for each 64 KiB.",
-)
-@click.option(
-    "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
-)
-@click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token, of a reader. [SEAMARK_TOKEN]")
+@_limit("header_timeout_s", "Time limit of a request header and of a TLS handshake.", least=0.1)
+@_limit("idle_timeout_s", "Time after which a connection without a request is closed.", least=0.1)
+@_limit("send_timeout_s", "Time after which a connection with an unread answer is closed.", least=0.1)
+@_limit("body_bytes", "Maximum size of a request body, as sent.")
+@_limit("body_timeout_s", "Time limit of a request body, plus a second for each 64 KiB.", least=0.1)
+@address_options
 @settings_flags(("home", "log_level", "log_format"))
 def trino_proxy(
     coordinators: tuple[str, ...],
@@ -266,7 +213,43 @@ def trino_proxy(
         raise click.ClickException(f"Cannot listen on {host}:{port}: {error.strerror or error}") from None
     with sock:
         address = f"{'https' if tls else 'http'}://{host}:{sock.getsockname()[1]}"
-        run(settings, sock, tls, lambda: click.echo(f"Trino is ready at {address}, over {settings.seamark}"))
+        silent = _silent(settings)
+        line = f"Trino is ready at {address}, over {settings.seamark}"
+        if silent:
+            line = f"The proxy listens at {address}, but there is no answer from {' and '.join(silent)}"
+        run(settings, sock, tls, lambda: click.echo(line))
+
+
+def _silent(settings: ProxySettings) -> list[str]:
+    """The servers behind the proxy that do not answer within `_ANSWER_S`. Name resolution has no time limit,
+    therefore each request has a thread."""
+    authorities = None if settings.authorities is None else ssl.create_default_context(cafile=settings.authorities)
+    servers = {f"Trino at {url}": (f"{url}/v1/info", settings.upstream_tls) for url in settings.trino}
+    servers[f"Seamark at {settings.seamark}"] = (f"{settings.seamark}/healthz", authorities)
+    answers: dict[str, bool] = {}
+    came = threading.Condition()
+
+    def ask(name: str, url: str, tls: ssl.SSLContext | None) -> None:
+        answer = _answers(url, tls)
+        with came:
+            answers[name] = answer
+            came.notify()
+
+    for name, server in servers.items():
+        threading.Thread(target=ask, args=(name, *server), daemon=True).start()
+    with came:
+        came.wait_for(lambda: len(answers) == len(servers), _ANSWER_S)
+        return [name for name in servers if not answers.get(name)]
+
+
+def _answers(url: str, tls: ssl.SSLContext | None) -> bool:
+    """Whether an HTTP server answers, with any status."""
+    try:
+        with urllib3.PoolManager(retries=False, timeout=_ANSWER_S, ssl_context=tls) as pool:
+            pool.request("GET", url)
+    except (urllib3.exceptions.HTTPError, ValueError):
+        return False
+    return True
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Certificate | None:

@@ -21,8 +21,8 @@ from multiprocessing.process import BaseProcess
 import structlog
 from prometheus_client import multiprocess
 
-from seamark.metaserver.api.http.logs import configure_logging
-from seamark.metaserver.api.http.metrics import MULTIPROCESS_VARIABLE
+from seamark.metaserver.api.http.observability.logs import configure_logging
+from seamark.metaserver.api.http.observability.metrics import MULTIPROCESS_VARIABLE
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.errors import ConfigError, SeamarkError
 from seamark.metaserver.home import PRIVATE_UMASK

@@ -20,7 +20,7 @@ from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, claimed, moves
 from seamark.metaserver.catalog.ownership.own_files import allow
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.pointers import created_entry, metadata_location, uuid_of
+from seamark.metaserver.catalog.pointers import created_entry, metadata_location, swap_of, uuid_of
 from seamark.metaserver.catalog.purge import owned
 from seamark.metaserver.catalog.values import Caller, LoadedTable
 from seamark.metaserver.errors import CommitUnknown, ObjectExists, RetryLater, SeamarkError
@@ -28,8 +28,8 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata, with_pre
 from seamark.metaserver.iceberg.metadata.properties import as_bool
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.cleanup import Cleanup
-from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, Operation, RecordInstant, SwapPointer
+from seamark.metaserver.store.model import Entry, NamespacePath
+from seamark.metaserver.store.operations import CreateEntry, Operation, RecordInstant
 from seamark.metaserver.store.port import IdempotencyTaken
 from seamark.metaserver.wire import show
 
@@ -40,6 +40,14 @@ _UPDATES_RECORDED = 50
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 
 
+SNAPSHOT_ADDED = ("add-snapshot", "set-snapshot-ref")
+MANIFESTS_REWRITTEN = ("rewrite-manifests",)
+"""The updates of an event by which the server lists the same files in other manifests. No update of the REST
+specification has this name, so no client can record it."""
+FILES_REPLACED = ("replace-files",)
+"""Those of a change that replaces files by files with the same rows, such as a compaction. Engines cannot record it."""
+
+
 class CommitEvent(msgspec.Struct, frozen=True):
     """The timeline record of one change or one snapshot."""
 
@@ -48,7 +56,7 @@ class CommitEvent(msgspec.Struct, frozen=True):
     snapshot_id: int | None
     summary: Mapping[str, Any] = {}
     """The snapshot's summary; the timeline keeps the operation and the counts."""
-    updates: tuple[str, ...] = ("add-snapshot", "set-snapshot-ref")
+    updates: tuple[str, ...] = SNAPSHOT_ADDED
     """The actions of the metadata updates."""
     fingerprint: str | None = None
 
@@ -77,7 +85,7 @@ class PlannedCommit(msgspec.Struct):
         return uuid_of(self.entry, self.metadata)
 
     def new_entry(self, now_ms: int) -> Entry:
-        """Where the pointer stands when this has happened."""
+        """The entry after this event."""
         return created_entry(self.namespace, self.name, self.uuid, self.location, now_ms)
 
     def written_files(self) -> list[tuple[str, bytes]]:
@@ -138,7 +146,9 @@ class Publisher:
         transaction that moves the pointer. CommitConflict when the pointer has moved or an operation conflicts. After
         any error but CommitUnknown nothing was committed; after CommitUnknown the outcome is unknown.
         """
-        if metadata is base or not instants:
+        if metadata is base:
+            raise ValueError("metadata is unchanged; publish needs changed metadata")
+        if not instants:
             raise ValueError("instants is empty; publish needs at least one")
         plan = await self.prepare(caller, (entry.namespace, entry.name), entry, base, metadata)
         plan.events = instants
@@ -229,15 +239,7 @@ class Publisher:
         now = self._parts.clock.now_ms()
         if plan.entry is None:
             return CreateEntry(entry=plan.new_entry(now))
-        return SwapPointer(
-            kind=EntryKind.TABLE,
-            namespace=plan.namespace,
-            name=plan.name,
-            uuid=plan.entry.uuid,
-            expected_location=plan.entry.metadata_location,
-            new_location=plan.location,
-            now_ms=now,
-        )
+        return swap_of(plan.entry, plan.location, now)
 
     def _instant(self, plan: PlannedCommit, event: CommitEvent) -> RecordInstant:
         summary: dict[str, Any] = {"updates": list(event.updates[:_UPDATES_RECORDED])}

@@ -25,6 +25,13 @@ class S3Keys:
     token: str = field(default="", repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class VendedKeys(S3Keys):
+    """Keys of a client for the objects gateway."""
+
+    expires_ms: int = 0
+
+
 def server_keys(settings: Settings) -> S3Keys:
     """The keys for signing now. StorageError if there are none.
 

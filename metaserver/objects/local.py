@@ -59,19 +59,19 @@ class LocalObjects:
         self._umasks = umasks or {}
         self._clock = clock
         self._timeout_s = timeout_s
-        self._folders = _DurableFolders(known_max=4096)
+        self.folders = DurableFolders(known_max=4096)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="objects-local")
 
     async def close(self) -> None:
-        """Waits for running writes and rejects new ones."""
+        """Waits for running writes and rejects new writes."""
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        return await self._run(location, lambda path, _: _read(path, location, limit_bytes))
+        return await self.run(location, lambda path, _: _read(path, location, limit_bytes))
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
         check_range(start, length)
-        return await self._run(location, lambda path, _: _read_range(path, location, start, length))
+        return await self.run(location, lambda path, _: _read_range(path, location, start, length))
 
     async def create(self, location: str, data: bytes) -> None:
         temporary = TEMPORARY_PREFIX + self._clock.random_bytes(12).hex()
@@ -84,7 +84,7 @@ class LocalObjects:
             except FileNotFoundError as error:
                 raise RetryLater(f"The folder of {location!r} was deleted concurrently; retry") from error
 
-        await self._run(location, create)
+        await self.run(location, create)
 
     async def exists(self, location: str) -> bool:
         # Not in a thread: a stat of a cached inode takes 2 µs, a thread hop 60 µs, and every table load calls this.
@@ -97,12 +97,12 @@ class LocalObjects:
             raise _explain(error, location) from error
 
     async def delete(self, location: str) -> None:
-        await self._run(location, lambda path, _: _delete(path))
+        await self.run(location, lambda path, _: _delete(path))
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        walk = await self._run(prefix, lambda path, _: _walk(path))
+        walk = await self.run(prefix, lambda path, _: _walk(path))
         while True:
-            found = await self._run(prefix, lambda *_: tuple(islice(walk, _LIST_BATCH)))
+            found = await self.run(prefix, lambda *_: tuple(islice(walk, _LIST_BATCH)))
             for info in found:
                 yield info
             if len(found) < _LIST_BATCH:
@@ -110,11 +110,11 @@ class LocalObjects:
 
     async def ping(self) -> None:
         for root in self._roots:
-            await self._run(f"file://{root}", lambda path, _: _check_writable(path))
+            await self.run(f"file://{root}", lambda path, _: _check_writable(path))
 
-    async def _run(self, location: str, work: Callable[[str, str], T]) -> T:
+    async def run(self, location: str, work: Callable[[str, str], T]) -> T:
         """Runs `work` with the checked path and its root in a thread, so that a hanging file system does not block the
-        loop.
+        loop. Errors of the operating system become those of the port.
         """
         parsed = parse_location(location)
 
@@ -145,7 +145,7 @@ class LocalObjects:
     def _create(self, path: str, root: str, location: str, data: bytes, temporary_name: str) -> None:
         folder = os.path.dirname(path)
         umask = self._umasks.get(root)
-        self._folders.make(folder, root, umask)
+        self.folders.make(folder, root, umask)
         temporary, descriptor = _open_new(os.path.join(folder, temporary_name))
         try:
             _write_synced(descriptor, data, umask)
@@ -163,10 +163,10 @@ class LocalObjects:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-        _sync_folder(folder)
+        sync_folder(folder)
 
 
-class _DurableFolders:
+class DurableFolders:
     """Creates folders, and ensures once per folder that its whole path below the root is on disk.
 
     Existing folders are synced too, because an engine may have created them without a sync. Known folders are
@@ -195,7 +195,7 @@ class _DurableFolders:
         for parent in chain[1:]:
             # A folder that cannot be opened is not one that this process has just written to.
             with contextlib.suppress(PermissionError):
-                _sync_folder(parent)
+                sync_folder(parent)
         with self._lock:
             while len(self._known) >= self._known_max:
                 self._known.pop(next(iter(self._known)))
@@ -243,7 +243,7 @@ def _explain(error: OSError, location: str) -> Exception:
 
 
 def _read(path: str, location: str, limit_bytes: int | None) -> bytes:
-    with _plain_file(path, location) as descriptor:
+    with plain_file(path, location) as descriptor:
         size = os.fstat(descriptor).st_size
         if limit_bytes is not None and size > limit_bytes:
             raise TooLarge(f"{location!r} has {size} bytes; at most {limit_bytes} are read")
@@ -252,13 +252,13 @@ def _read(path: str, location: str, limit_bytes: int | None) -> bytes:
 
 
 def _read_range(path: str, location: str, start: int, length: int) -> bytes:
-    with _plain_file(path, location) as descriptor, open(descriptor, "rb", closefd=False) as file:
+    with plain_file(path, location) as descriptor, open(descriptor, "rb", closefd=False) as file:
         file.seek(start)
         return file.read(length)
 
 
 @contextlib.contextmanager
-def _plain_file(path: str, location: str) -> Iterator[int]:
+def plain_file(path: str, location: str) -> Iterator[int]:
     """A descriptor for reading. ObjectMissing if the path is not a plain file."""
     # O_NONBLOCK: opening a named pipe would otherwise block the thread until a writer opens it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -291,7 +291,7 @@ def _write_synced(descriptor: int, data: bytes, umask: int | None) -> None:
         os.close(descriptor)
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

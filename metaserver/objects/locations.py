@@ -159,7 +159,7 @@ def plain_location(text: str) -> str:
 
 
 def spellings(text: str) -> list[str]:
-    """The location as it is, and as other writers usually spell it."""
+    """The location unchanged, and as other writers usually spell it."""
     matched = _SCHEME.fullmatch(text)
     if matched is None:
         return [text, f"file:{text}", f"file://{text}"]

@@ -1,4 +1,4 @@
-"""The ObjectStore of a server: the scheme of a location selects local files or S3.
+"""The ObjectStore of a server: the scheme of a location selects local files or S3, which may be a local folder, too.
 
 Every location is checked here again, independent of its caller, so that no code path reads, writes or deletes outside
 the warehouse and the allowed locations. At most `CONCURRENCY` requests run concurrently.
@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.home import is_in_home
+from seamark.metaserver.objects.folder import FolderObjects
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.locations import Location, Warehouse
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
@@ -90,7 +91,13 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
             umasks=_umasks(warehouse, settings),
         )
         stack.push_async_callback(local.close)
-        s3 = S3Objects(_s3_roots(warehouse), settings, clock)
+        s3: ObjectStore = S3Objects(_s3_roots(warehouse), settings, clock)
+        if settings.s3_folder:
+            files = LocalObjects(
+                [settings.s3_folder], clock, threads=LOCAL_THREADS, timeout_s=settings.storage_timeout_s
+            )
+            stack.push_async_callback(files.close)
+            s3 = FolderObjects(files, settings.s3_folder)
         yield RoutedObjects(warehouse, local=local, s3=s3, concurrency=CONCURRENCY)
 
 

@@ -46,6 +46,7 @@ _LIST_VALUES = {
 _OPAQUE = frozenset(("continuation-token", "uploadId", "versionId", "part-number-marker", "partNumber", "max-parts"))
 _DOTS = re.compile(r"(?:^|[/\\])\.{1,2}(?:$|[/\\])")
 _DECODE_ROUNDS = 4
+_NOT_ENCODED = re.compile(r'[^\x21-\x7e]|[\\"<>^`{|}]')
 _HEADERS_ALLOWED = frozenset(
     (
         *("x-amz-content-sha256", "x-amz-date", "x-amz-decoded-content-length", "x-amz-trailer", "x-amz-te"),
@@ -53,7 +54,7 @@ _HEADERS_ALLOWED = frozenset(
         *("x-amz-storage-class", "x-amz-tagging", "x-amz-tagging-directive", "x-amz-metadata-directive"),
         *("x-amz-request-payer", "x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"),
         *("x-amz-mp-object-size", "x-amz-object-attributes", "x-amz-optional-object-attributes", "x-amz-max-parts"),
-        *("x-amz-part-number-marker", "x-amz-user-agent", "x-amz-copy-source"),
+        *("x-amz-part-number-marker", "x-amz-user-agent", "x-amz-copy-source", "x-amz-api-version"),
     )
 )
 _HEADER_FAMILIES = ("x-amz-meta-", "x-amz-checksum-", "x-amz-server-side-encryption", "x-amz-copy-source-")
@@ -76,8 +77,7 @@ class Address:
 
 def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
     """The parsed URI, and bucket, key and query. BadRequest if it is ambiguous, Forbidden for another endpoint."""
-    if any(ch <= " " or ch >= "\x7f" or ch in '\\"<>^`{|}' for ch in uri):
-        raise BadRequest("uri holds a character that has to be percent-encoded")
+    _check_encoded(uri)
     try:
         parts = urlsplit(uri)
         parts.port  # noqa: B018  reading it is what raises for port 99999
@@ -85,10 +85,32 @@ def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
         raise BadRequest(f"uri is malformed: {error}") from None
     if "#" in uri or "@" in parts.netloc:
         raise BadRequest("uri holds a fragment or user information; send the plain address")
-    if "+" in parts.path or "+" in parts.query:
-        raise BadRequest("uri holds a '+', which S3 servers read in two ways; encode it as %2B, a space as %20")
+    _check_plus(parts.path + parts.query)
     bucket, raw_key = _split_bucket(parts, settings)
     return parts, Address(bucket, _decode(raw_key), _parse_query(parts.query))
+
+
+def parse_target(target: str) -> Address:
+    """Bucket, key and query of a request's path-style target `/bucket/key?query`. BadRequest if it is ambiguous."""
+    _check_encoded(target)
+    _check_plus(target)
+    path, _, query = target.partition("?")
+    if not path.startswith("/") or path.startswith("//") or "#" in target:
+        raise BadRequest("The path has to start with a single '/', followed by the bucket")
+    bucket, _, raw_key = path[1:].partition("/")
+    if "%" in bucket:
+        raise BadRequest("The path has percent escapes in its bucket, which no bucket's name needs")
+    return Address(bucket, _decode(raw_key), _parse_query(query))
+
+
+def _check_encoded(uri: str) -> None:
+    if _NOT_ENCODED.search(uri):
+        raise BadRequest("uri holds a character that has to be percent-encoded")
+
+
+def _check_plus(text: str) -> None:
+    if "+" in text:
+        raise BadRequest("uri holds a '+', which S3 servers read in two ways; encode it as %2B, a space as %20")
 
 
 def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
@@ -166,7 +188,7 @@ def check_request(method: str, address: Address, headers: dict[str, str], body: 
         _check_key(address.bucket, address.key, table, "uri")
         _check_names(names, _OBJECT_QUERIES[method], method, "an object")
         if method == "POST" and not names:
-            raise Forbidden("POST on an object is signed for multipart uploads only")
+            raise Forbidden("POST on an object is allowed for multipart uploads only")
     elif method == "GET" and "prefix" in names:
         _check_listing(address, table)
         _check_names(names, _LIST_QUERIES, method, "a bucket")
@@ -175,13 +197,13 @@ def check_request(method: str, address: Address, headers: dict[str, str], body: 
         for key in parse_delete_body(body):
             _check_key(address.bucket, key, table, "the body")
     else:
-        raise Forbidden(f"{method} on a bucket is signed for listing a prefix and for deleting objects only")
+        raise Forbidden(f"{method} on a bucket is allowed for listing a prefix and for deleting objects only")
     _check_headers(method, headers, table)
 
 
 def _check_names(names: set[str], allowed: set[str], method: str, target: str) -> None:
     if not names <= allowed:
-        raise Forbidden(f"{method} on {target} with the query {sorted(names - allowed)} is not signed here")
+        raise Forbidden(f"{method} on {target} with the query {sorted(names - allowed)} is not allowed here")
 
 
 def _check_key(bucket: str, key: str, table: Location, where: str, *, itself_ok: bool = False) -> None:
@@ -209,7 +231,7 @@ def _check_listing(address: Address, table: Location) -> None:
     for name, allowed in _LIST_VALUES.items():
         value = address.query.get(name)
         if value is not None and not allowed.fullmatch(value):
-            raise Forbidden(f"The query {name}={value[:100]!r} of a listing is not signed here")
+            raise Forbidden(f"The query {name}={value[:100]!r} of a listing is not allowed here")
 
 
 def _check_opaque(query: dict[str, str]) -> None:
@@ -230,11 +252,11 @@ def _check_headers(method: str, headers: dict[str, str], table: Location) -> Non
             if value not in _HARMLESS_ACLS:
                 raise Forbidden(f"The canned ACL {value!r} would open the object to others; leave s3.acl out")
         elif name not in _HEADERS_ALLOWED and not name.startswith(_HEADER_FAMILIES):
-            raise Forbidden(f"A request with the header {name!r} is not signed here; leave it out")
+            raise Forbidden(f"A request with the header {name!r} is not allowed here; leave it out")
     source = headers.get("x-amz-copy-source")
     if source is not None:
         if method != "PUT" or "+" in source or "?" in source:
-            raise Forbidden("A copy is signed for PUT, without '+' (write %2B) and without a version in its source")
+            raise Forbidden("A copy is allowed with PUT, without '+' (write %2B) and without a version in its source")
         bucket, _, key = _decode(source).removeprefix("/").partition("/")
         _check_key(bucket, key, table, "x-amz-copy-source")
 
@@ -242,13 +264,15 @@ def _check_headers(method: str, headers: dict[str, str], table: Location) -> Non
 def parse_delete_body(body: str | None) -> list[str]:
     """The keys of a DeleteObjects body. The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute."""
     if not body:
-        raise BadRequest("A request that deletes several objects is signed only with its body: send it in `body`")
+        raise BadRequest("A request that deletes several objects is accepted only with its body: send it in `body`")
     if len(body) > DELETE_BODY_MAX:
         raise BadRequest(f"The body has {len(body)} characters; at most {DELETE_BODY_MAX} are read")
     declaration = _XML_DECLARATION.match(body)
     text = body[declaration.end() :] if declaration else body
     if "<!" in text or "<?" in text or "\x00" in text:
         raise BadRequest("The body holds an XML declaration, comment or section that is not allowed here")
+    if text.count("<") > 8 * DELETE_KEYS_MAX:  # a key needs 4; parsing many more would take a second
+        raise BadRequest(f"The body has more elements than {DELETE_KEYS_MAX} keys need")
     try:
         root = ElementTree.fromstring(text)  # noqa: S314  without <! there are no entities to expand
     except (ElementTree.ParseError, ValueError) as error:

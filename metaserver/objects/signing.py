@@ -5,10 +5,10 @@ check depends on: method, path, query, host, every `x-amz-` header and, if the b
 never leave the server, and a signed request cannot be changed afterwards.
 
 Wire format: REST spec, `RemoteSignRequest` and `RemoteSignResult` (`S3SignRequest` in Iceberg before 1.11). Client
-behaviour, from Iceberg's S3V4RestSignerClient and PyIceberg's S3V4RestSigner: Java's own headers override the returned
-ones, so a header of the client is signed unchanged; Java caches an answer to GET and HEAD for 30 s by method, region
-and address if `Cache-Control` is private, so Range is never signed. PyIceberg sends no `body`, so its DeleteObjects
-requests cannot be checked and are rejected.
+behaviour, from Iceberg's S3V4RestSignerClient and PyIceberg's S3V4RestSigner: Java's own headers override the
+returned headers, so a header of the client is signed unchanged; Java caches an answer to GET and HEAD for 30 s by
+method, region and address if `Cache-Control` is private, so Range is never signed. PyIceberg sends no `body`, so its
+DeleteObjects requests cannot be checked and are rejected.
 """
 
 from __future__ import annotations

@@ -3,20 +3,24 @@
 Every client receives the address and region, which are not secret. The server's own keys go only to a client that
 requests them (`X-Iceberg-Access-Delegation: vended-credentials`), if the operator sets `s3_client_access = static`.
 They are not limited to the table, so this is for trusted networks. STS is not supported, because most self-hosted
-stores lack its short-lived keys; remote signing gives the same limits without it.
+stores lack its short-lived keys; remote signing and the objects gateway give the same limits without it. With
+`gateway`, the address is that of the gateway, which accepts only the keys that this catalog vends for one table.
 
 | s3_client_access | no request | vended-credentials | remote-signing |
 |---|---|---|---|
 | none | address | address | address |
 | signing | signing | address | signing |
 | static | address | keys | signing |
+| gateway | keys of the table | keys of the table | address |
 
 A client that lists several gets the first that is allowed. PyIceberg lists vended-credentials by default.
 """
 
 from __future__ import annotations
 
-from seamark.metaserver.objects.credentials import server_keys
+from collections.abc import Callable
+
+from seamark.metaserver.objects.credentials import VendedKeys, server_keys
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.settings import Settings
 
@@ -27,16 +31,25 @@ _ALLOWED: dict[str, frozenset[str]] = {
     "none": frozenset(),
     "signing": frozenset((SIGNING,)),
     "static": frozenset((VENDED, SIGNING)),
+    "gateway": frozenset((VENDED,)),
 }
+_BY_DEFAULT = {"signing": SIGNING, "gateway": VENDED}
 
 
 def storage_config(
-    settings: Settings, table_location: str, *, delegation: str | None, sign_path: str
+    settings: Settings,
+    table_location: str,
+    *,
+    delegation: str | None,
+    sign_path: str,
+    refresh_path: str = "",
+    vend: Callable[[], VendedKeys] | None = None,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
     """(config, storage_credentials); both empty for a table on files.
 
     `delegation` is the header `X-Iceberg-Access-Delegation`, or None. `sign_path` is the path for signing this table's
-    requests, relative to the catalog's URI and percent-encoded: `v1/…/tables/t/sign`.
+    requests, relative to the catalog's URI and percent-encoded: `v1/…/tables/t/sign`; `refresh_path` is that for new
+    keys, or empty. `vend` issues the table's keys for the objects gateway.
     """
     at = parse_location(table_location, "The table's location")
     if at.scheme != "s3":
@@ -46,33 +59,49 @@ def storage_config(
     if mechanism == SIGNING:
         return {**config, **_signing(sign_path)}, []
     if mechanism == VENDED:
-        keys = server_keys(settings)
+        keys = vend() if vend is not None and settings.s3_client_access == "gateway" else server_keys(settings)
         secrets = {"s3.access-key-id": keys.access_key_id, "s3.secret-access-key": keys.secret_access_key}
         if keys.token:
             secrets["s3.session-token"] = keys.token
+        if isinstance(keys, VendedKeys):
+            secrets["s3.session-token-expires-at-ms"] = str(keys.expires_ms)
+            if refresh_path:
+                secrets["client.refresh-credentials-endpoint"] = refresh_path
         # Twice: clients read `storage-credentials` first; those before Iceberg 1.8 read `config` only.
         return {**config, **secrets}, [{"prefix": f"{at}/", "config": {**config, **secrets}}]
     return config, []
+
+
+def gateway_address(settings: Settings) -> str:
+    """The URL of the objects gateway for clients; empty without one."""
+    if settings.gateway_url or not settings.gateway_port:
+        return settings.gateway_url.rstrip("/")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104  compared, not bound
+    scheme = "https" if settings.tls_cert else "http"
+    return (
+        f"{scheme}://[{host}]:{settings.gateway_port}" if ":" in host else f"{scheme}://{host}:{settings.gateway_port}"
+    )
 
 
 def _choose(settings: Settings, delegation: str | None) -> str | None:
     allowed = _ALLOWED[settings.s3_client_access]
     requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
     if not requested:
-        return SIGNING if settings.s3_client_access == "signing" else None
+        return _BY_DEFAULT.get(settings.s3_client_access)
     return next((name for name in requested if name in allowed), None)
 
 
 def _address(settings: Settings) -> dict[str, str]:
-    path_style = settings.s3_path_style and bool(settings.s3_endpoint)
+    endpoint = gateway_address(settings) if settings.s3_client_access == "gateway" else settings.s3_endpoint
+    path_style = (settings.s3_path_style or settings.s3_client_access == "gateway") and bool(endpoint)
     config = {
         "client.region": settings.s3_region,
         "s3.region": settings.s3_region,  # PyIceberg's and DuckDB's name for it
         "s3.path-style-access": str(path_style).lower(),
         "s3.force-virtual-addressing": str(not path_style).lower(),  # PyIceberg's
     }
-    if settings.s3_endpoint:
-        config["s3.endpoint"] = settings.s3_endpoint
+    if endpoint:
+        config["s3.endpoint"] = endpoint
     return config
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from seamark.metaserver.iceberg.metadata.clustering import COLUMNS, ENABLED
+from seamark.metaserver.iceberg.metadata.clustering import CLUSTERED_BY, COLUMNS, ENABLED
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.services.service import Job, count_of, rewrite_pause_s
+from seamark.metaserver.services.launching.launchers import rewrite_job
+from seamark.metaserver.services.service import NEVER, Job, count_of
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 8
@@ -33,4 +34,7 @@ class TableClustering:
         if snapshot is None or metadata.format_version == 1 or not clusters(metadata.properties, self._default):
             return None
         files = count_of(snapshot.summary_map(), "total-data-files", 0)
-        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, rewrite_pause_s(files))
+        return rewrite_job(self.name, entry, metadata, _PRIORITY, files, CLUSTERED_BY)
+
+    def again_s(self, metadata: TableMetadata) -> float:
+        return NEVER

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from seamark.metaserver.iceberg.metadata.compaction import ENABLED, MIN_FILES, MIN_FILES_DEFAULT, small_below
+from seamark.metaserver.iceberg.metadata.compaction import (
+    COMPACTED_BY,
+    ENABLED,
+    MIN_FILES,
+    MIN_FILES_DEFAULT,
+    small_below,
+)
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
 from seamark.metaserver.services.clustering import clusters
-from seamark.metaserver.services.service import Job, count_of, rewrite_pause_s
+from seamark.metaserver.services.launching.launchers import rewrite_job
+from seamark.metaserver.services.service import NEVER, Job, count_of
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 7
@@ -39,4 +46,7 @@ class Compaction:
             is_large = size_bytes >= small_below(metadata) * target_bytes * files  # on average
             if files < min_files or is_large:
                 return None
-        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, rewrite_pause_s(files))
+        return rewrite_job(self.name, entry, metadata, _PRIORITY, files, COMPACTED_BY)
+
+    def again_s(self, metadata: TableMetadata) -> float:
+        return NEVER

@@ -8,7 +8,7 @@ from seamark.metaserver.commit.expiration.policy import MAX_REF_AGE, ExpirationP
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.services.service import Job
+from seamark.metaserver.services.service import AGAIN_S, NEVER, Job
 from seamark.metaserver.store.model import Entry
 
 ENABLED = "seamark.expiration.enabled"
@@ -29,7 +29,7 @@ class SnapshotExpiration:
         self._default = default
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """By the age of the oldest snapshot; the server finds out what has expired when the job runs."""
+        """By the age of the oldest snapshot; the server determines what has expired when the job runs."""
         if not (as_bool(metadata.properties, ENABLED, self._default) and is_collectable(metadata)):
             return None
         try:
@@ -46,3 +46,7 @@ class SnapshotExpiration:
                 return None
         pause_s = min(max((now_ms - policy.older_than_ms) / 10_000, _PAUSE_S), _PAUSE_MAX_S)
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)
+
+    def again_s(self, metadata: TableMetadata) -> float:
+        """Snapshots become old enough."""
+        return AGAIN_S if as_bool(metadata.properties, ENABLED, self._default) else NEVER

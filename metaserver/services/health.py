@@ -10,15 +10,37 @@ import numpy as np
 
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, find_expired
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.expressions.residuals import Residuals
+from seamark.metaserver.iceberg.metadata.bucket_counts import coarser_specs
 from seamark.metaserver.iceberg.metadata.clustering import ClusteringLayout, layer_of
+from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
+from seamark.metaserver.iceberg.metadata.column_ttl import ENABLED as TTL_ENABLED
+from seamark.metaserver.iceberg.metadata.column_ttl import TtlPolicy, TtlRule
 from seamark.metaserver.iceberg.metadata.compaction import DELETED, ENABLED, MIN_FILES, MIN_FILES_DEFAULT, small_below
+from seamark.metaserver.iceberg.metadata.manifest_policy import ENABLED as MANIFESTS_ENABLED
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
-from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.iceberg.metadata.properties import (
+    PREVIOUS_VERSIONS_MAX,
+    TARGET_FILE_BYTES,
+    TARGET_FILE_BYTES_DEFAULT,
+    as_bool,
+)
+from seamark.metaserver.iceberg.metadata.statistics import ENABLED as STATISTICS_ENABLED
+from seamark.metaserver.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
+from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.services.bucket_splitting import ENABLED as SPLITTING_ENABLED
+from seamark.metaserver.services.budgets import WINDOW, wait_s
 from seamark.metaserver.services.clustering import clusters
 from seamark.metaserver.services.expiration import ENABLED as EXPIRATION_ENABLED
+from seamark.metaserver.services.launching.launchers import AUTO, why_ignored
+from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
 from seamark.metaserver.services.service import count_of
 from seamark.metaserver.settings import Settings
 
@@ -27,17 +49,19 @@ _MANY_SNAPSHOTS = 100
 _FILES_A_MANIFEST = 100
 """Fewer data files a manifest mean that engines that plan by themselves open many manifests."""
 _MANY_MANIFESTS = 20
+_LARGE_METADATA_BYTES = 4 << 20
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """`service`: the table service that corrects it. `enabled`: whether the server runs that for this table; None
-    without a service."""
+    without a service. `after_s`: seconds until the table's window begins, for a service that waits for it."""
 
     problem: str
     detail: str
     cost: str
     service: str | None = None
     enabled: bool | None = None
+    after_s: float = 0.0
 
 
 class TableHealth(msgspec.Struct, frozen=True, rename="kebab"):
@@ -55,6 +79,7 @@ class TableHealth(msgspec.Struct, frozen=True, rename="kebab"):
     delete_files: int
     deleted_records: int
     manifests: int
+    metadata_size_in_bytes: int
     snapshots: int
     expired_snapshots: int
     problems: tuple[Problem, ...]
@@ -92,12 +117,25 @@ def health_of(metadata: TableMetadata, view: TableView, settings: Settings, now_
         delete_files=view.delete_rows,
         deleted_records=count_of(totals, "total-position-deletes", 0) + count_of(totals, "total-equality-deletes", 0),
         manifests=len(view.manifests) + len(view.delete_manifests),
+        metadata_size_in_bytes=len(encode_table(metadata)),
         snapshots=len(metadata.snapshots),
         expired_snapshots=expired_snapshots,
         problems=(),
     )
-    found = (*problems, *_layout_problems(view, metadata, settings), *_problems(health, metadata, settings))
-    return msgspec.structs.replace(health, problems=found)
+    found = (
+        *problems,
+        *_launcher_problems(metadata, settings),
+        *_layout_problems(view, metadata, settings),
+        *_problems(health, metadata, settings),
+        *_bucket_problems(view, metadata, settings),
+        *_ttl_problems(view, metadata, settings, now_ms),
+        *_statistics_problems(metadata, settings),
+        *_metadata_problems(health, metadata),
+    )
+    # Indexes, which are built at any time, are no problems here.
+    after_s = wait_s(metadata.properties.get(WINDOW, ""), now_ms)
+    timed = (msgspec.structs.replace(problem, after_s=after_s if problem.enabled else 0.0) for problem in found)
+    return msgspec.structs.replace(health, problems=tuple(timed))
 
 
 def _sizes(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes:
@@ -116,6 +154,20 @@ def _sizes(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes
         small_files,
         len(bytes_of) - small_files + merged,
     )
+
+
+def _launcher_problems(metadata: TableMetadata, settings: Settings) -> list[Problem]:
+    chosen = metadata.properties.get(LAUNCHER, AUTO)
+    why = why_ignored(chosen, settings.services_launchers)
+    if why is None:
+        return []
+    return [
+        Problem(
+            "ignored property",
+            f"{LAUNCHER} is {chosen[:100]!r}; {why}",
+            f"its jobs run as with {AUTO!r}, by their size",
+        )
+    ]
 
 
 def _layout_problems(view: TableView, metadata: TableMetadata, settings: Settings) -> list[Problem]:
@@ -139,6 +191,120 @@ def _layout_problems(view: TableView, metadata: TableMetadata, settings: Setting
             settings.services_workers > 0
             and metadata.format_version > 1
             and clusters(metadata.properties, settings.services_clustering),
+        )
+    ]
+
+
+def _bucket_problems(view: TableView, metadata: TableMetadata, settings: Settings) -> list[Problem]:
+    coarse = coarser_specs(metadata)
+    specs = lookup(view).by_segment([segment.block.spec_id for segment in lookup(view).segments])
+    shared = int(np.isin(specs, list(coarse)).sum()) if coarse else 0
+    if not shared:
+        return []
+    return [
+        Problem(
+            "shared files",
+            f"{shared:,} of {len(specs):,} data files were written before the number of buckets grew",
+            "each belongs to several buckets: engines shuffle joins by the key, and an equality reads all of the file",
+            "bucket-splitting",
+            settings.services_workers > 0
+            and metadata.format_version > 1
+            and as_bool(metadata.properties, SPLITTING_ENABLED, settings.services_bucket_splitting),
+        )
+    ]
+
+
+def _ttl_problems(view: TableView, metadata: TableMetadata, settings: Settings, now_ms: int) -> list[Problem]:
+    try:
+        policy = TtlPolicy.of(metadata.properties)
+        rules = [] if policy is None else policy.rules(metadata, now_ms)
+        found = [_expired_files(view, metadata, rule) for rule in rules]
+    except BadRequest as error:
+        return [Problem("invalid property", error.message, "no column expires")]
+    files, size_bytes = np.zeros(0, dtype=np.int64), 0
+    for left, rule_bytes in found:
+        files, size_bytes = np.union1d(files, left), max(size_bytes, rule_bytes)
+    if not len(files):
+        return []
+    return [
+        Problem(
+            "expired columns",
+            f"{len(files):,} data files of old partitions have values of columns that have expired",
+            f"their columns take at least {size_bytes:,} bytes of storage",
+            "column-ttl",
+            settings.services_workers > 0
+            and metadata.format_version > 1
+            and as_bool(metadata.properties, TTL_ENABLED, settings.services_column_ttl),
+        )
+    ]
+
+
+def _expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule) -> tuple[Longs, int]:
+    """The files in expired partitions that have values of the rule's columns, and the bytes of these columns, by the
+    metrics of manifests; columns without metrics do not count. BadRequest."""
+    files, schema = lookup(view), metadata.current_schema
+    expression = bind(parse_expression(rule.where), schema, (), case_sensitive=True)
+    grouped = group_by_partition(files)
+    residuals: dict[int, Residuals] = {}
+    expired = np.zeros(len(grouped.partitions), dtype=np.bool_)
+    for number, partition in enumerate(grouped.partitions):
+        spec = metadata.spec(partition.spec_id)
+        if spec is not None:
+            residual = residuals.setdefault(partition.spec_id, Residuals(expression, spec))
+            expired[number] = residual({field.field_id: field.value for field in partition.fields}) == TRUE
+    is_expired, rows = expired[grouped.numbers], files.longs("record_count")
+    holds, size_bytes = np.zeros(files.files, dtype=np.bool_), 0
+    for name in rule.columns:
+        column = schema.column_named(name)
+        if column is None:
+            raise BadRequest(f"{TTL_COLUMNS} names {name[:100]!r}, which is no column of the table")
+        for leaf in schema.index.by_id.values():
+            if isinstance(leaf.type, str) and column.id in {leaf.id, *(one.id for one in schema.ancestors(leaf))}:
+                stats = files.stats(RequestedColumn(leaf.id, leaf.type))
+                sizes = stats.counts("column_sizes")
+                has_values = is_expired & (sizes > 0) & (stats.counts("null_value_counts") != rows)
+                holds |= has_values
+                size_bytes += int(sizes[has_values].sum())
+    return np.flatnonzero(holds), size_bytes
+
+
+def _statistics_problems(metadata: TableMetadata, settings: Settings) -> list[Problem]:
+    """Only of tables that have statistics, or whose policy enables them: most queries need none."""
+    snapshot = metadata.current_snapshot
+    enabled = as_bool(metadata.properties, STATISTICS_ENABLED, settings.services_statistics)
+    try:
+        policy = StatisticsPolicy.of(metadata.properties)
+    except BadRequest as error:
+        return [Problem("invalid property", error.message, "no statistics are computed")]
+    known = None if snapshot is None else known_statistics(metadata, snapshot)
+    if known is None or not (enabled or known.file is not None) or not known.is_stale(metadata, policy):
+        return []
+    detail = "no snapshot has the distinct values of all columns"
+    if known.file is not None:
+        changed, commits = known.added + known.removed, len(known.since)
+        detail = f"{changed:,} of {known.rows:,} rows were added or removed in {commits:,} commits since the statistics"
+    return [
+        Problem(
+            "stale statistics",
+            detail,
+            "engines order joins by them",
+            "statistics",
+            settings.services_workers > 0 and enabled,
+        )
+    ]
+
+
+def _metadata_problems(health: TableHealth, metadata: TableMetadata) -> list[Problem]:
+    if health.metadata_size_in_bytes < _LARGE_METADATA_BYTES:
+        return []
+    return [
+        Problem(
+            "large metadata file",
+            f"the metadata file has {health.metadata_size_in_bytes:,} bytes: {health.snapshots:,} snapshots, "
+            f"{len(metadata.metadata_log):,} earlier metadata files, {len(metadata.schemas):,} schemas, "
+            f"{len(metadata.statistics):,} statistics files",
+            "each commit writes it, and each query of an engine reads it; expire snapshots, and reduce "
+            f"{PREVIOUS_VERSIONS_MAX}",
         )
     ]
 
@@ -197,7 +363,11 @@ def _problems(health: TableHealth, metadata: TableMetadata, settings: Settings) 
             Problem(
                 "small manifests",
                 f"{health.manifests:,} manifests list {health.files:,} files",
-                "an engine that plans without the server opens each; run rewrite_manifests in Spark",
+                "an engine that plans without the server opens each",
+                "manifests",
+                runs
+                and metadata.format_version > 1
+                and as_bool(properties, MANIFESTS_ENABLED, settings.services_manifests),
             )
         )
     return found

@@ -41,6 +41,7 @@ class Housekeeping:
         self._tasks: dict[str, Callable[[], Awaitable[int]]] = {
             "archived": timeline.archive,
             "pruned": self._prune,
+            "column_reads_pruned": catalog.column_usage.prune,
             "claims_filled": lambda: fill_rest(catalog.parts),
             "purged": catalog.dropped.purge_expired,
             "expirations_resumed": expiration.resume,

@@ -1,16 +1,29 @@
-"""The queue of jobs: one per table and service, by priority and age, with backoff after failures."""
+"""The queue of jobs: one per table and service, fair between tenants, with backoff after failures.
+
+A tenant is a top-level namespace. The next job is one of the tenant whose jobs have taken the least time of late; among
+the jobs of a tenant, priority and then age decide. A tenant that was idle does not save up time. So a tenant with
+thousands of tables waits for itself only.
+
+A tenant may have at most `_SHARE` times as many waiting jobs as there are free places, so some places always stay free
+for others. A refused job is proposed again by a later look at its table.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush, nsmallest
 
 import msgspec
 
 from seamark.metaserver.services.service import Job
 
-QUEUE_MAX = 20_000
 BACKOFF_S, BACKOFF_MAX_S = 5.0, 3600.0
+_SHARE = 4
+_STARTED_S = 1.0
+"""What a tenant is charged for a job that has started, until it is known how long it took."""
+_STALE_MIN = 1000
 
 Key = tuple[str, str]
 
@@ -19,61 +32,130 @@ class _Entry(msgspec.Struct):
     job: Job
     due_s: float
     order: int
+    """By age of the first proposal."""
+    asked_s: float
+    """When it was proposed first."""
+    item: int = 0
+    """The number of the heap item that is valid for it; others are stale."""
+
+
+class QueuedJob(msgspec.Struct, frozen=True):
+    """A waiting job, the seconds since it was proposed and until it is due (negative: since then), and the failures of
+    its last runs."""
+
+    job: Job
+    waited_s: float
+    due_in_s: float
+    failures: int
 
 
 class JobQueue:
-    """Belongs to one event loop. `now`: monotonic seconds."""
+    """Belongs to one event loop. `now`: monotonic seconds. `limit`: of the waiting jobs."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], *, limit: int) -> None:
         self._now = now
+        self._limit = limit
         self._waiting: dict[Key, _Entry] = {}
+        self._counts: Counter[str] = Counter()
+        """Waiting jobs of each tenant."""
         self._running: dict[Key, float] = {}
         """When each running job began."""
-        self._repeated: dict[Key, Job] = {}
-        """Jobs that were proposed while they ran."""
+        self._repeated: dict[Key, tuple[Job, float]] = {}
+        """Jobs that were proposed while they ran, and when they are due."""
         self._resting: dict[Key, tuple[float, int]] = {}
         """(not before, failures in a row) of jobs that ended, until both are without effect."""
+        self._delayed: list[tuple[float, int, Key]] = []
+        self._ready: dict[str, list[tuple[int, int, int, Key]]] = {}
+        """By tenant: (priority, order, item, key)."""
+        self._served_s: dict[str, float] = {}
+        """The time that the jobs of each tenant have taken; at least that of the tenant that was served last."""
+        self._turn_s = 0.0
         self._changed = asyncio.Event()
-        self._orders = 0
+        self._orders = self._items = 0
+        self._heaped = 0
+        """Items of all heaps."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
 
-    def put(self, job: Job) -> bool:
-        """Adds the job, or replaces the waiting one of the same table and service. False when the queue is full."""
-        key = job.key
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def next_jobs(self, limit: int) -> list[QueuedJob]:
+        """The first waiting jobs: those that are due, by priority and age, then the others by time. Jobs of different
+        tenants may start in another order."""
+        now = self._now()
+        first = nsmallest(
+            limit,
+            self._waiting.items(),
+            key=lambda item: (max(item[1].due_s, now), item[1].job.priority, item[1].order),
+        )
+        return [
+            QueuedJob(entry.job, now - entry.asked_s, entry.due_s - now, self._resting.get(key, (0.0, 0))[1])
+            for key, entry in first
+        ]
+
+    def lags(self) -> dict[str, float]:
+        """By service, the seconds that the job has waited that is due longest."""
+        now = self._now()
+        found: dict[str, float] = {}
+        for entry in self._waiting.values():
+            lag_s = now - max(entry.asked_s, entry.due_s)
+            if lag_s > found.get(entry.job.service, 0.0):
+                found[entry.job.service] = lag_s
+        return found
+
+    def failing(self) -> dict[str, int]:
+        """By service, the tables whose last job failed."""
+        return Counter(service for (service, _), (_, failures) in self._resting.items() if failures)
+
+    def put(self, job: Job, *, delay_s: float = 0.0) -> bool:
+        """Adds the job, or replaces the waiting one of the same table and service. It is due in `delay_s` seconds, or
+        when its last run is long enough ago. False when the tenant has no place left."""
+        key, due_s = job.key, self._now() + delay_s
         if key in self._running:
-            self._repeated[key] = job
+            self._repeated[key] = job, due_s
             return True
+        due_s = max(due_s if delay_s else 0.0, self._resting.get(key, (0.0, 0))[0])
         waiting = self._waiting.get(key)
         if waiting is not None:
-            waiting.job = job
+            is_same = (waiting.job.priority, waiting.job.tenant, waiting.due_s) == (job.priority, job.tenant, due_s)
+            if waiting.job.tenant != job.tenant:
+                self._count(waiting.job, -1)
+                self._count(job, 1)
+            waiting.job, waiting.due_s = job, due_s
+            if not is_same:
+                self._push(waiting)
             return True
-        if len(self._waiting) >= QUEUE_MAX:
+        if self._counts[job.tenant] >= _SHARE * (self._limit - len(self._waiting)):
             return False
         self._orders += 1
-        due_s = self._resting.get(key, (0.0, 0))[0]
-        self._waiting[key] = _Entry(job, due_s, self._orders)
-        self._changed.set()
+        self._waiting[key] = entry = _Entry(job, due_s, self._orders, self._now())
+        self._count(job, 1)
+        self._push(entry)
         return True
 
     def discard(self, key: Key) -> None:
         """Removes a waiting job, and the repeat of a running one."""
-        self._waiting.pop(key, None)
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            self._count(waiting.job, -1)
         self._repeated.pop(key, None)
 
     async def take(self) -> Job:
         """Waits for a job that is due. The caller calls `finish` for it."""
         while True:
             now = self._now()
-            due = [entry for entry in self._waiting.values() if entry.due_s <= now]
-            if due:
-                chosen = min(due, key=lambda entry: (entry.job.priority, entry.order)).job
+            chosen = self._choose(now)
+            if chosen is not None:
                 del self._waiting[chosen.key]
+                self._count(chosen, -1)
                 self._running[chosen.key] = now
+                self._served_s[chosen.tenant] += _STARTED_S
                 return chosen
             self._changed.clear()
-            first_s = min((entry.due_s for entry in self._waiting.values()), default=None)
+            first_s = self._delayed[0][0] if self._delayed else None
             try:
                 async with asyncio.timeout(None if first_s is None else max(0.01, first_s - now)):
                     await self._changed.wait()
@@ -85,15 +167,80 @@ class JobQueue:
         proposed meanwhile, after a pause at least as long as the job took."""
         now = self._now()
         took_s = now - self._running.pop(job.key)
+        self._served_s[job.tenant] = max(
+            self._turn_s, self._served_s.get(job.tenant, self._turn_s) + took_s - _STARTED_S
+        )
         failures = self._resting.get(job.key, (0.0, 0))[1] + 1 if failed else 0
         pause_s = min(BACKOFF_S * 2 ** (failures - 1), BACKOFF_MAX_S) if failed else max(job.pause_s, took_s)
         self._forget_rested(now)
         self._resting[job.key] = (now + pause_s, failures)
-        again = self._repeated.pop(job.key, job if failed else None)
+        again, due_s = self._repeated.pop(job.key, (job if failed else None, now))
         if again is not None:
-            self.put(again)
+            self.put(again, delay_s=max(0.0, due_s - now))
         return pause_s
 
+    def check_invariants(self) -> None:
+        """For tests."""
+        counts = Counter(entry.job.tenant for entry in self._waiting.values())
+        assert counts == self._counts
+        valid = {(key, item) for _, item, key in self._delayed}
+        valid |= {(key, item) for heap in self._ready.values() for _, _, item, key in heap}
+        assert all((key, entry.item) in valid for key, entry in self._waiting.items())
+        assert len(valid) <= 2 * len(self._waiting) + _STALE_MIN + 1
+        assert self._heaped == len(self._delayed) + sum(map(len, self._ready.values()))
+        assert not self._running.keys() & self._waiting.keys()
+
+    def _count(self, job: Job, change: int) -> None:
+        self._counts[job.tenant] += change
+        if not self._counts[job.tenant]:
+            del self._counts[job.tenant]
+
+    def _push(self, entry: _Entry) -> None:
+        self._items += 1
+        entry.item = self._items
+        heappush(self._delayed, (entry.due_s, entry.item, entry.job.key))
+        self._heaped += 1
+        if self._heaped > 2 * len(self._waiting) + _STALE_MIN:
+            self._rebuild()
+        self._changed.set()
+
+    def _rebuild(self) -> None:
+        """Drops stale items, of which there is one for each change of a waiting job."""
+        self._ready.clear()
+        self._delayed = [(entry.due_s, entry.item, key) for key, entry in self._waiting.items()]
+        heapify(self._delayed)
+        self._heaped = len(self._delayed)
+
+    def _choose(self, now: float) -> Job | None:
+        while self._delayed and self._delayed[0][0] <= now:
+            _, item, key = heappop(self._delayed)
+            entry = self._waiting.get(key)
+            if entry is not None and entry.item == item:
+                tenant = entry.job.tenant
+                self._served_s[tenant] = max(self._turn_s, self._served_s.get(tenant, 0.0))
+                heappush(self._ready.setdefault(tenant, []), (entry.job.priority, entry.order, item, key))
+            else:
+                self._heaped -= 1
+        while self._ready:
+            tenant = min(self._ready, key=lambda tenant: (self._served_s[tenant], self._ready[tenant][0][:2]))
+            heap = self._ready[tenant]
+            _, _, item, key = heappop(heap)
+            self._heaped -= 1
+            if not heap:
+                del self._ready[tenant]
+            entry = self._waiting.get(key)
+            if entry is not None and entry.item == item:
+                self._turn_s = max(self._turn_s, self._served_s[tenant])
+                return entry.job
+        return None
+
     def _forget_rested(self, now: float) -> None:
-        if len(self._resting) >= QUEUE_MAX:
+        if len(self._resting) >= self._limit:
             self._resting = {key: rest for key, rest in self._resting.items() if rest[0] > now}
+        if len(self._served_s) > 2 * len(self._counts) + _STALE_MIN:
+            active = {*self._ready, *self._counts}
+            self._served_s = {
+                tenant: served_s
+                for tenant, served_s in self._served_s.items()
+                if tenant in active or served_s > self._turn_s
+            }

@@ -7,7 +7,7 @@ from seamark.metaserver.commit.expiration.orphan_files import least_age_ms
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.services.service import Job
+from seamark.metaserver.services.service import NEVER, Job
 from seamark.metaserver.store.model import Entry
 
 ENABLED = "seamark.orphan-files.enabled"
@@ -26,7 +26,7 @@ class OrphanFileRemoval:
         self._default = default
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Once a day after a change; metadata says nothing about files that nothing names."""
+        """Once a day after a change; metadata does not list files that nothing names."""
         if not (as_bool(metadata.properties, ENABLED, self._default) and is_collectable(metadata)):
             return None
         try:
@@ -34,3 +34,7 @@ class OrphanFileRemoval:
         except BadRequest:  # the property is invalid; a removal by hand says why
             return None
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, _PAUSE_S)
+
+    def again_s(self, metadata: TableMetadata) -> float:
+        """Files become old enough."""
+        return _PAUSE_S if as_bool(metadata.properties, ENABLED, self._default) else NEVER

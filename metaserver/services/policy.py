@@ -13,11 +13,26 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
 from seamark.metaserver.iceberg.metadata.clustering import CURVE as CLUSTERING_CURVE
 from seamark.metaserver.iceberg.metadata.clustering import ENABLED as CLUSTERING_ENABLED
-from seamark.metaserver.iceberg.metadata.clustering import HILBERT, ClusteringLayout
+from seamark.metaserver.iceberg.metadata.clustering import HILBERT, ClusteringLayout, joins_of
+from seamark.metaserver.iceberg.metadata.clustering import JOINS as CLUSTERING_JOINS
+from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
+from seamark.metaserver.iceberg.metadata.column_ttl import ENABLED as TTL_ENABLED
+from seamark.metaserver.iceberg.metadata.column_ttl import TIME_COLUMN as TTL_TIME_COLUMN
+from seamark.metaserver.iceberg.metadata.column_ttl import TtlPolicy
 from seamark.metaserver.iceberg.metadata.compaction import ENABLED as COMPACTION_ENABLED
 from seamark.metaserver.iceberg.metadata.compaction import MIN_FILES, MIN_FILES_DEFAULT
+from seamark.metaserver.iceberg.metadata.manifest_policy import ENABLED as MANIFESTS_ENABLED
+from seamark.metaserver.iceberg.metadata.manifest_policy import MIN_COUNT as MANIFESTS_MIN_COUNT
+from seamark.metaserver.iceberg.metadata.manifest_policy import MIN_COUNT_DEFAULT as MANIFESTS_MIN_COUNT_DEFAULT
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.statistics import CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT, StatisticsPolicy
+from seamark.metaserver.iceberg.metadata.statistics import COLUMNS as STATISTICS_COLUMNS
+from seamark.metaserver.iceberg.metadata.statistics import ENABLED as STATISTICS_ENABLED
+from seamark.metaserver.services.bucket_splitting import ENABLED as BUCKET_SPLITTING_ENABLED
+from seamark.metaserver.services.budgets import NORMAL, PRIORITIES, PRIORITY, WINDOW, parse_windows
 from seamark.metaserver.services.expiration import ENABLED as EXPIRATION_ENABLED
+from seamark.metaserver.services.launching.launchers import AUTO, CHOICES, why_ignored
+from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
 from seamark.metaserver.services.orphan_files import ENABLED as ORPHAN_FILES_ENABLED
 from seamark.metaserver.settings import Settings
 
@@ -27,12 +42,25 @@ _DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {
     CLUSTERING_ENABLED: lambda settings: settings.services_clustering,
     CLUSTERING_COLUMNS: "",
     CLUSTERING_CURVE: HILBERT,
+    CLUSTERING_JOINS: "",
+    TTL_ENABLED: lambda settings: settings.services_column_ttl,
+    TTL_COLUMNS: "",
+    TTL_TIME_COLUMN: "",
     EXPIRATION_ENABLED: lambda settings: settings.services_expiration,
     MAX_AGE: str(MAX_AGE_DEFAULT_MS),
     MIN_SNAPSHOTS: "1",
     MAX_REF_AGE: "",
     ORPHAN_FILES_ENABLED: lambda settings: settings.services_orphan_files,
     AGE: str(AGE_DEFAULT_MS),
+    LAUNCHER: AUTO,
+    PRIORITY: NORMAL,
+    WINDOW: "",
+    STATISTICS_ENABLED: lambda settings: settings.services_statistics,
+    STATISTICS_COLUMNS: "",
+    CHANGED_PERCENT: str(CHANGED_PERCENT_DEFAULT),
+    MANIFESTS_ENABLED: lambda settings: settings.services_manifests,
+    MANIFESTS_MIN_COUNT: str(MANIFESTS_MIN_COUNT_DEFAULT),
+    BUCKET_SPLITTING_ENABLED: lambda settings: settings.services_bucket_splitting,
 }
 """The default of each property, or the setting that is its default. Empty: no limit, or no columns."""
 
@@ -43,9 +71,32 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
         default = _DEFAULTS.get(name)
         if default is None:
             return f"{name!r} is unknown; the properties of a policy are {', '.join(_DEFAULTS)}"
-        if name in (CLUSTERING_COLUMNS, CLUSTERING_CURVE):
+        if name in (CLUSTERING_COLUMNS, CLUSTERING_CURVE, CLUSTERING_JOINS):
             try:
+                joins_of(properties)
                 ClusteringLayout.of({CLUSTERING_COLUMNS: "c", name: value})
+            except BadRequest as error:
+                return error.message
+        elif name == TTL_COLUMNS:
+            try:
+                TtlPolicy.of(properties)
+            except BadRequest as error:
+                return error.message
+        elif name == TTL_TIME_COLUMN:
+            if not value.strip():
+                return f"{name} is {value!r}; it must be the name of a column"
+        elif name == LAUNCHER:
+            if value not in CHOICES:
+                return f"{name} is {value!r}; it must be one of {', '.join(CHOICES)}"
+        elif name == PRIORITY:
+            if value not in PRIORITIES:
+                return f"{name} is {value!r}; it must be one of {', '.join(PRIORITIES)}"
+        elif name == WINDOW:
+            if not parse_windows(value):
+                return f"{name} is {value!r}; it must be a time of day in UTC, such as 22:00-06:00, or several"
+        elif name in (STATISTICS_COLUMNS, CHANGED_PERCENT):
+            try:
+                StatisticsPolicy.of({name: value})
             except BadRequest as error:
                 return error.message
         elif isinstance(default, str):
@@ -57,12 +108,14 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
 
 
 class PolicyProperty(msgspec.Struct, frozen=True, rename="kebab"):
-    """`source`: table, namespace, setting or default. `namespace`: the levels of the one that has the property."""
+    """`source`: table, namespace, setting or default. `namespace`: the levels of the namespace that has the property.
+    `ignored`: why the server ignores the value, if it does."""
 
     name: str
     value: str
     source: str
     namespace: tuple[str, ...] | None = None
+    ignored: str | None = None
 
 
 class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
@@ -73,7 +126,7 @@ class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 def policy_of(metadata: TableMetadata, inherited: Policies, settings: Settings) -> TablePolicy:
-    """The values in effect; invalid values are returned as they are, and the services ignore them."""
+    """The values in effect; values that the services ignore are returned unchanged."""
 
     def find(name: str) -> PolicyProperty:
         if name in metadata.properties:
@@ -85,4 +138,9 @@ def policy_of(metadata: TableMetadata, inherited: Policies, settings: Settings) 
             return PolicyProperty(name, default, "default")
         return PolicyProperty(name, str(default(settings)).lower(), "setting")
 
-    return TablePolicy(settings.services_workers > 0, tuple(map(find, _DEFAULTS)))
+    def explained(found: PolicyProperty) -> PolicyProperty:
+        if found.name != LAUNCHER:
+            return found
+        return msgspec.structs.replace(found, ignored=why_ignored(found.value, settings.services_launchers))
+
+    return TablePolicy(settings.services_workers > 0, tuple(explained(find(name)) for name in _DEFAULTS))

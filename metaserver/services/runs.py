@@ -1,4 +1,4 @@
-"""Records the runs of jobs on the timeline, for those who want to know what table services did."""
+"""Records the runs of jobs on the timeline."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class RunLog:
         self._timeline = timeline
         self._clock = clock
 
-    async def record(self, job: Job, began_ms: int, totals: Mapping[str, Any], error: str) -> None:
+    async def record(self, job: Job, launcher: str, began_ms: int, totals: Mapping[str, Any], error: str) -> None:
         """One instant for a job that did something or failed; none for a job that found nothing to do."""
         if not totals and not error:
             return
         now_ms = self._clock.now_ms()
-        summary: dict[str, Any] = {"service": job.service, "seconds": round((now_ms - began_ms) / 1000, 3)}
+        seconds = round((now_ms - began_ms) / 1000, 3)
+        summary: dict[str, Any] = {"service": job.service, "launcher": launcher, "seconds": seconds}
         summary |= {"error": error[:_ERROR_MAX]} if error else {"totals": dict(totals)}
         instant = Instant(
             id=str(self._clock.uuid7()),

@@ -8,18 +8,23 @@ both may run the same job, which is harmless (`service.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import structlog
 
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.metadata.compaction import AGAIN
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.services.budgets import wait_s, with_budget
 from seamark.metaserver.services.jobs import JobQueue
+from seamark.metaserver.services.running import RunningJob, RunningJobs
 from seamark.metaserver.services.runs import RunLog
-from seamark.metaserver.services.service import Job, JobFailed, Launcher, Service
+from seamark.metaserver.services.service import NEVER, Job, JobFailed, JobRunner, Service
 from seamark.metaserver.services.watch import SWEEP_S, TableWatch
 from seamark.metaserver.store.lease import Lease, LeaseLost
 from seamark.metaserver.store.model import Entry
@@ -28,15 +33,23 @@ from seamark.metaserver.timeline.timeline import Timeline
 IDLE_S = 60.0
 """A worker without a job for this long is stopped, which frees its memory."""
 _RETRY_S = 5.0
+REWRITES = frozenset(("bucket-splitting", "clustering", "column-ttl", "compaction"))
+"""Services that rewrite data files: one at a time for a table, or two would rewrite the same files."""
+_REFUSED_S = 300.0
+"""Time until the next look at all tables if some jobs found no place in the queue."""
 _log = structlog.get_logger("seamark.services")
 
 
 class JobObserver(Protocol):
     """Receives what metrics show."""
 
-    def job_ended(self, service: str, outcome: str, seconds: float) -> None: ...
+    def job_ended(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None: ...
 
     def jobs_queued(self, count: int) -> None: ...
+
+    def jobs_lag(self, service: str, lag_s: float, failing: int) -> None: ...
+
+    def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None: ...
 
 
 class Scheduler:
@@ -45,14 +58,19 @@ class Scheduler:
     def __init__(
         self,
         services: Sequence[Service],
-        launchers: Sequence[Launcher],
+        launchers: Sequence[JobRunner],
         watch: TableWatch,
         timeline: Timeline,
         runs: RunLog,
         lease: Lease,
         clock: Clock,
         observer: JobObserver,
+        *,
+        queue_limit: int,
     ) -> None:
+        """`queue_limit`: of the jobs that wait."""
+        self._queue_limit = queue_limit
+        self._running = RunningJobs()
         self._services = services
         self._launchers = launchers
         self._watch = watch
@@ -81,35 +99,70 @@ class Scheduler:
 
     async def _lead(self) -> None:
         """Until the lease is lost, or the store fails."""
-        queue = JobQueue(self._clock.monotonic)
+        queue = JobQueue(self._clock.monotonic, limit=self._queue_limit)
+        self._watch.forget()
+        refused = 0
 
-        def look(entry: Entry, metadata: TableMetadata) -> None:
+        def look(entry: Entry, metadata: TableMetadata) -> float:
+            nonlocal refused
+            again_s = NEVER
             for service in self._services:
+                again_s = min(again_s, service.again_s(metadata))
                 job = service.propose(entry, metadata)
                 if job is None:
                     queue.discard((service.name, entry.uuid))
-                elif not queue.put(job):
-                    _log.warning("job not queued, the queue is full", service=job.service, table=job.table)
+                    continue
+                job = with_budget(job, metadata.properties)
+                if not queue.put(job, delay_s=wait_s(job.window, self._clock.now_ms())):
+                    refused += 1
+                    again_s = 0.0
             self._observer.jobs_queued(len(queue))
+            return again_s
 
         async def sweep() -> None:
+            nonlocal refused
             while True:
+                refused = 0
                 tables = await self._watch.sweep(look)
                 _log.debug("tables examined", tables=tables, jobs=len(queue))
-                await asyncio.sleep(SWEEP_S)
+                if refused:
+                    _log.warning("jobs wait for a place in the queue", jobs=refused, limit=self._queue_limit)
+                await asyncio.sleep(_REFUSED_S if refused else SWEEP_S)
 
         # Before the first sweep, so that no change falls between the two.
         since = await self._timeline.head()
-        work: list[Callable[[], Any]] = [self._renew, lambda: self._watch.follow(look, since), sweep]
+        work: list[Callable[[], Any]] = [lambda: self._renew(queue), lambda: self._watch.follow(look, since), sweep]
         work += [lambda launcher=launcher: self._run_jobs(queue, launcher) for launcher in self._launchers]  # type: ignore[misc]
         await gathered(work)
 
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease.lasts_s / 3)
-            await self._lease.hold()
+    async def _renew(self, queue: JobQueue) -> None:
+        try:
+            while True:
+                await asyncio.sleep(self._lease.lasts_s / 3)
+                await self._lease.hold(self._running.encode(queue, self._clock.now_ms()))
+                self._report_lag(queue.lags(), queue.failing())
+                self._report_running(self._running)
+        finally:
+            self._report_lag({}, {})  # another replica reports it now
+            self._report_running(())
 
-    async def _run_jobs(self, queue: JobQueue, launcher: Launcher) -> None:
+    def _report_lag(self, lags: Mapping[str, float], failing: Mapping[str, int]) -> None:
+        for service in self._services:
+            self._observer.jobs_lag(service.name, lags.get(service.name, 0.0), failing.get(service.name, 0))
+
+    def _report_running(self, jobs: Iterable[RunningJob]) -> None:
+        counts: Counter[str] = Counter()
+        done: Counter[str] = Counter()
+        total: Counter[str] = Counter()
+        for job in jobs:
+            counts[job.service] += 1
+            done[job.service] += job.progress.bytes_done
+            total[job.service] += job.progress.bytes_total
+        for service in self._services:
+            name = service.name
+            self._observer.jobs_running(name, counts[name], done[name], total[name])
+
+    async def _run_jobs(self, queue: JobQueue, launcher: JobRunner) -> None:
         try:
             while True:
                 try:
@@ -129,24 +182,38 @@ class Scheduler:
             return False
         return any(service.name == job.service and service.propose(*found) is not None for service in self._services)
 
-    async def _run_job(self, queue: JobQueue, launcher: Launcher, job: Job) -> None:
+    async def _run_job(self, queue: JobQueue, launcher: JobRunner, job: Job) -> None:
         if not await self._is_needed(job):  # the table was dropped or renamed, or its policy has changed
             queue.discard(job.key)
             queue.finish(job, failed=False)
             return
-        log = _log.bind(service=job.service, namespace=".".join(job.namespace), table=job.table)
+        if job.service in REWRITES and any(
+            other.uuid == job.uuid and other.service in REWRITES for other in self._running
+        ):
+            queue.finish(job, failed=False)
+            queue.put(job, delay_s=_RETRY_S)
+            return
+        if (closed_s := wait_s(job.window, self._clock.now_ms())) > 0:  # it waited until its window had closed
+            queue.finish(job, failed=False)
+            queue.put(job, delay_s=closed_s)
+            return
+        where = launcher.name_of(job)
+        log = _log.bind(service=job.service, namespace=".".join(job.namespace), table=job.table, launcher=where)
         began_s, began_ms = self._clock.monotonic(), self._clock.now_ms()
-        totals: Mapping[str, Any] = {}
+        totals: dict[str, Any] = {}
         error = ""
         try:
-            totals = await launcher.run(job)
+            with self._running.running(job, where, began_ms) as report:
+                totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), report)
         except JobFailed as failed:
             error = str(failed)
         again_in_s = queue.finish(job, failed=bool(error))
+        if (later_s := totals.pop(AGAIN, 0.0)) > 0:
+            queue.put(job, delay_s=later_s)
         seconds = self._clock.monotonic() - began_s
-        self._observer.job_ended(job.service, "failed" if error else "completed", seconds)
+        self._observer.job_ended(job.service, "failed" if error else "completed", seconds, totals)
         if error:
             log.warning("job failed", error=error, seconds=round(seconds, 3), again_in_s=again_in_s)
         else:
             log.info("job completed", seconds=round(seconds, 3), **totals)
-        await self._runs.record(job, began_ms, totals, error)
+        await self._runs.record(job, where, began_ms, totals, error)

@@ -6,7 +6,8 @@ commits is atomic. So the queue needs no storage: a new leader looks at every ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -14,6 +15,11 @@ import msgspec
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.store.model import Entry, NamespacePath
 
+NEVER = math.inf
+AGAIN_S = 3600.0
+"""Time between two looks of a service that depends on more than the table's metadata."""
+JOB_S_MAX = 3600.0
+"""A job that takes longer is stopped; a repeated job continues where its last commit ended."""
 _PAUSE_S, _FILES_A_SECOND = 60.0, 1000
 
 
@@ -27,10 +33,38 @@ class Job(msgspec.Struct, frozen=True):
     uuid: str
     priority: int = 5
     pause_s: float = 1.0
+    size_bytes: int = 0
+    """About the bytes of data files that the job reads."""
+    launcher: str = "auto"
+    """Where it runs (`launchers.py`)."""
+    window: str = ""
+    """When it may run (`budgets.py`); empty: at any time."""
+    fence: int | None = None
+    """The fencing number of the lease under which it is started."""
+    arguments: dict[str, Any] = {}
 
     @property
     def key(self) -> tuple[str, str]:
         return self.service, self.uuid
+
+    @property
+    def tenant(self) -> str:
+        """The top-level namespace, between which the queue is fair."""
+        return self.namespace[0] if self.namespace else ""
+
+
+class JobProgress(msgspec.Struct, frozen=True, rename="kebab"):
+    """Data files that a running job has read, of those that it will read as far as it knows. All 0 for a job that reads
+    none, or has just begun."""
+
+    files_done: int = 0
+    files_total: int = 0
+    bytes_done: int = 0
+    bytes_total: int = 0
+
+
+Report = Callable[[JobProgress], None]
+"""Receives the progress of a job."""
 
 
 def rewrite_pause_s(files: int) -> float:
@@ -57,12 +91,23 @@ class Service(Protocol):
         """The job that the current state of the table may need; None: none. Pure and cheap: it runs for every change
         of every table."""
 
+    def again_s(self, metadata: TableMetadata) -> float:
+        """Seconds after which `propose` may answer otherwise although the table has not changed, or its answer be due
+        again; NEVER if that depends on changes alone."""
+
 
 class Launcher(Protocol):
-    """Runs one job at a time."""
+    """Runs one job at a time, somewhere: in a worker process or on Spark."""
 
-    async def run(self, job: Job) -> dict[str, Any]:
+    async def run(self, job: Job, report: Report) -> dict[str, Any]:
         """The totals of the job. JobFailed when it failed or its worker ended. A cancelled job is stopped."""
 
     async def close(self) -> None:
         """Stops the worker; a later job starts another."""
+
+
+class JobRunner(Launcher, Protocol):
+    """Runs one job at a time with the launcher that suits it."""
+
+    def name_of(self, job: Job) -> str:
+        """The name of the launcher that will run the job."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -10,18 +10,33 @@ import structlog
 
 from seamark.metaserver.access.service_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.services.bucket_splitting import BucketSplitting
 from seamark.metaserver.services.clustering import TableClustering
+from seamark.metaserver.services.column_ttl import ColumnTtl
 from seamark.metaserver.services.compaction import Compaction
 from seamark.metaserver.services.expiration import SnapshotExpiration
 from seamark.metaserver.services.indexing import Indexing
+from seamark.metaserver.services.launching.launchers import (
+    CLUSTER,
+    LOCAL,
+    WORKER,
+    JobLogin,
+    LauncherChoice,
+    has_local_spark,
+)
+from seamark.metaserver.services.launching.spark_submit import SparkSubmit, local_limits
+from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
+from seamark.metaserver.services.manifests import ManifestRewriting
 from seamark.metaserver.services.orphan_files import OrphanFileRemoval
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import JobObserver, Scheduler
+from seamark.metaserver.services.service import JOB_S_MAX, Launcher
+from seamark.metaserver.services.statistics import TableStatistics
 from seamark.metaserver.services.watch import Load, TableWatch
-from seamark.metaserver.services.worker_process import JOB_S_MAX, WorkerProcess
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.lease import Lease
+from seamark.metaserver.store.lease import SERVICES, Lease
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
@@ -43,10 +58,17 @@ async def open_scheduler(
     url: str,
     observer: JobObserver,
 ) -> AsyncIterator[Scheduler | None]:
-    """The scheduler, which its user runs; None when the settings permit no jobs. `url`: that of this server."""
+    """The scheduler, which its user runs; None when the settings permit no jobs. `url`: that of this server.
+
+    ConfigError if a launcher that the settings permit is not installed."""
     if settings.services_workers == 0:
         yield None
         return
+    if LOCAL in settings.services_launchers and not has_local_spark():
+        raise ConfigError(
+            "services_launchers has local, and PySpark or Java is not installed: install seamark[spark] and Java, or "
+            "leave local out"
+        )
     if url.startswith("https://") and not settings.services_url:
         # The certificate names the public host, and a worker must verify it like any client.
         _log.warning("table services are off: with TLS they need services_url, a URL that the certificate covers")
@@ -55,28 +77,31 @@ async def open_scheduler(
     issue: Callable[[NamespacePath], str] | None = None
     if settings.auth != "none":
         issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
-    launchers = [
-        WorkerProcess(
-            settings.services_url or url,
-            issue,
-            memory_bytes=settings.services_memory_bytes,
-            umask=int(settings.warehouse_umask or "022", 8),
-            folders=_local_folders(settings),
-            on_s3=any(
-                parse_location(location).scheme == "s3"
-                for location in (settings.warehouse_uri(), *settings.allowed_locations)
-            ),
-            environment={"SEAMARK_LOG_LEVEL": settings.log_level, "SEAMARK_LOG_FORMAT": settings.log_format},
-        )
-        for _ in range(settings.services_workers)
-    ]
+    on_s3 = any(
+        parse_location(location).scheme == "s3" for location in (settings.warehouse_uri(), *settings.allowed_locations)
+    )
+    environment = {
+        **job_variables(on_s3=on_s3),
+        "SEAMARK_LOG_LEVEL": settings.log_level,
+        "SEAMARK_LOG_FORMAT": settings.log_format,
+        "OMP_NUM_THREADS": "1",
+        "SEAMARK_PARQUET_KEY_FILE": settings.parquet_key_file,
+        "SEAMARK_PARQUET_KMS": settings.parquet_kms,
+    }
+    umask = int(settings.warehouse_umask or "022", 8)
+    login = JobLogin(settings.services_url or url, issue, _local_folders(settings), umask)
+    launchers = [_launcher(settings, login, environment) for _ in range(settings.services_workers)]
     watch = TableWatch(store, timeline, load, clock)
-    lease = Lease(store, clock, "services", holder, lasts_s=LEASE_S)
+    lease = Lease(store, clock, SERVICES, holder, lasts_s=LEASE_S)
     yield Scheduler(
         [
             Indexing(),
             TableClustering(default=settings.services_clustering),
+            ColumnTtl(clock, default=settings.services_column_ttl),
             Compaction(default=settings.services_compaction, clusters=settings.services_clustering),
+            BucketSplitting(default=settings.services_bucket_splitting),
+            TableStatistics(default=settings.services_statistics),
+            ManifestRewriting(default=settings.services_manifests),
             SnapshotExpiration(clock, default=settings.services_expiration),
             OrphanFileRemoval(default=settings.services_orphan_files),
         ],
@@ -87,7 +112,21 @@ async def open_scheduler(
         lease,
         clock,
         observer,
+        queue_limit=settings.services_queue_jobs,
     )
+
+
+def _launcher(settings: Settings, login: JobLogin, environment: Mapping[str, str]) -> LauncherChoice:
+    """For one job at a time."""
+    memory_bytes = settings.services_memory_bytes
+    launchers: dict[str, Launcher] = {WORKER: WorkerProcess(login, memory_bytes=memory_bytes, environment=environment)}
+    options = settings.services_spark_options
+    if LOCAL in settings.services_launchers:
+        limits = local_limits(settings.services_local_memory_bytes)
+        launchers[LOCAL] = SparkSubmit(limits.master, options, login, environment, process_bytes=limits.process_bytes)
+    if CLUSTER in settings.services_launchers:
+        launchers[CLUSTER] = SparkSubmit(settings.services_spark_master, options, login, environment)
+    return LauncherChoice(launchers, spark_bytes=settings.services_spark_bytes)
 
 
 def _local_folders(settings: Settings) -> tuple[str, ...]:

@@ -20,27 +20,36 @@ SWEEP_S = 3600.0
 """Time between two looks at all tables."""
 _PAGE = 100
 _BATCH = 500
-_CPU_SHARE = 0.02
+_CPU_SHARE = 0.015
 """Of the time that a look at all tables may keep the event loop busy, so that requests do not wait."""
-_FREE_TABLES = 500
+_FREE_TABLES = 200
 """Tables of a sweep that are looked at without pauses."""
+_KNOWN_MAX = 1_000_000
+"""Tables whose state is remembered, some 100 bytes each."""
 _WORK = (INDEXING, MAINTENANCE)
 """Actions of jobs themselves, which must not lead to the next job."""
 _log = structlog.get_logger("seamark.services")
 
-Look = Callable[[Entry, TableMetadata], None]
+Look = Callable[[Entry, TableMetadata], float]
+"""Returns the seconds after which the table must be looked at again, although it has not changed; infinity: never."""
 Load = Callable[[str], Awaitable[TableMetadata]]
 
 
 class TableWatch:
     """Calls `look` with the current metadata of tables, with the policies of their namespaces. `load` reads a metadata
-    file."""
+    file.
+
+    A sweep costs a look at the tables that have changed, or whose services want another look; of the others it reads
+    the names, a page of a hundred at a time."""
 
     def __init__(self, store: PointerStore, timeline: Timeline, load: Load, clock: Clock) -> None:
         self._store = store
         self._timeline = timeline
         self._load = load
         self._clock = clock
+        self._known: dict[int, float] = {}
+        """By a hash of a table's state: when it must be looked at again, in monotonic seconds. A table whose hash is
+        by chance that of another waits for its next change."""
 
     async def follow(self, look: Look, since: str | None) -> None:
         """Until cancelled: looks at each table soon after it changed. `since`: the position on the timeline."""
@@ -57,17 +66,29 @@ class TableWatch:
                     if entry is not None:
                         await self._look_at(entry, await load_policies(self._store, namespace), look)
 
-    async def sweep(self, look: Look) -> int:
-        """Looks at all tables once, without keeping the event loop busy for long. Returns their number."""
-        seen = 0
+    async def sweep(self, look: Look, *, pause: bool = True) -> int:
+        """Looks at all tables, except those that have not changed and need no second look, by default without keeping
+        the event loop busy for long. Returns the number of tables that were looked at."""
+        looked = 0
+        known, self._known = self._known, {}
         async for entries, policies in self._pages((), {}):
             began_s = self._clock.monotonic()
+            inherited = hash(frozenset(policies.items()))
             for entry in entries:
-                await self._look_at(entry, policies, look)
-            seen += len(entries)
-            if seen > _FREE_TABLES:
+                state = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, inherited))
+                due_s = known.get(state, 0.0)
+                if due_s <= began_s:
+                    due_s = began_s + await self._look_at(entry, policies, look)
+                    looked += 1
+                if len(self._known) < _KNOWN_MAX:
+                    self._known[state] = due_s
+            if pause and looked > _FREE_TABLES:
                 await asyncio.sleep((self._clock.monotonic() - began_s) / _CPU_SHARE)
-        return seen
+        return looked
+
+    def forget(self) -> None:
+        """The next sweep looks at all tables."""
+        self._known = {}
 
     async def find(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata] | None:
         """The table's current state; None if there is no such table, or its metadata cannot be read."""
@@ -81,11 +102,12 @@ class TableWatch:
             _log.warning("table not examined", namespace=namespace, table=name, reason=error.message)
             return None
 
-    async def _look_at(self, entry: Entry, policies: Policies, look: Look) -> None:
+    async def _look_at(self, entry: Entry, policies: Policies, look: Look) -> float:
         try:
-            look(entry, with_policies(await self._load(entry.metadata_location), policies))
+            return look(entry, with_policies(await self._load(entry.metadata_location), policies))
         except SeamarkError as error:
             _log.warning("table not examined", namespace=entry.namespace, table=entry.name, reason=error.message)
+            return 0.0
 
     async def _pages(self, parent: NamespacePath, above: Policies) -> AsyncIterator[tuple[list[Entry], Policies]]:
         """The tables of all namespaces below `parent`, in pages, with the policies that they inherit. `above`: those

@@ -9,6 +9,9 @@ from seamark.metaserver.errors import CommitConflict, SeamarkError
 from seamark.metaserver.store.operations import TakeLease
 from seamark.metaserver.store.port import PointerStore
 
+SERVICES = "services"
+"""The lease of the replica that runs the table services. Commits of its jobs name the lease's fencing number."""
+
 
 class LeaseLost(Exception):
     """Another holder has the lease."""
@@ -24,17 +27,20 @@ class Lease:
         self._holder = holder
         self._until_s = 0.0
         self.lasts_s = lasts_s
+        self.fence = 0
+        """The fencing number: it rises each time the holder changes. Valid after `hold`."""
 
-    async def hold(self) -> None:
-        """Takes the lease, or renews it when a third is used. LeaseLost when another holder has it."""
+    async def hold(self, state: str = "") -> None:
+        """Takes the lease, or renews it when a third is used. `state`: what others may read meanwhile, in
+        `PointerStore.lease_state`. LeaseLost when another holder has it."""
         now_s = self._clock.monotonic()
         if now_s < self._until_s - self.lasts_s * 2 / 3:
             return
         now_ms = self._clock.now_ms()
         until_ms = now_ms + int(self.lasts_s * 1000)
         try:
-            await self._store.transact(
-                [TakeLease(name=self._name, holder=self._holder, now_ms=now_ms, until_ms=until_ms)]
+            (self.fence,) = await self._store.transact(
+                [TakeLease(name=self._name, holder=self._holder, now_ms=now_ms, until_ms=until_ms, state=state)]
             )
         except CommitConflict:
             self.forget()

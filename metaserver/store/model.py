@@ -197,6 +197,24 @@ class MetricsReport(msgspec.Struct, frozen=True):
     report: dict[str, Any]
 
 
+class ColumnReads(msgspec.Struct, frozen=True):
+    """Reads of one column of a table. `oldest_age_d`: the age of the oldest partition that they read, in whole days;
+    `ALL_AGES` for the whole table."""
+
+    column_id: int
+    """Or `EVERY_COLUMN`, `UNKNOWN_COLUMNS`, `NAMED_COLUMNS`."""
+    oldest_age_d: int
+    reads: int
+    first_day: int
+    """Days since the epoch, of the first of these reads."""
+    last_day: int
+
+
+EVERY_COLUMN, UNKNOWN_COLUMNS, NAMED_COLUMNS = 0, -1, -2
+"""In the place of a column: the read named all columns, or very many; it did not say which; it said which."""
+ALL_AGES = 1 << 30
+
+
 class Token(msgspec.Struct, frozen=True):
     """The public part of a bearer token.
 
@@ -219,6 +237,22 @@ class Grant(msgspec.Struct, frozen=True):
     principal: str
     role: str
     namespace: NamespacePath = ()
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """A server that shares the database, and how other replicas reach it."""
+
+    address: str
+    """host:port on which it answers other replicas."""
+    weight: int
+    """Its share of the files that the replicas cache for each other, in proportion to the weights of all."""
+    version: str
+    """The version of the program."""
+    protocol: int
+    """The version of the protocol between replicas."""
+    started_ms: int
+    expires_in_ms: int = 0
+    """The rest of its lease by the clock of the database. Set when it is read."""
 
 
 class AuditRecord(msgspec.Struct, frozen=True):

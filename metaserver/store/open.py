@@ -16,6 +16,7 @@ from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.store.sql.sqlite import open_sqlite
+from seamark.metaserver.store.stale_reads import StaleReads
 
 if TYPE_CHECKING:
     from seamark.metaserver.store.sql import postgres
@@ -32,11 +33,13 @@ async def open_store(
     pool_min: int = 1,
     pool_max: int = 10,
     timeout_s: float = 30.0,
+    keeps_reads: bool = False,
 ) -> AsyncIterator[PointerStore]:
     """ConfigError for another kind of URL, an unsuitable database, or refused credentials.
 
     `queue_limit` bounds the transactions that wait for SQLite's writer. The other limits are the number of connections
-    to PostgreSQL, and the time for a statement or for getting a connection.
+    to PostgreSQL, and the time for a statement or for getting a connection. `keeps_reads`: results of reads from
+    PostgreSQL are kept for requests that allow stale answers.
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":
@@ -44,7 +47,12 @@ async def open_store(
             yield store
     elif scheme in ("postgresql", "postgres"):
         async with postgres.open_postgres(
-            url, clock=clock, pool_min=pool_min, pool_max=pool_max, timeout_s=timeout_s
+            url,
+            clock=clock,
+            pool_min=pool_min,
+            pool_max=pool_max,
+            timeout_s=timeout_s,
+            stale_reads=StaleReads(clock) if keeps_reads else None,
         ) as store:
             yield store
     else:

@@ -20,6 +20,7 @@ from seamark.metaserver.store.model import (
     NamespacePath,
     PlanTable,
     RegisteredIndexFile,
+    Replica,
     Token,
 )
 
@@ -175,7 +176,7 @@ class ForgetIndexFile(msgspec.Struct, frozen=True):
 
 
 class AdvanceProducer(msgspec.Struct, frozen=True):
-    """The producer has committed `sequence`. CommitConflict unless it is above the last one; the first may be any.
+    """The producer has committed `sequence`. CommitConflict unless it is above the last sequence; the first may be any.
 
     NoSuchTable if no live name refers to the table. Rows stay until the table's last name is removed. They do not
     expire: a late repeat would be applied again, and its rows duplicated. There are at most as many as commits, each of
@@ -270,6 +271,16 @@ class SaveMetricsReport(msgspec.Struct, frozen=True):
     keep: int | None = None
 
 
+class AddColumnReads(msgspec.Struct, frozen=True):
+    """Adds reads of columns of the table on one day. NoSuchTable if the table has no live name.
+
+    `reads`: (column id, age of the oldest partition in days, number of reads), each column once."""
+
+    uuid: str
+    day: int
+    reads: tuple[tuple[int, int, int], ...]
+
+
 class SaveToken(msgspec.Struct, frozen=True):
     """AlreadyExists if a live token has this name."""
 
@@ -310,16 +321,44 @@ class SaveCursor(msgspec.Struct, frozen=True):
     position: str
 
 
+REWRITE = "rewrite "
+"""Followed by the UUID of a table: the lease of a job that rewrites its files. Its row is removed with the table's."""
+
+
 class TakeLease(msgspec.Struct, frozen=True):
     """`holder` gets or renews the named lease until `until_ms`.
 
     CommitConflict while the lease of another holder is valid at `now_ms`.
-    The result of this operation is an int: the fencing number, which rises each time the holder changes."""
+    The result of this operation is an int: the fencing number, which rises each time the holder changes.
+    `state`: what the holder publishes, until it renews the lease or loses it."""
 
     name: str
     holder: str
     now_ms: int
     until_ms: int
+    state: str = ""
+
+
+class CheckFence(msgspec.Struct, frozen=True):
+    """CommitConflict unless `fence` is the fencing number of the named lease: the sender no longer has the lease."""
+
+    name: str
+    fence: int
+
+
+class RenewReplica(msgspec.Struct, frozen=True):
+    """Adds the replica, or renews its lease, for `lease_ms` from now, by the clock of the database.
+
+    The result is the list of all replicas with live leases. Removes rows that expired long ago."""
+
+    replica: Replica
+    lease_ms: int
+
+
+class RemoveReplica(msgspec.Struct, frozen=True):
+    """Ends the lease of the replica; nothing happens when there is none."""
+
+    address: str
 
 
 Operation = (
@@ -349,6 +388,7 @@ Operation = (
     | MoveInstant
     | SaveIdempotency
     | SaveMetricsReport
+    | AddColumnReads
     | SaveToken
     | RevokeToken
     | SaveGrant
@@ -356,4 +396,7 @@ Operation = (
     | SaveAudit
     | SaveCursor
     | TakeLease
+    | CheckFence
+    | RenewReplica
+    | RemoveReplica
 )

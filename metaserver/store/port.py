@@ -18,6 +18,7 @@ import msgspec
 from seamark.metaserver.store.model import (
     AuditRecord,
     Claim,
+    ColumnReads,
     DroppedEntry,
     Entry,
     EntryKind,
@@ -31,6 +32,7 @@ from seamark.metaserver.store.model import (
     PlanTable,
     ProducerState,
     RegisteredIndexFile,
+    Replica,
     ShownPlan,
     Token,
 )
@@ -88,8 +90,15 @@ class PointerStore(Protocol):
 
     async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
 
-    async def names_of(self, uuid: str) -> int:
-        """The number of names, live and dropped, of the table with this UUID: several share its files."""
+    async def names_of(self, uuid: str, *, dropped: bool = True) -> int:
+        """The number of names, live and, with `dropped`, dropped, of the table with this UUID: several share its
+        files."""
+
+    async def fence(self, lease: str) -> int:
+        """The fencing number of a lease; 0 if it has never been taken."""
+
+    async def lease_state(self, lease: str, now_ms: int) -> str:
+        """What the holder of a lease that has not ended publishes; empty without one."""
 
     async def claims(self, uuid: str) -> list[Claim]:
         """The current and earlier locations of the UUID."""
@@ -175,6 +184,15 @@ class PointerStore(Protocol):
     async def swap_secret(self, name: str, expected: bytes | None, value: bytes) -> bytes:
         """Stores `value` if the secret is `expected` (None: no secret). Returns the stored secret: that of another
         replica which was faster, empty when the expected secret is gone."""
+
+    async def replicas(self) -> list[Replica]:
+        """The replicas with live leases, by address."""
+
+    async def column_reads(self, uuid: str, since_day: int, limit: int) -> list[ColumnReads]:
+        """The reads of the table's columns from that day on, by column and age of the oldest partition."""
+
+    async def prune_column_reads(self, before_day: int, limit: int) -> int:
+        """Removes reads of columns of earlier days; returns the number of rows."""
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
         """Removes expired idempotency records, and audit records and metrics reports older than the given times.

@@ -113,7 +113,11 @@ class LiveTable:
             "sequence-number": sequence,
             "timestamp-ms": loaded["last-updated-ms"] + 1,
             "manifest-list": f"file://{path}",
-            "summary": {"operation": "append"},
+            "summary": {
+                "operation": "append",
+                "total-data-files": str(len(snapshot.data)),
+                "total-files-size": str(sum(one.size for one in live)),
+            },
             "schema-id": self.schema["schema-id"],
             **({"parent-snapshot-id": before.id} if before.id else {}),
             **({"first-row-id": first, "added-rows": rows} if self.version > 2 else {}),

@@ -14,7 +14,7 @@ def test_a_logged_error_shows_its_place_and_no_variable(log_format: str) -> None
     program = dedent(
         f"""
         import structlog
-        from seamark.metaserver.api.http.logs import configure_logging
+        from seamark.metaserver.api.http.observability.logs import configure_logging
         from seamark.metaserver.settings import Settings
 
         configure_logging(Settings(log_format="{log_format}"))
@@ -40,7 +40,7 @@ def test_what_libraries_log_of_a_request_that_failed_quotes_none_of_it(name: str
     program = dedent(
         f"""
         import logging
-        from seamark.metaserver.api.http.logs import configure_logging
+        from seamark.metaserver.api.http.observability.logs import configure_logging
         from seamark.metaserver.settings import Settings
 
         configure_logging(Settings(log_format="json"))

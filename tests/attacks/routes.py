@@ -44,7 +44,19 @@ async def attack_route(c: Campaign, operation: str, method: str, template: str) 
     who = c.rng.choice(HOSTILE)
     names = _Names(c)
     path = template
-    for variable in ("namespace", "table", "view", "function", "index", "build", "column", "id", "name", "plan-id"):
+    for variable in (
+        "namespace",
+        "table",
+        "view",
+        "function",
+        "index",
+        "build",
+        "column",
+        "id",
+        "name",
+        "plan-id",
+        "statement",
+    ):
         path = path.replace(f"{{{variable}}}", quote(names.of(variable), safe=""))
     assert "{" not in path, path
     body = _BODIES[operation](names) if operation in _BODIES else None
@@ -91,6 +103,8 @@ class _Names:
                 return c.hint("build") if variable == "build" else c.hint("plan task")
             case "id":
                 return c.hint("dropped")
+            case "statement":
+                return rng.choice(("mine", c.hint("uuid")))
             case "name":
                 return rng.choice(("mallory", "root", "nobody", "rita"))
             case "column":
@@ -119,6 +133,10 @@ class _Names:
         table = [*self.namespace(), self.of("table")]
         return {"table": table, "on": {"id": "id"}, "predicate": "data = 'x'"}
 
+    def query(self) -> str:
+        left, right = (f'"{".".join(self.namespace())}"."{self.of("table")}"' for _ in range(2))
+        return f"SELECT 1 FROM {left} a JOIN {right} b ON a.id = b.id WHERE b.data = 'x'"
+
 
 def _spellings(place: str) -> tuple[str, ...]:
     """Of the same place, for whoever takes letters, schemes, slashes or characters for the same."""
@@ -140,6 +158,51 @@ def _spellings(place: str) -> tuple[str, ...]:
 
 
 _Body = Callable[[_Names], Any]
+
+
+_FILE_FUNCTIONS = (
+    *("read_csv", "read_csv_auto", "read_parquet", "parquet_scan", "read_json", "read_text", "read_blob", "glob"),
+    *("parquet_metadata", "iceberg_scan", "iceberg_metadata", "sniff_csv", "sqlite_scan", "getenv", "query_table"),
+)
+_CATALOG_TABLES = (
+    *("duckdb_settings()", "duckdb_secrets()", "duckdb_databases()", "pragma_database_list()", "sqlite_master"),
+    *("information_schema.tables", "pg_catalog.pg_tables", "TABLE(system.runtime.queries)", "t0", "w0", "arrow_0"),
+)
+
+
+def _statement(n: _Names) -> dict[str, Any]:
+    """A query of what the caller may not read, and ways around the catalog."""
+    table = ".".join(f'"{part}"' for part in (".".join(n.namespace()), n.of("table")))
+    place = n.place().replace("'", "''")
+    texts = (
+        f"SELECT * FROM {table}",
+        f"SELECT count(*) FROM {table} t WHERE t.id IN (SELECT id FROM {EVIL}.own)",
+        f"SELECT * FROM {table} FOR VERSION AS OF {n.snapshot()}",
+        f"SELECT * FROM {EVIL}.own UNION ALL SELECT * FROM {table}",
+        f"SELECT * FROM read_parquet('{place}')",
+        f"SELECT * FROM '{place}'",
+        f"COPY (SELECT * FROM {EVIL}.own) TO '{place}'",
+        f"ATTACH '{place}' AS x",
+        f"SELECT * FROM {n.rng.choice(_FILE_FUNCTIONS)}('{place}')",
+        f"SELECT {n.rng.choice(_FILE_FUNCTIONS)}('{place}')",
+        f"SELECT * FROM {EVIL}.own WHERE id = (SELECT max(id) FROM {table})",
+        f"WITH own AS (SELECT * FROM {table}) SELECT * FROM own",
+        f"SELECT * FROM {EVIL}.own o CROSS JOIN LATERAL (SELECT * FROM {table} t WHERE t.id = o.id) x",
+        f"SELECT (SELECT count(*) FROM {table}), o.* FROM {EVIL}.own o",
+        f'SELECT * FROM {".".join(table.split(".")[:-1])}."{n.of("view")}"',
+        f'SELECT * FROM {table[:-1]}$files"',
+        f'SELECT * FROM {table[:-1]}~plan~0"',
+        f"CREATE VIEW {EVIL}.v AS SELECT * FROM {table}",
+        f"INSERT INTO {EVIL}.own SELECT * FROM {table}",
+        f"{n.rng.choice(('INSTALL', 'LOAD', 'PRAGMA', 'CALL', 'EXPORT DATABASE', 'IMPORT DATABASE'))} '{place}'",
+        f"SET {n.rng.choice(('secret_directory', 'home_directory', 'extension_directory'))} = '{place}'",
+        f"SELECT * FROM {n.rng.choice(_CATALOG_TABLES)}",
+        f"PREPARE p AS SELECT * FROM {table}; EXECUTE p",
+        f"EXECUTE IMMEDIATE 'SELECT * FROM {table}'",
+        f"DROP TABLE {table}",
+    )
+    body = {"statement": n.rng.choice(texts), "explain": n.rng.random() < 0.2}
+    return body | ({"id": "mine"} if n.rng.random() < 0.3 else {})
 
 
 def _updates(n: _Names) -> list[dict[str, Any]]:
@@ -244,6 +307,7 @@ def _token(n: _Names) -> str:
 
 _BODIES: dict[str, _Body] = {
     "createNamespace": lambda n: {"namespace": n.namespace(), "properties": {"location": n.place()}},
+    "runStatement": _statement,
     "updateProperties": lambda n: {"removals": ["x"], "updates": {"location": n.place()}},
     "createTable": lambda n: {
         "name": n.of("table"),
@@ -280,8 +344,11 @@ _BODIES: dict[str, _Body] = {
     "selectRows": lambda n: {"where": "id > 0", "snapshot-id": n.snapshot()},
     "commitChange": _change,
     "expireSnapshots": lambda n: {"older-than-ms": 1 << 60, "retain-last": 1, "dry-run": n.rng.random() < 0.5},
+    "rewriteManifests": lambda n: {"min-count": n.rng.choice((0, 2, 5)), "dry-run": n.rng.random() < 0.5},
+    "takeRewriteLease": lambda n: {"holder": n.rng.choice(("a", "b", "")), "release": n.rng.random() < 0.5},
     "removeOrphanFiles": lambda n: {"older-than-ms": n.rng.choice((0, 1, 1 << 40)), "dry-run": n.rng.random() < 0.5},
     "explain": lambda n: {"where": "id > 0", "files": True, "joins": [n.join()]},
+    "explainQuery": lambda n: {"query": n.query(), "dialect": n.rng.choice(("trino", "duckdb")), "namespace": [EVIL]},
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},
     "registerIndexFiles": lambda n: {"index-files": [{"location": n.place(), "size-in-bytes": 100}]},
@@ -318,6 +385,7 @@ _QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
     "listTableTimeline": lambda n: {"limit": 100, "order": n.rng.choice(("asc", "desc"))},
     "listFiles": _snapshot_query,
     "listColumnStats": _snapshot_query,
+    "loadColumnLayout": lambda n: _snapshot_query(n) | ({"compare-to": n.snapshot()} if n.rng.random() < 0.5 else {}),
     "listPartitions": _snapshot_query,
     "listIndexBuildFiles": _snapshot_query,
 }
@@ -326,8 +394,9 @@ _BODILESS = """
     tableExists dropTable unregisterTable loadCredentials listViews loadView viewExists dropView listFunctions
     loadFunction fetchPlanningResult cancelPlanning listAudit listDropped purgeDropped dropFunction listGrants
     removeGrant listFiles listIndexes rebuildIndexRegistry loadIndex dropIndex startIndexBuild loadIndexBuild
-    listIndexBuildFiles listTableMetrics listPartitions listColumnStats listTableTimeline listTimeline
-    listTokens revokeToken loadTableHealth loadTablePolicy
+    listIndexBuildFiles listTableMetrics listPartitions listColumnStats loadColumnLayout listTableTimeline listTimeline
+    listReplicas listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
+    listRunningTableJobs loadSqlState
 """
 BODILESS = frozenset(_BODILESS.split())
 """Operations whose path and query are all that there is to draw."""

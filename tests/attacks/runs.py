@@ -10,18 +10,27 @@ from tests.api.client import VIEW_VERSION
 from tests.attacks import routes
 from tests.attacks.campaign import Campaign
 from tests.attacks.crafted import CRAFTED, new_table
+from tests.attacks.through_gateway import fill_cache
 from tests.attacks.world import NAMES, SCHEMA, open_world
 from tests.services.s3 import S3
 
 
 async def run(
-    home: Path, seed: int, *, requests: int, s3: S3 | None = None, hints: tuple[str, ...] | None = None
+    home: Path,
+    seed: int,
+    *,
+    requests: int,
+    s3: S3 | None = None,
+    hints: tuple[str, ...] | None = None,
+    with_gateway: bool = False,
 ) -> Campaign:
     """Each route once at least, where there are enough requests, and each crafted attack."""
     rng = random.Random(seed)
-    async with open_world(home, rng, s3) as world:
+    async with open_world(home, rng, s3, with_gateway=with_gateway) as world:
         c = Campaign(world, rng, seed)
         c.hand_out(hints)
+        if with_gateway:
+            await fill_cache(world)
         before = await world.fingerprint()
         world.touched.clear()
         await _own_things(c)

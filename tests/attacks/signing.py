@@ -9,12 +9,14 @@ import aiohttp
 from yarl import URL
 
 from tests.attacks.campaign import Campaign
+from tests.attacks.through_gateway import reach_through_gateway
 from tests.attacks.world import EVIL, HOSTILE, NAMES
 
 
 async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
     """Signatures for the victim's objects, by the attacker's own table; those given out are tried on the store."""
     world, rng = c.world, c.rng
+    await reach_through_gateway(c, name)
     if world.s3 is None:
         return
     base = f"{world.s3.endpoint}/{world.bucket}"

@@ -7,12 +7,18 @@ steps, and `TEST_SEED=<seed>` repeats it.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from tests.attacks.runs import run
-from tests.attacks.world import KINDS
+from seamark.metaserver.gateway import gateway
+from tests.attacks.campaign import Campaign
+from tests.attacks.crafted import new_table
+from tests.attacks.runs import compare, run
+from tests.attacks.through_gateway import fill_cache, reach_through_gateway
+from tests.attacks.world import KINDS, open_world
 from tests.seeds import first_seed
 from tests.services.s3 import S3
 
@@ -35,5 +41,35 @@ async def test_campaigns_over_local_files_find_nothing(tmp_path: Path, number: i
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(4))
 async def test_campaigns_over_s3_find_nothing(tmp_path: Path, s3: S3, number: int) -> None:
-    c = await run(tmp_path / "home", first_seed() + 100 + number, requests=300, s3=s3)
+    c = await run(tmp_path / "home", first_seed() + 100 + number, requests=300, s3=s3, with_gateway=number % 2 == 1)
     assert not c.findings, c.verdict()
+
+
+async def test_the_gateway_gives_and_takes_nothing_of_the_victims(tmp_path: Path, s3: S3) -> None:
+    """Each kind of request, also for objects in the gateway's cache."""
+    rng = random.Random(first_seed())
+    async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
+        c = Campaign(world, rng, 1)
+        c.hand_out(KINDS)
+        await fill_cache(world)
+        before = await world.fingerprint()
+        world.touched.clear()
+        await new_table(c, "own")
+        for _ in range(25):
+            await reach_through_gateway(c, "own")
+        await compare(c, before)
+    assert not c.findings, c.verdict()
+
+
+@pytest.mark.slow
+async def test_the_campaign_finds_a_gateway_without_rights(tmp_path: Path, s3: S3) -> None:
+    rng = random.Random(first_seed())
+    with patch.object(gateway, "check_request", lambda *arguments: None):
+        async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
+            c = Campaign(world, rng, 1)
+            c.hand_out(KINDS)
+            await fill_cache(world)
+            await new_table(c, "own")
+            for _ in range(12):
+                await reach_through_gateway(c, "own")
+    assert any("gateway" in finding for finding in c.findings)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.s3 import S3Objects
+from seamark.metaserver.server import gateway
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import VIEW_VERSION, Answer, Api, function_document, new_key
 from tests.attacks.oracle import Secrets
 from tests.server.rig import Running, running
+from tests.services.process import free_port
 from tests.services.s3 import S3
 
 EVIL = "evil"
@@ -59,6 +61,8 @@ class World:
     """The victim's namespace."""
     hints: dict[str, list[str]] = field(default_factory=dict)
     """What an attacker may have come to know, by kind."""
+    gateway: str = ""
+    """URL of the objects gateway; empty without it."""
     touched: list[str] = field(default_factory=list)
     """Locations of all files that the server has created or deleted. A file may be gone before `files` is called."""
 
@@ -165,8 +169,11 @@ def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list
 
 
 @asynccontextmanager
-async def open_world(home: Path, rng: random.Random, s3: S3 | None = None) -> AsyncIterator[World]:
-    """A server with both tenants; closed, it leaves nothing running."""
+async def open_world(
+    home: Path, rng: random.Random, s3: S3 | None = None, *, with_gateway: bool = False
+) -> AsyncIterator[World]:
+    """A server with both tenants; closed, it leaves nothing running. `with_gateway`: and the objects gateway, over
+    S3."""
     secrets = Secrets()
     mark = f"{rng.getrandbits(40):010x}"
     victim, viola = secrets.plant("namespace", f"vault{mark}"), secrets.plant("principal", f"viola-{mark}")
@@ -201,9 +208,14 @@ async def open_world(home: Path, rng: random.Random, s3: S3 | None = None) -> As
             "s3_client_access": "signing",
         }
     touched: list[str] = []
+    if with_gateway:
+        settings |= {"s3_client_access": "gateway", "gateway_port": free_port()}
     with _record_locations(S3Objects if s3 else LocalObjects, touched):
-        async with running(home, **settings) as server:
+        async with running(home, **settings) as server, AsyncExitStack() as stack:
             world = World(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched=touched)
+            if with_gateway:
+                await stack.enter_async_context(gateway(server.parts))
+                world.gateway = f"http://127.0.0.1:{settings['gateway_port']}"
             await _prepare(world, mark, rng)
             yield world
 

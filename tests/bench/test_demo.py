@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,14 +11,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
-import duckdb
+import pyarrow as pa
 import pytest
+from rich.console import Console
 
 from bench import connect
-from bench.demo import DemoFailed, Options, home
+from bench.demo.options import DemoFailed, Options, home
+from bench.demo.queries import COLUMNS, Comparison, Measured, Query
+from bench.demo.screen import show
 from bench.ssb.queries import QUERIES
 from seamark.connector.client.engines import catalog_conf
+from seamark.metaserver.cli.demo import DemoResult, Lookup
+from seamark.metaserver.cli.demo import show as show_lookup
 from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO, http_ok
 
@@ -26,7 +33,8 @@ def demo(**env: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, as `make demo` starts it: the tests' JVM is not its."""
     argv = [sys.executable, "-m", "bench.demo"]
     java = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
-    environment = {**os.environ, **java, "SCALE": "0.01", "FILES": "30", "COLUMNS": "120", **env}
+    small = {"SCALE": "0.01", "FILES": "30", "ROUNDS": "1", "TRINO": "0", "COLUMNS": "100"}
+    environment = {**os.environ, **java, **small, **env}
     return subprocess.run(argv, env=environment, cwd=REPO, capture_output=True, text=True, timeout=600)
 
 
@@ -43,6 +51,8 @@ def test_settings_left_empty_take_their_defaults() -> None:
     assert Options.read({"SCALE": "", "KEEP": "", "FILES": ""}) == Options()
     assert Options.read({"KEEP": "1"}).keep
     assert not Options.read({"KEEP": "0"}).keep
+    assert Options.read({"TRINO": ""}).trino
+    assert not Options.read({"TRINO": "0"}).trino
 
 
 def test_a_folder_that_is_not_the_demos_is_never_emptied(tmp_path: Path) -> None:
@@ -59,18 +69,54 @@ def test_the_spark_command_carries_the_settings_that_the_tests_use() -> None:
     assert "--jars /jars/iceberg.jar" in text
 
 
+HEAD = ["stock", "plans", "layout", "bound", *("stock", "plans", "layout") * 2]
+
+
+def _shown(width: int, scale: float) -> str:
+    """The screens of both acts, `width` characters wide, with figures `scale` times those of the default scale."""
+    console = Console(width=width, file=io.StringIO())
+    queries = [Query(name, int(388 * scale)) for name in QUERIES]
+    for query in queries:
+        for column in COLUMNS:
+            query.answers[column].append(Measured(int(400 * scale), int(106_400_000 * scale), 0.97 * scale))
+    show([Comparison("Spark", queries), Comparison("Trino", queries)], 0.5, console)
+    rows = pa.table({"id": range(9)})
+    show_lookup(DemoResult(2000, 9, Lookup(2000, 1.551, rows), Lookup(9, 0.025, rows), 1.1), console)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("scale", [0.01, 1, 2.5])
+def test_the_screens_fit_into_a_terminal_and_cut_nothing(width: int, scale: float) -> None:
+    lines = _shown(width, scale).splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+    assert any(line.split() == ["query", *HEAD] for line in lines)
+    bars = [line for line in lines if "█" in line]
+    assert len(bars) == 4 + 3
+    assert all(re.fullmatch(r"  \S.* █+ +[\d,]+( +[\d.]+ s)?", line) for line in bars), "each bar is one line"
+
+
+def test_figures_of_a_large_scale_are_not_cut() -> None:
+    shown = _shown(80, 2500)
+    assert "…" not in shown
+    assert "1,000,000" in shown
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_the_demo_ends_in_right_answers_and_fewer_files_by_each_index_and_a_kept_server_answers_the_printed_snippets(
+def test_the_demo_ends_in_right_answers_and_fewer_files_and_a_kept_server_answers_the_printed_snippets(
     tmp_path: Path,
 ) -> None:
     kept_home = tmp_path / "kept"
-    done = demo(KEEP="1", DEMO_HOME=str(kept_home))
+    done = demo(KEEP="1", DEMO_HOME=str(kept_home), DEMO_REPORT=str(tmp_path / "demo.html"))
     assert done.returncode == 0, done.stdout + done.stderr
     kept = json.loads((kept_home / "kept.json").read_text())
     try:
-        check_table(done.stdout, next(kept_home.glob("**/lineorder*/data")))
+        check_table(done.stdout)
+        check_report((tmp_path / "demo.html").read_text())
         assert f"kill {kept['pid']}" in done.stdout
+        assert f"{kept['url']}/" in done.stdout.partition("The console")[2]
         for engine in ("Spark", "PyIceberg", "Trino", "DuckDB"):
             assert engine in done.stdout
         again = demo(KEEP="1", DEMO_HOME=str(kept_home))
@@ -88,27 +134,24 @@ def test_the_demo_ends_in_right_answers_and_fewer_files_by_each_index_and_a_kept
     assert not http_ok(f"{kept['url']}/healthz")
 
 
-def check_table(printed: str, data: Path) -> None:
-    """`data` is the folder of the fact table's files, in which DuckDB counts those that hold a row."""
-    cells = r"│ (Q\d\.\d|\w+) +│ +([\d.]+) │" + r" +(\d+) │" * 6 + r" +([\d.]+) │ +(\d+) │"
-    rows = {row[0]: row for row in re.findall(cells, printed) if row[0] != "all"}
-    assert list(rows) == [*QUERIES, "month", "order", "pair"]
-    kept = {name: tuple(map(int, row[2:7])) for name, row in rows.items()}
-    for name, (files, min_max, bloom, bitmap, read) in kept.items():
-        assert 30 == files >= min_max >= bloom >= bitmap >= 0, name
-        assert bitmap <= read <= min_max, name  # what is explained later has its indexes in memory
-    assert all(int(row[7]) > 0 for row in rows.values()), "the server planned every query"
+def check_table(printed: str) -> None:
+    """Files of the facts, as Spark wrote them and in Seamark's layout."""
+    found = re.findall(r"^ ?(Q\d\.\d)" + r" +(\d+)" * 4 + r" +[\d.]+" * 6 + r" *$", printed, re.MULTILINE)
+    rows = {name: tuple(map(int, counts)) for name, *counts in found}
+    assert list(rows) == list(QUERIES), printed
+    for name, (iceberg, untouched, clustered, bound) in rows.items():
+        assert iceberg == 30 >= untouched, name
+        assert bound <= clustered <= 1.05 * max(1, bound), name
+    assert sum(row[1] for row in rows.values()) < sum(row[0] for row in rows.values()) * 0.8, "joins prune by dates"
+    assert sum(row[2] for row in rows.values()) < sum(row[1] for row in rows.values()) * 0.8, "so does the layout"
+    assert "…" not in printed.partition("Files opened by the 13 queries")[0], "no head is cut"
+    assert "DuckDB confirmed every answer" in printed.replace("\n", " ")
 
-    def files_with(where: str) -> int:
-        sql = f"SELECT count(DISTINCT filename) FROM read_parquet('{data}/*.parquet', filename = true) WHERE {where}"
-        found = duckdb.sql(sql).fetchall()
-        return int(found[0][0])
 
-    assert kept["month"][1:] == (kept["month"][1],) * 4
-    assert kept["month"][1] < 30
-    order = int(3_000_000 * 0.01) // 32 * 32 + 1
-    assert kept["order"][1] > 20
-    assert files_with(f"lo_orderkey = {order}") <= kept["order"][2] <= 3, "bloom"
-    assert files_with("lo_suppkey = 1") == files_with("lo_quantity = 50") == kept["pair"][2] == 30
-    assert files_with("lo_suppkey = 1 AND lo_quantity = 50") == kept["pair"][3] == kept["pair"][4] < 30, "bitmap"
-    assert "All 16 answers equal DuckDB's" in printed
+def check_report(page: str) -> None:
+    """It loads nothing, and shows both layouts by each attribute."""
+    assert not re.search(r"(src|href)=|url\(|@import|<script", page)
+    root = ElementTree.fromstring(page.partition("<body>")[2].join(["<body>", ""]).partition("</body>")[0] + "</body>")
+    pictures = root.findall(".//{http://www.w3.org/2000/svg}svg")
+    assert len(pictures) == 1 + 2 * 4
+    assert all(len(picture) >= 30 for picture in pictures)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,6 +13,7 @@ from bench import readme
 from bench.bodies import long_history
 from bench.measure import Sample
 from bench.mix import tree
+from bench.picture import PICTURE, ratio_bars
 from bench.report import RESULTS, Report, Row, figure
 from bench.run import BENCHES
 
@@ -67,6 +69,19 @@ def test_the_pages_show_what_the_results_say() -> None:
     for page, content in ((readme.README, readme.headlines()), (readme.PAGE, readme.section())):
         text = page.read_text()
         assert readme.filled(text, content) == text, "run `python -m bench.readme`"
+    assert PICTURE.read_text() == readme.picture(), "run `python -m bench.readme`"
+
+
+def test_the_picture_has_a_bar_for_each_ratio_that_begins_at_the_peer() -> None:
+    drawn = ElementTree.fromstring(ratio_bars([("a < b", "100×"), ("slower", "0.100×"), ("equal", "1.00×")]))
+    svg = "{http://www.w3.org/2000/svg}"
+    bars = [(one.get("class"), float(one.get("x")), float(one.get("width"))) for one in drawn.iter(f"{svg}rect")]
+    (peer,) = [float(line.get("x1")) for line in drawn.iter(f"{svg}line")]
+    assert [kind for kind, _, _ in bars] == ["bar", "slower", "bar"]
+    assert bars[0][1] == peer
+    assert bars[0][2] == pytest.approx(2 * bars[1][2], abs=0.2)
+    assert bars[1][1] + bars[1][2] == pytest.approx(peer, abs=0.2)
+    assert "a < b" in [text.text for text in drawn.iter(f"{svg}text")]
 
 
 def test_a_headline_of_the_readme_is_a_row_of_its_bench() -> None:

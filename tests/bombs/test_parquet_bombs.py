@@ -291,7 +291,7 @@ def as_position_delete(path: str) -> str:
         found = decoded(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
     except Unreadable as error:
         return error.reason
-    return f"{found.size_bytes} bytes"
+    return f"{found.positions.nbytes} bytes"
 
 
 def position_deletes(path: Path, paths: pa.Array, positions: pa.Array, **options: object) -> Path:

@@ -7,6 +7,7 @@ import random
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -227,3 +228,29 @@ def test_threads_at_once_see_only_whole_values(folder: Path) -> None:
 def test_impossible_limits_are_refused(folder: Path, bad: dict[str, int]) -> None:
     with pytest.raises(ValueError):
         DiskTier(folder, **bad)
+
+
+def test_a_resident_value_is_the_one_that_get_returns_and_damage_is_none(folder: Path) -> None:
+    with closing(DiskTier(folder, 16 << 20, mapped_max=0, map_bytes_min=1 << 62)) as tier:
+        payload = os.urandom(300_000)
+        tier.put("k", payload)
+        for _ in range(2):
+            found = tier.get("k")
+            assert found is not None
+            resident = tier.get_resident("k")  # None on a file system that cannot say what is in memory
+            assert resident is None or bytes(resident) == bytes(found) == payload
+        hits = tier.stats().hits
+        assert tier.get_resident("other") is None
+        path = path_of(folder, "k")
+        data = bytearray(path.read_bytes())
+        for position in (0, HEADER_BYTES - 1, HEADER_BYTES, len(data) - 1):
+            data[position] ^= 1
+            path.write_bytes(data)
+            assert tier.get_resident("k") is None
+            data[position] ^= 1
+        path.write_bytes(data[:-1])
+        assert tier.get_resident("k") is None
+        assert tier.stats().hits == hits
+        assert tier.stats().damaged == 0  # `get` counts and removes it
+        assert tier.get("k") is None
+        assert not path.exists()

@@ -25,6 +25,7 @@ Commit = tuple[list[Row], list[Row]]
 
 _COUNTS = ("added_files_count", "existing_files_count", "deleted_files_count")
 _ROW_COUNTS = ("added_rows_count", "existing_rows_count", "deleted_rows_count")
+_CONTENTS = ("data", "deletes")
 _NUMBERS = itertools.count(1)
 
 
@@ -150,8 +151,8 @@ class Appender:
         self.parent = next((s for s in self.metadata.get("snapshots", []) if s["snapshot-id"] == parent), None)
         self.folder = f"{self.metadata['location']}/metadata"
 
-    def commit(self, files: dict[str, int], gone: Collection[str] = ()) -> Commit:
-        """Appends these, by their records; or deletes `gone`."""
+    def commit(self, files: dict[str, int], gone: Collection[str] = (), deletes: Collection[str] = ()) -> Commit:
+        """Appends these, by their records; or deletes `gone`. `deletes`: files of position deletes that it adds."""
         before = [] if self.parent is None else read_list(self.parent)
         before = [row for row in before if row["added_files_count"] + row["existing_files_count"]]
         merged = [
@@ -164,23 +165,29 @@ class Appender:
         for row in merged:
             for old in read_manifest(row):
                 data = {"file_path": old.path, "record_count": old.records, "first_row_id": old.first_row_id}
+                data["content"] = row["content"]
                 if old.path != self.forget:
                     entries.append(self._entry(DELETED if old.path in gone else EXISTING, data, old))
-        groups = [entries]
+        entries += [self._entry(ADDED, self._added(path, 1) | {"content": 1}, None) for path in deletes]
+        groups = [[entry for entry in entries if entry["data_file"]["content"] == content] for content in (0, 1)]
         if self.apart:
-            groups = [[entry for entry in entries if (entry["status"] == ADDED) is new] for new in (True, False)]
+            apart = (True, False)
+            groups = [[one for one in group if (one["status"] == ADDED) is new] for group in groups for new in apart]
         manifests = [self._manifest(group) for group in groups if group]
         next_row = self.metadata.get("next-row-id", 0)
         rows = [dict(row) for row in [*manifests, *kept]]
         if self.version > 2:
             for row in rows:
-                if row.get("first_row_id") is None:
+                if row.get("first_row_id") is None and row["content"] == 0:
                     row["first_row_id"] = next_row
                     next_row += row["added_rows_count"] + row["existing_rows_count"]
         self.manifest_list = f"{self.folder}/snap-{self.snapshot_id}-client.avro"
         _write(self.manifest_list, _list_schema(self.version), rows, {"snapshot-id": str(self.snapshot_id)})
-        removed = [file.records for row in merged for file in read_manifest(row) if file.path in gone]
-        return self._request(files, removed, next_row - self.metadata.get("next-row-id", 0))
+        removed = [
+            file.records for row in merged if not row["content"] for file in read_manifest(row) if file.path in gone
+        ]
+        added_rows = next_row - self.metadata.get("next-row-id", 0)
+        return self._request(files, removed, added_rows, is_append=not removed and not deletes)
 
     def _added(self, path: str, records: int) -> Row:
         return {"file_path": path, "record_count": records, **self.file}
@@ -200,15 +207,22 @@ class Appender:
         place = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
         entries = [*entries, *self.more]
         self.manifests.append(place)
-        header = {"schema": "{}", "partition-spec": "[]", "partition-spec-id": "0", "format-version": str(self.version)}
-        size = _write(place, manifest_schema(self.version, []), entries, header | {"content": "data"})
+        schema = json.dumps(self.metadata["schemas"][-1])
+        header = {
+            "schema": schema,
+            "partition-spec": "[]",
+            "partition-spec-id": "0",
+            "format-version": str(self.version),
+        }
+        content = entries[0]["data_file"]["content"]
+        size = _write(place, manifest_schema(self.version, []), entries, header | {"content": _CONTENTS[content]})
         live = [entry["sequence_number"] for entry in entries if entry["status"] != DELETED]
         least = [number for number in live if number is not None]
         row = {
             "manifest_path": place,
             "manifest_length": size,
             "partition_spec_id": 0,
-            "content": 0,
+            "content": content,
             "sequence_number": self.sequence,
             "min_sequence_number": min([self.sequence, *least]),
             "added_snapshot_id": self.snapshot_id,
@@ -218,13 +232,15 @@ class Appender:
             row[files], row[rows] = len(of_status), sum(of_status)
         return row | self.listed
 
-    def _request(self, files: dict[str, int], removed: list[int], added_rows: int) -> Commit:
+    def _request(self, files: dict[str, int], removed: list[int], added_rows: int, *, is_append: bool) -> Commit:
         before = {} if self.parent is None else self.parent["summary"]
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
         fewer = {"data-files": len(removed), "records": sum(removed), "files-size": 100 * len(removed)}
-        summary = {"operation": "delete" if removed else "append", "engine-name": "appender"}
+        summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
         for what, count in counts.items():
             summary[f"added-{what}"] = str(count)
+            if fewer[what]:
+                summary[f"{'removed' if what == 'files-size' else 'deleted'}-{what}"] = str(fewer[what])
             summary[f"total-{what}"] = str(int(before.get(f"total-{what}", 0)) + count - fewer[what])
         snapshot = {
             "snapshot-id": self.snapshot_id,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.catalog.staging import TTL_S, Staging
+from seamark.metaserver.catalog.staging import TTL_S, StagingPasses
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import BadRequest, Forbidden
@@ -122,7 +122,7 @@ async def test_what_an_admin_placed_elsewhere_can_still_be_changed(tmp_path: Pat
 
 def test_a_staging_pass_opens_one_table_for_a_while() -> None:
     clock = SimulatedClock(1)
-    staging = Staging(clock, fixed_keyring())
+    staging = StagingPasses(clock, fixed_keyring())
     token = staging.issue(("a", "b"), "t", "s3://lake/a/b/t-1")
     assert staging.location(token, ("a", "b"), "t") == "s3://lake/a/b/t-1"
     head, body, mac = token.split(".")
@@ -133,7 +133,7 @@ def test_a_staging_pass_opens_one_table_for_a_while() -> None:
     with pytest.raises(Forbidden):
         staging.location(token, ("a", "b"), "other")
     with pytest.raises(Forbidden):
-        Staging(clock, fixed_keyring(b"o")).location(token, ("a", "b"), "t")
+        StagingPasses(clock, fixed_keyring(b"o")).location(token, ("a", "b"), "t")
     clock.advance(TTL_S * 1000 + 1000)
     with pytest.raises(Forbidden):
         staging.location(token, ("a", "b"), "t")

@@ -13,6 +13,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.write.appends import append
 from seamark.metaserver.cli.main import cli
+from tests.api.client import VIEW_VERSION
 
 
 def call(client: IndexClient, *arguments: str, answer: str | None = None) -> Result:
@@ -58,6 +59,51 @@ def test_a_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -
     done(client, "namespace", "drop", "a.b\\.c")
     done(client, "namespace", "drop", "a")
     assert ["a"] not in printed(client, "namespace", "list")
+
+
+def test_what_a_command_changed_is_printed_as_json(client: IndexClient) -> None:
+    assert printed(client, "namespace", "create", "a", "--property", "k=v")["properties"]["k"] == "v"
+    assert printed(client, "namespace", "set", "a", "k=w")["properties"]["k"] == "w"
+    created = printed(client, "table", "create", "a.t", "--column", "id:long")
+    assert [field["name"] for field in created["schemas"][0]["fields"]] == ["id"]
+    assert printed(client, "table", "set", "a.t", "x=y")["properties"]["x"] == "y"
+    assert printed(client, "table", "rename", "a.t", "a.u")["table-uuid"] == created["table-uuid"]
+    assert printed(client, "index", "create", "a.u", "--kind", "bloom", "--columns", "id")["name"] == "id_bloom"
+    assert printed(client, "index", "pause", "a.u", "id_bloom")["state"] == "paused"
+    assert printed(client, "index", "resume", "a.u", "id_bloom")["state"] == "enabled"
+    assert printed(client, "run", "compact", "a.u")["files-before"] == 0
+    assert printed(client, "run", "manifests", "a.u")["manifests-before"] == 0
+    assert printed(client, "run", "expire", "a.u")["snapshots"] == 0
+    assert printed(client, "index", "drop", "a.u", "id_bloom") == {"table": ["a", "u"], "dropped": "id_bloom"}
+    dropped = printed(client, "table", "drop", "a.u", "--yes")
+    assert (dropped["dropped"], dropped["entry"]["name"]) == (["a", "u"], "u")
+    assert printed(client, "namespace", "drop", "a") == {"dropped": ["a"]}
+
+
+def test_views_are_listed_shown_renamed_and_dropped(shop: IndexClient) -> None:
+    assert "There are no views." in done(shop, "view", "list")
+    schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
+    body = {"name": "totals", "schema": schema, "view-version": VIEW_VERSION, "properties": {"k": "v"}}
+    shop._request("POST", "/v1/namespaces/shop/views", {}, json.dumps(body).encode())
+    assert printed(shop, "view", "list") == printed(shop, "view", "list", "shop") == [["shop", "totals"]]
+    text = done(shop, "view", "show", "shop.totals")
+    for part in ("version 1", "SELECT 1", "spark", "long"):
+        assert part in text
+    assert printed(shop, "view", "show", "shop.totals")["properties"]["k"] == "v"
+    assert "Did you mean shop.totals?" in call(shop, "view", "show", "shop.total").output
+    identity = printed(shop, "view", "show", "shop.totals")["view-uuid"]
+    assert printed(shop, "view", "rename", "shop.totals", "shop.sums")["view-uuid"] == identity
+    assert call(shop, "view", "drop", "shop.sums", answer="n\n").exit_code == 1
+    assert "seamark undrop shop.sums" in done(shop, "view", "drop", "shop.sums", "--yes")
+    assert "restored" in done(shop, "undrop", "shop.sums")
+    assert printed(shop, "view", "list") == [["shop", "sums"]]
+
+
+def test_a_namespace_that_is_spelled_wrong_gets_a_suggestion(shop: IndexClient) -> None:
+    for words in (("namespace", "show", "shp"), ("table", "list", "shp"), ("view", "list", "shp")):
+        result = call(shop, *words)
+        assert result.exit_code == 1
+        assert "Did you mean shop?" in result.output, words
 
 
 def test_a_table_is_listed_and_shown(shop: IndexClient) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from pyiceberg.catalog import load_catalog
 
 from seamark.connector.client.engines import ENGINES, EXTENSIONS, RUNTIME, catalog_conf, connection_text
 from seamark.connector.client.indexes import IndexClient
 from seamark.metaserver.cli.main import cli
+from tests.connector.served import Served
 from tests.docs.pages import REPO, Page
 from tests.docs.test_docs import spark_conf
 
@@ -72,11 +78,36 @@ def test_trino_is_configured_as_in_the_how_to() -> None:
     assert {line.partition("=")[0] for line in of_s3} == documented - {"iceberg.metadata-cache.enabled"}
 
 
-def test_duckdb_is_configured_as_in_the_readme() -> None:
+def test_duckdb_is_configured_as_in_the_how_to() -> None:
     statement = next(
         line for line in connection_text("duckdb", "sea", URI, has_token=False).splitlines() if "ATTACH" in line
     )
-    assert statement in (REPO / "README.md").read_text()
+    assert statement in (REPO / "docs/how-to/connect-duckdb.md").read_text()
+
+
+def test_the_text_for_duckdb_runs(served: Served, tmp_path: Path) -> None:
+    """PyPI's extensions stand where INSTALL would put them, so that the text runs without a download."""
+    version, platform = _duckdb_platform()
+    folder = tmp_path / "extensions" / version / platform
+    folder.mkdir(parents=True)
+    for name in ("avro", "httpfs", "iceberg"):
+        package = Path(importlib.import_module(f"duckdb_extension_{name}").__path__[0])
+        shutil.copy(package / "extensions" / version / f"{name}.duckdb_extension", folder)
+    catalog = load_catalog("sea", type="rest", uri=served.url)
+    catalog.create_namespace("shop")
+    rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+    catalog.create_table("shop.orders", schema=rows.schema).append(rows)
+    text = "\n".join(line for line in call(served.url, "duckdb").stdout.splitlines() if "[info" not in line)
+    config = {"allow_unsigned_extensions": "true", "extension_directory": str(tmp_path / "extensions")}
+    with duckdb.connect(config=config) as connection:
+        assert ("sea", "shop", "orders") in {row[:3] for row in connection.execute(text).fetchall()}
+        assert connection.execute("SELECT sum(id) FROM sea.shop.orders WHERE id > 1").fetchall() == [(5,)]
+
+
+def _duckdb_platform() -> tuple[str, str]:
+    with duckdb.connect() as connection:
+        (platform,) = connection.execute("PRAGMA platform").fetchone()
+    return f"v{duckdb.__version__}", platform
 
 
 def test_the_runtime_is_that_of_the_tests() -> None:

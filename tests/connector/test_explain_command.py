@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from seamark.metaserver.cli.catalog.expression_text import expression_text
+from seamark.metaserver.cli.explain import advice
 from seamark.metaserver.cli.main import cli
 from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
@@ -32,13 +36,69 @@ def url(served: Served) -> str:
 def test_the_command_shows_stages_and_what_was_not_used(url: str) -> None:
     code, text = seamark("db.t", "id > 15 AND length(data) = 1", "--url", url)
     assert code == 0
-    for part in ("Snapshot 1", "column_stats", "To read: 3 files, 30.0 kB, 300 records", "Not used: LENGTH(data) = 1"):
+    for part in (
+        "Snapshot 1",
+        "column_stats",
+        "To read: 3 files, 30.0 kB, 300 records",
+        "Not used: LENGTH(data) = 1: length() is not a transform",
+    ):
         assert part in text, text
     assert "parquet" not in text
     _, text = seamark("db.t", "id > 15", "--files", "--limit", "2", "--url", url)
     assert "The first 2 of 3 files" in text
     assert "file:///t/[1].parquet" in text
     assert "[3]" not in text
+
+
+def test_a_term_that_did_not_prune_says_why_and_what_would_help(url: str) -> None:
+    _, text = seamark("db.t", "id >= 1 AND data = 'x' AND id <> 'abc'", "--url", url)
+    for part in (
+        "id did not prune: bounds of id allow it in 4 of 4 files",
+        "the files that hold a matching row: seamark index create db.t --kind bitmap --columns id",
+        "Sorted by data, the table would be read from about 1 of 4 files: "
+        "seamark table set db.t seamark.clustering.columns=data",
+        "data did not prune: bounds of data allow it in 4 of 4 files",
+        "files that hold a value and about 1 others: seamark index create db.t --kind bloom --columns data",
+        "Not used: id <> 'abc': 'abc' is not a literal of id, which is long; write a number",
+        "Readers check the rows of 4 files by: ",
+    ):
+        assert part in " ".join(text.split()), text
+    _, text = seamark("db.t", "id > 15", "--url", url)
+    assert "id prunes little: bounds of id allow it in 3 of 4 files" in text
+    _, text = seamark("db.t", "id = 15", "--url", url)
+    assert "prune" not in text
+    assert "check the rows of 1 files" in text
+
+
+def test_a_column_without_bounds_is_told(served: Served) -> None:
+    served.run(served.api.table())
+    files = [file_of(f"file:///t/{n}.parquet", n, n) for n in range(4)]
+    for file in files:
+        del file.metrics[2]
+    served.run(append(served.api, "t", files, snapshot_id=1))
+    _, text = seamark("db.t", "data = 'x'", "--url", served.url)
+    assert "data did not prune: no file has bounds of data" in text
+    assert "Sorted by" not in text
+
+
+def test_a_suggested_command_quotes_the_names_that_writers_chose() -> None:
+    term = {"column": "a; rm -rf ~", "files-in": 4, "files-left": 4, "has-bounds": True, "index": None}
+    layout = {"columns": ["a; rm -rf ~"], "files-in": 4, "files": 1}
+    terms = (term | {"index-kind": "bitmap", "index-files": 0},)
+    explanation = SimpleNamespace(files=4, indexes=(), terms=terms, layouts=(layout,))
+    for line in list(advice("db.t", explanation))[1:]:
+        words = shlex.split(line.rpartition(": ")[2])
+        assert words[0] == "seamark"
+        assert words[-1] in ("`a; rm -rf ~`", "seamark.clustering.columns=a; rm -rf ~")
+
+
+def test_a_predicate_of_which_nothing_is_used_has_an_exit_code(url: str) -> None:
+    for more in ((), ("--json",)):
+        code, text = seamark("db.t", "id = 'abc'", *more, "--url", url)
+        assert code == 3
+    code, text = seamark("db.t", "id = 'abc'", "--url", url)
+    assert "Readers check the rows of 4 files by what is not used" in text
+    assert "Not used: id = 'abc': 'abc' is not a literal of id" in text
 
 
 def test_the_command_gives_the_answer_itself_as_json(url: str) -> None:
@@ -55,6 +115,62 @@ def test_the_command_shows_what_joins_leave(url: str) -> None:
     assert code == 0, text
     assert text.count("Join with db.t: left out, a data file cannot be read") == 3, text
     assert "To read: 4 files" in text
+
+
+def test_a_whole_query_is_explained_table_by_table(url: str) -> None:
+    query = "SELECT count(*) FROM db.t a JOIN db.t b ON a.data = b.data WHERE a.id > 15 AND a.id + 1 > b.id"
+    code, text = seamark("--sql", query, "--url", url)
+    assert code == 0, text
+    assert text.count("Snapshot 1") == 2
+    assert 'Condition: "id" > 15' in text
+    assert "Condition: no condition on its own columns" in text
+    assert "Files to read: db.t 3 of 4, db.t 4 of 4." in text
+    code, text = seamark(
+        "--sql", "SELECT 1 FROM t WHERE id > 15", "--namespace", "db", "--dialect", "duckdb", "--json", "--url", url
+    )
+    assert code == 0, text
+    assert json.loads("{" + text.partition("\n{")[2])["tables"][0]["plan"]["files"] == 3
+
+
+def test_a_query_is_refused_with_what_is_wrong(url: str) -> None:
+    for arguments, code, told in (
+        ((), 2, "Give a TABLE, or a query with --sql"),
+        (("db.t", "--sql", "SELECT 1 FROM db.t"), 2, "Give a TABLE, or a query with --sql"),
+        (("--sql", "SELECT 1 FROM db.t", "--files"), 2, "--sql takes no"),
+        (("--sql", "SELECT 1 FRM db.t"), 2, "The query is not"),
+        (("--sql", "SELECT 1 FROM t"), 2, "has no namespace"),
+        (("--sql", "SELECT 1 FROM db.tt"), 1, "Did you mean db.t?"),
+    ):
+        ended, text = seamark(*arguments, "--url", url)
+        assert ended == code, text
+        assert told in text, text
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (True, "true"),
+        ({"type": "eq", "term": "a", "value": "it's"}, "a = 'it''s'"),
+        ({"type": "in", "term": "a", "values": [1, 2, 3, 4, 5, 6]}, "a IN (1, 2, 3, 4, 5, … 6 values)"),
+        ({"type": "not", "child": {"type": "is-null", "term": "a"}}, "NOT (a IS NULL)"),
+        ({"type": "starts-with", "term": "a", "value": "x"}, "a LIKE 'x%'"),
+        ({"type": "lt", "term": {"type": "transform", "transform": "day", "term": "ts"}, "value": 5}, "day(ts) < 5"),
+        (
+            {
+                "type": "and",
+                "left": {"type": "not-nan", "term": "a"},
+                "right": {
+                    "type": "or",
+                    "left": {"type": "gt-eq", "term": "b", "value": False},
+                    "right": {"type": "not-eq", "term": "b", "value": 1.5},
+                },
+            },
+            "a IS NOT NaN AND (b >= false OR b <> 1.5)",
+        ),
+    ],
+)
+def test_an_expression_is_shown_as_sql(given: object, text: str) -> None:
+    assert expression_text(given) == text
 
 
 def test_the_command_finds_the_server_of_a_home(url: str, tmp_path: Path) -> None:

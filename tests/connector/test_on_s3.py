@@ -13,7 +13,6 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.read.scans import scan
-from seamark.connector.spark.session import s3_properties
 from seamark.connector.write.appends import append, overwrite
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.write.test_upserts import BY_ID, MODES, create, held, rows
@@ -34,13 +33,13 @@ class Lake:
         return {f"s3://{self.bucket}/{key}" for key in keys if key.endswith(ending)}
 
     def catalog(self) -> RestCatalog:
-        access = s3_properties(
-            endpoint=self.s3.endpoint,
-            access_key=self.s3.access_key,
-            secret_key=self.s3.secret_key,
-            region=self.s3.region,
-        )
-        access["s3.region"] = self.s3.region
+        access = {
+            "s3.endpoint": self.s3.endpoint,
+            "s3.path-style-access": "true",
+            "s3.access-key-id": self.s3.access_key,
+            "s3.secret-access-key": self.s3.secret_key,
+            "s3.region": self.s3.region,
+        }
         return RestCatalog("sea", uri=self.server.base_url, **access)
 
 

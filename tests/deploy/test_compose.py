@@ -120,8 +120,9 @@ def test_the_server_settings_are_known_and_agree_with_their_neighbours() -> None
     settings = tomllib.loads(mounted("seamark")["/etc/seamark/seamark.toml"].read_text())
     known = {field.name for field in fields(Settings)}
     assert set(settings) <= known
+    assert SERVICES["seamark"]["environment"]["SEAMARK_CONFIG"] == "/etc/seamark/seamark.toml"
     variables = {name.removeprefix("SEAMARK_").lower() for name in SERVICES["seamark"]["environment"]}
-    assert variables <= known
+    assert variables - {"config"} <= known
     keys = s3.read_env_file(s3.CONFIG)
     environment = SERVICES["seamark"]["environment"]
     assert environment["SEAMARK_S3_ACCESS_KEY_ID"] == f"${{S3_ACCESS_KEY:-{keys['ROOT_ACCESS_KEY']}}}"
@@ -141,7 +142,8 @@ def test_the_indexer_is_the_servers_image_with_the_engines_token_and_keys() -> N
     given = command.make_context(name, list(arguments)).params
     assert given["url"] == "http://seamark:8181"
     assert not given["once"]
-    assert service["environment"].items() <= spark.items()
+    config = {"SEAMARK_CONFIG": "/etc/seamark/seamark.toml"}
+    assert service["environment"].items() <= (spark | config).items()
     assert mounted("indexer") == mounted("seamark")
 
 

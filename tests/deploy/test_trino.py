@@ -20,6 +20,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.index.indexer import Indexer
+from seamark.connector.jobs.statistics import compute_statistics
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 from tests.services.trino import BY_NAME, CATALOG, NEEDS_TRINO, Trino
@@ -206,6 +207,44 @@ def test_trino_can_do_a_plan_table_and_its_table_no_harm(lake: Lake) -> None:
     assert rows(f"SELECT n FROM {name} ORDER BY n") == [[1], [2], [3]]
 
 
+def test_trino_reads_our_statistics_and_we_read_those_of_trino(trino_lake: TrinoLake) -> None:
+    lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
+    rows = lake.rows
+    rows("CREATE SCHEMA counted")
+    rows(
+        "CREATE TABLE counted.t AS SELECT n, n % 7 AS k, CAST(n AS varchar) AS s, "
+        "CAST(n % 500 AS decimal(10, 2)) AS d, "
+        "date_add('day', n % 40, DATE '2020-01-01') AS at, CAST(n % 3 AS double) AS f, n % 2 = 0 AS b "
+        "FROM UNNEST(sequence(1, 9000)) u (n)"
+    )
+    rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
+    client = IndexClient(lake.seamark.base_url)
+
+    def shown() -> dict[str, float]:
+        return {row[0]: row[2] for row in rows("SHOW STATS FOR counted.t") if row[0] and row[2] is not None}
+
+    compute_statistics(client, "counted.t")
+    ours = shown()
+    assert {name: ours[name] for name in "kdatfb" if name in ours} == {"k": 7, "d": 500, "f": 3, "b": 2}
+    assert ours["at"] == 40
+    assert ours["n"] == pytest.approx(9000, rel=0.05)
+    assert ours["s"] == pytest.approx(9000, rel=0.05)
+    rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
+    rows("ANALYZE counted.t")
+    assert shown() == pytest.approx(ours, rel=0.05)
+    # Trino unites the sketches of new rows with those of the snapshot before; then we unite ours with Trino's.
+    rows("INSERT INTO counted.t SELECT n, n % 9, CAST(n AS varchar), 1, DATE '2021-01-01', 9, true "
+         "FROM UNNEST(sequence(8001, 9100)) u (n)")  # fmt: skip
+    compute_statistics(client, "counted.t")
+    rows("INSERT INTO counted.t VALUES (1, 11, 'x', 2, DATE '2022-01-01', 10, true)")
+    report = compute_statistics(client, "counted.t")
+    assert report.columns_read == 0
+    assert shown()["k"] == 10
+    assert shown()["at"] == 42
+    assert shown()["n"] == pytest.approx(9100, rel=0.05)
+    client.close()
+
+
 def test_an_index_that_trinos_remove_orphan_files_deleted_is_built_again(trino_lake: TrinoLake) -> None:
     """Trino lists the whole location of a table, and keeps the files whose names its metadata have."""
     lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
@@ -216,6 +255,7 @@ def test_an_index_that_trinos_remove_orphan_files_deleted_is_built_again(trino_l
     client = IndexClient(lake.seamark.base_url)
     client.put_index("keep.t", "lands", kind="bitmap", columns=["land"])
     build(client, "keep.t", "lands", InProcessWorkers())
+    compute_statistics(client, "keep.t")
     assert client.explain("keep.t", "land = 'bb'").files == 0
     location = Path(json.loads(client.load_table("keep.t").metadata)["location"].removeprefix("file://"))
     lake.rows(
@@ -223,6 +263,9 @@ def test_an_index_that_trinos_remove_orphan_files_deleted_is_built_again(trino_l
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
     )
     assert not list(location.rglob("_seamark/**/*.puffin")), "if Trino leaves them, the how-to about indexes is wrong"
+    named = [file["statistics-path"] for file in json.loads(client.load_table("keep.t").metadata)["statistics"]]
+    assert named
+    assert all(Path(path.removeprefix("file://")).exists() for path in named)
     rows("INSERT INTO keep.t VALUES 'bb'")
     assert rows("SELECT land FROM keep.t WHERE land = 'bb'") == [["bb"]]
     assert client.explain("keep.t", "land = 'bb'").files >= 1

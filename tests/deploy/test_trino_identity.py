@@ -13,9 +13,12 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from bench.ssb.queries import QUERIES
+from seamark.connector.sql.choice import DUCKDB, TRINO
+from seamark.connector.sql.session import Engines, SqlSession
+from tests.connector.sql.comparing import rows_of
 from tests.connector.trino.statements.statements import Statements
 from tests.deploy.identity import Both, make_benchmark_tables, open_both, write_files
-from tests.services.trino import NEEDS_TRINO
+from tests.services.trino import CATALOG, NEEDS_TRINO
 from tests.services.trino_lake import TrinoLake
 
 pytestmark = NEEDS_TRINO
@@ -51,12 +54,25 @@ def test_the_queries_of_tpc_h_and_of_the_star_schema_benchmark(both: Both, every
     assert both.proxy.statements("original") == 0
 
 
+@pytest.mark.usefixtures("benchmark_tables")
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_sql_entry_answers_the_queries_of_both_benchmarks_as_trino_does(trino_lake: TrinoLake, every: int) -> None:
+    url = f"http://tests@127.0.0.1:{trino_lake.trino.port}?catalog={CATALOG}"
+    for schema, queries in (("tpch", TPCH), ("ssb", list(QUERIES.values()))):
+        with (
+            SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(DUCKDB)) as ours,
+            SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(TRINO, url)) as theirs,
+        ):
+            for sql in queries[::every]:
+                assert rows_of(ours.sql(sql)) == rows_of(theirs.sql(sql)), sql
+
+
 # Whatever else is asked
 
 
 def lake_of(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statements:
     """Tables of a few rows, each row in a file of its own, and a maker of statements over them."""
-    statements = Statements(rng)
+    statements = Statements(rng, recursive_share=0)
     catalog = load_catalog("seamark", type="rest", uri=trino_lake.seamark.base_url)
     catalog.create_namespace(schema)
     with duckdb.connect() as db:

@@ -70,7 +70,17 @@ def ruled(trino_lake: TrinoLake, ruled_trino: Trino, tmp_path_factory: pytest.Te
     fill(seamark)
     with trino_proxy(
         tmp_path_factory.mktemp("ruled"),
-        *("--trino", coordinator.base_url, "--budget-ms", "5000", "--hold", "20", "--plan-header"),
+        *(
+            "--trino",
+            coordinator.base_url,
+            "--budget-ms",
+            "5000",
+            "--hold",
+            "20",
+            "--plan-header",
+            "--maintenance",
+            "1",
+        ),
         seamark=seamark.base_url,
     ) as proxy:
         for name, security, text in VIEWS:
@@ -381,3 +391,51 @@ def test_random_statements_of_three_users(ruled: Ruled, seed: int, queries: int)
     assert done["rewritten"] > 0.2 * queries
     assert set(rewritten) == {"rita", "dan", "sue"}
     assert min(rewritten.values()) > 0
+
+
+def test_files_are_merged_and_columns_dropped_for_those_whom_trino_lets_update_all_rows(ruled: Ruled) -> None:
+    for user in ("rita", "dan", "sue"):
+        for sql in ("ALTER TABLE customers MERGE FILES", "ALTER TABLE customers PARTITION (TRUE) DROP COLUMNS (tier)"):
+            refused = str(answer(ruled.proxy.port, sql, user))
+            assert "PERMISSION_DENIED" in refused or "row filter" in refused, (user, sql, refused)
+    catalog = load_catalog("seamark", type="rest", uri=ruled.seamark.base_url)
+    schema = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("payload", pa.string())])
+    kept = catalog.create_table("ruled.kept", schema=schema)
+    with kept.update_spec() as spec:
+        spec.add_identity("part")
+    for part in range(4):
+        kept.append(pa.table({"id": [part], "part": [part % 2], "payload": [f"p{part}"]}, schema=schema))
+    catalog.close()
+    for sql, files in (
+        ("ALTER TABLE kept PARTITION (part = 0) DROP COLUMNS (Payload)", [2, 1]),
+        ("ALTER TABLE seamark.ruled.kept MERGE FILES TARGET SIZE '1GB'", [2, 1]),
+    ):
+        assert answer(ruled.trino.port, sql, "anna")[:12] == "SYNTAX_ERROR"
+        assert answer(ruled.proxy.port, sql, "anna")[0][:2] == files  # type: ignore[index]
+    expected = [[0, 0, None], [1, 1, "p1"], [2, 0, None], [3, 1, "p3"]]
+    assert both(ruled, "SELECT id, part, payload FROM kept", "anna") == expected
+    assert both(ruled, 'SELECT count(*) FROM "kept$files"', "anna") == [[2]]
+    refused = answer(ruled.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
+    assert "part of the partition" in refused
+
+
+def reported(ruled: Ruled) -> list[list[str]]:
+    """The columns of `orders` in the reports of the proxy, in an order of their own."""
+    url = f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/metrics?pageSize=1000"
+    with urllib.request.urlopen(url, timeout=60) as found:
+        reports = [one["report"] for one in json.load(found)["reports"]]
+    ours = [one for one in reports if one.get("metadata", {}).get("engine-name") == "seamark-trino-proxy"]
+    return sorted(sorted(one["projected-field-names"]) for one in ours)
+
+
+def test_the_columns_that_trino_resolves_through_stars_and_views_are_reported(ruled: Ruled) -> None:
+    before = len(reported(ruled))
+    for sql in (
+        "SELECT * FROM (SELECT id, country FROM orders) WHERE id = 17",
+        "SELECT count(*) FROM orders WHERE customer = 3",
+        "SELECT id FROM own WHERE id = 29",
+    ):
+        assert counted(ruled, sql, "anna") == (1, 0)
+    expected = [["customer"], ["card", "country", "customer", "id"], ["country", "id"]]
+    assert eventually(lambda: len(reported(ruled)) >= before + 3)
+    assert all(columns in reported(ruled) for columns in expected), reported(ruled)

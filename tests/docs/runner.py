@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from seamark.connector.spark.session import add_catalog
-from tests.docs.pages import Block, Page
+import pytest
+
+from tests.docs.pages import Block, Page, all_pages
 from tests.services.process import ManagedProcess, free_port, http_ok
 
+RUNNING = [page for page in all_pages() if any(block.mark for block in page.blocks)]
 CATALOG = "sea"
 """The catalog's name in all pages."""
 
@@ -113,6 +115,8 @@ class Run:
         self.catalog = f"{CATALOG}{self.port}"
         conf = spark_conf(text)
         prefix = f"spark.sql.catalog.{CATALOG}"
+        from seamark.connector.spark.session import add_catalog  # PySpark takes a second to import
+
         ours = {key.replace(prefix, f"spark.sql.catalog.{self.catalog}"): conf[key] for key in conf if prefix in key}
         add_catalog(self.spark(), ours)
         return ""
@@ -154,3 +158,30 @@ def page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callab
         yield run
         run.names.clear()
         gc.collect()
+
+
+def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
+    """With this test's bucket, store and database where the page names an example's."""
+    replace: dict[str, str] = {}
+    runs = "".join(block.text for block in page.blocks if block.mark)
+    if "s3://lake" in runs:
+        s3 = request.getfixturevalue("s3")
+        replace |= {
+            "s3://lake": f"s3://{request.getfixturevalue('s3_bucket')}",
+            "http://s3.example:9000": s3.endpoint,
+            "the-access-key": s3.access_key,
+            "the-secret-key": s3.secret_key,
+        }
+    if "@db.example/" in runs:
+        replace["postgresql://seamark:secret@db.example/seamark"] = request.getfixturevalue("postgres_url")
+
+    def spark() -> Any:
+        return request.getfixturevalue("spark")
+
+    with page_run(page, folder, replace, spark) as run:
+        for block in page.blocks:
+            run.block(block)
+
+
+def asks_for_spark(page: Page) -> bool:
+    return any("spark" in block.mark for block in page.blocks)

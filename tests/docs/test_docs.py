@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -13,14 +12,14 @@ import pytest
 from bench.connect import trino as trino_snippet
 from seamark.connector.client.engines import EXTENSIONS, catalog_conf
 from seamark.metaserver import errors
-from seamark.metaserver.api.http.metrics import ServerMetrics
+from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings import FIELDS, environment_name
 from seamark.metaserver.settings_sources import CONFIG_VARIABLE, load
 from seamark.metaserver.tls import CA_VARIABLE
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO, Block, Page, all_pages
-from tests.docs.runner import check_output, page_run, spark_conf
+from tests.docs.runner import RUNNING, check_output, spark_conf
 from tests.services.process import DEPLOY
 
 PAGES = all_pages()
@@ -33,45 +32,31 @@ OF_FIELDS = {
 }
 """Pages that speak of fields and columns, which look like settings; other tests hold them."""
 SETTING_LIKE = re.compile(r"([a-z0-9]+(?:_[a-z0-9]+)+)(?: = .*)?$")
-RUNNING = [page for page in PAGES if any(block.mark for block in page.blocks)]
 NOT_SETTINGS = {
     *("client_id", "client_secret", "error_description"),  # OAuth
     *("max_connections", "synchronous_commit", "pg_dump"),  # PostgreSQL
     *("drop_table", "purge_table", "remove_orphan_files", "expire_snapshots", "rewrite_data_files"),  # engines
+    *("compute_table_stats", "total_record_count"),
     "overwrite_partitions",  # seamark.connector.write.appends
     *("file_path", "delete_files"),  # seamark.connector.client.row_answers
-    *("add_files", "current_user"),  # PyIceberg, Trino
+    *("add_files", "current_user", "current_date"),  # PyIceberg, Trino
+    *("allow_unsigned_extensions", "default_collation", "old_implicit_casting", "read_parquet"),  # DuckDB
     *("timeout_s", "size_bytes"),  # examples of names
+    *("memory_eviction", "memory_rejection", "disk_eviction", "disk_damage"),  # values of a label
+    *("disk_write_dropped", "served_bytes"),
+    *("bytes_wasted", "wasted_by"),  # totals of a job
+    *("wrap_key", "unwrap_key"),  # pyarrow's KmsClient
 }
 """Words of inline code that look like settings and are none."""
 
 
-def _marks(page: Page) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.spark] if any("spark" in block.mark for block in page.blocks) else []
-
-
-@pytest.mark.filterwarnings("ignore")  # clients' own; ours are errors in every other test
-@pytest.mark.parametrize("page", [pytest.param(page, marks=_marks(page), id=str(page)) for page in RUNNING])
-def test_a_page_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    replace: dict[str, str] = {}
-    runs = "".join(block.text for block in page.blocks if block.mark)
-    if "s3://lake" in runs:
-        s3 = request.getfixturevalue("s3")
-        replace |= {
-            "s3://lake": f"s3://{request.getfixturevalue('s3_bucket')}",
-            "http://s3.example:9000": s3.endpoint,
-            "the-access-key": s3.access_key,
-            "the-secret-key": s3.secret_key,
-        }
-    if "@db.example/" in runs:
-        replace["postgresql://seamark:secret@db.example/seamark"] = request.getfixturevalue("postgres_url")
-
-    def spark() -> Any:
-        return request.getfixturevalue("spark")
-
-    with page_run(page, tmp_path, replace, spark) as run:
-        for block in page.blocks:
-            run.block(block)
+def test_a_page_that_fills_the_home_asks_for_a_folder_of_its_own() -> None:
+    """Two pages in one folder would both create `shop.orders`."""
+    for page in RUNNING:
+        serves = any(block.mark == "run: server" and "./seamark-home" in block.text for block in page.blocks)
+        creates = any("shop" in block.text for block in page.blocks if block.mark)
+        if serves and creates and page.path.name != "README.md":
+            assert "Use a new folder for this page" in page.path.read_text(), page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
@@ -104,7 +89,8 @@ def test_every_page_is_reached_from_the_readme() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_variable_is_a_settings(page: Page) -> None:
     known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, CA_VARIABLE, "SEAMARK_TOKEN", "SEAMARK_URL"}
-    known.add("SEAMARK_PLANS")  # of seamark trino-proxy
+    known |= {"SEAMARK_SQL_TRINO", "SEAMARK_SQL_SPARK", "SEAMARK_TRINO_PASSWORD"}  # of seamark sql
+    known |= {"SEAMARK_PLANS", "SEAMARK_URI"}  # of seamark trino-proxy, of deploy/trino/run.sh
     assert set(re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)) - known == set()
 
 
@@ -140,7 +126,7 @@ def _commands() -> list[tuple[str, list[str]]]:
             if block.language != "bash":
                 continue
             for line in block.text.replace("\\\n", " ").splitlines():
-                for part in re.findall(r"(?:^|[\s(])(?:\S*/)?seamark((?: [^|&;#)]*)?)", line):
+                for part in re.findall(r"(?:^|[\s(])(?:\S*/)?seamark((?: (?:\"[^\"]*\"|[^|&;#)])*)?)", line):
                     words = shlex.split(part)
                     if words and not line.lstrip().startswith(("#", "docker", "kubectl")):
                         found.append((f"{page}:{block.line}", words))

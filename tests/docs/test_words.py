@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
+import tokenize
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -99,6 +101,27 @@ def test_errors_use_no_banned_word() -> None:
             texts = list(_raised_texts(path.read_text()))
             if hits := list(find_banned("\n\n".join(texts), RULES)):
                 found[str(path.relative_to(REPO))] = hits
+    assert found == {}
+
+
+PLAIN = ("metaserver", "connector", "cache", "seamark", "bench")
+"""Packages whose docstrings and comments use no banned word."""
+_TEXT = re.compile(r'\s*[rR]?"""')
+
+
+def _comments(source: str) -> Iterator[str]:
+    """Docstrings and comments of Python and Cython, which has the same tokens."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and _TEXT.match(token.line)):
+            yield token.string
+
+
+@pytest.mark.parametrize("package", PLAIN)
+def test_docstrings_and_comments_use_no_banned_word(package: str) -> None:
+    found = {}
+    for path in sorted(path for path in (REPO / package).rglob("*") if path.suffix in (".py", ".pyx", ".pxd")):
+        if hits := list(find_banned("\n\n".join(_comments(path.read_text())), RULES)):
+            found[str(path.relative_to(REPO))] = hits
     assert found == {}
 
 

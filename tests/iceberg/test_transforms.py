@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-import mmh3
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -30,7 +29,6 @@ from pyiceberg.types import (
 )
 
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.types.murmur3 import murmur3
 from seamark.metaserver.iceberg.types.transforms import apply, first_day, result_type
 
 # appendix B of the spec, and the hash as it prints it
@@ -73,11 +71,6 @@ THEIRS: dict[str, tuple[IcebergType, st.SearchStrategy[Any]]] = {
 }
 
 TRUNCATED = ["int", "long", "decimal(38, 5)", "string", "binary"]
-
-
-@given(st.binary(max_size=64))
-def test_the_hash_is_murmur3(data: bytes) -> None:
-    assert murmur3(data) == mmh3.hash(data, signed=False)
 
 
 @pytest.mark.parametrize(("kind", "value", "hashed"), HASHES)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 
 from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
-from seamark.metaserver.index.blocks.block import VERSION, encode_block
+from seamark.metaserver.index.blocks.block import VERSION
+from seamark.metaserver.index.blocks.encoding import encode_block
 from tests.api.plans.planned import KINDS, STYLE, file_of
 from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
 
-LAYOUT = {2: "fa66ed39a778c8a35c35e1a7a7048398f3b33d63fc180bcce3233b9858b7383e"}
+LAYOUT = {3: "8442eb33e906b171dcfd1af1010934b6fd8a563f08b87aacbb67b281c3878bb5"}
 """By version, SHA-256 of the block of the manifest below."""
 SCHEMA = {
     "type": "struct",

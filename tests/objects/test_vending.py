@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.vending import storage_config
 from seamark.metaserver.settings import Settings
 
@@ -78,3 +79,21 @@ def test_aws_itself_is_addressed_by_virtual_host_and_needs_no_endpoint() -> None
     config, _ = storage_config(Settings(), TABLE, delegation=None, sign_path=PATH)
     assert "s3.endpoint" not in config
     assert config["s3.path-style-access"] == "false"
+
+
+@pytest.mark.parametrize("asked", [None, "vended-credentials", BOTH])
+def test_with_the_gateway_clients_get_its_address_and_keys_of_the_table(asked: str | None) -> None:
+    settings = dataclasses.replace(BASE, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
+    keys = VendedKeys("AK", "VENDED", "token", 1_000)
+    given = {"sign_path": PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}
+    config, [credential] = storage_config(settings, TABLE, delegation=asked, **given)
+    assert config["s3.endpoint"] == "http://127.0.0.1:8182"
+    assert config["s3.path-style-access"] == "true"
+    assert (config["s3.secret-access-key"], config["s3.session-token"]) == ("VENDED", "token")
+    assert config["s3.session-token-expires-at-ms"] == "1000"
+    assert config["client.refresh-credentials-endpoint"] == "v1/refresh"
+    assert credential == {"prefix": "s3://lake/wh/t/", "config": config}
+    config, credentials = storage_config(settings, TABLE, delegation="remote-signing", **given)
+    assert not credentials
+    assert "VENDED" not in f"{config}"
+    assert "SECRET" not in f"{config}"

@@ -17,15 +17,23 @@ PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 COMMANDS_OF_DEMO = ("seamark.metaserver.cli.demo",)
+COMMANDS_OF_SQL = ("seamark.metaserver.cli.sql",)
 PARTS = {
     "client": ((), ("seamark", "seamark.connector", "seamark.cache.memory")),
     "spark": (("spark",), ("seamark.spark", "seamark.connector.spark")),
     "trino": (("trino",), ("seamark.connector.trino",)),
+    "duckdb": (("duckdb",), ("seamark.duckdb", "seamark.connector.duckdb", "seamark.connector.sql", *COMMANDS_OF_SQL)),
     "server": (("server", "otel"), ("seamark.metaserver", "seamark.cache")),
     "demo": (("server", "demo"), COMMANDS_OF_DEMO),
 }
 """Part -> extras that it needs; packages all of whose modules they let one import."""
-ELSEWHERE = ("seamark.connector.spark", "seamark.connector.trino", "seamark.connector.plans")
+ELSEWHERE = (
+    "seamark.connector.duckdb",
+    "seamark.connector.spark",
+    "seamark.connector.trino",
+    "seamark.connector.plans",
+    "seamark.connector.sql",
+)
 """Below seamark.connector, and no part of the client."""
 COMMANDS_OF_TRINO = ("seamark.metaserver.cli.trino_proxy",)
 
@@ -104,7 +112,7 @@ def modules_of(part: str) -> list[str]:
         for name in names:
             if part == "client" and name.startswith(ELSEWHERE):
                 continue
-            if part == "server" and name.startswith(COMMANDS_OF_TRINO + COMMANDS_OF_DEMO):
+            if part == "server" and name.startswith(COMMANDS_OF_TRINO + COMMANDS_OF_DEMO + COMMANDS_OF_SQL):
                 continue
             found.append(name)
     return found

@@ -78,6 +78,8 @@ def test_the_wheel_holds_one_package_and_no_sources_of_kernels(wheel: Path) -> N
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"seamark", wheel.name.rsplit("-", 3)[0] + ".dist-info"}
     assert any(name.startswith("seamark/metaserver/index/kernels/_scan.") and name.endswith(".so") for name in names)
+    console = REPO / "metaserver" / "api" / "console" / "assets"
+    assert {f"seamark/{path.relative_to(REPO)}" for path in console.rglob("*") if path.is_file()} <= set(names)
     assert [name for name in names if name.endswith((".pyx", ".pxd", ".c"))] == []
 
 

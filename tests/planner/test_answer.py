@@ -23,7 +23,8 @@ from seamark.metaserver.iceberg.expressions.expression_json import expression_js
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.answer.answer import FILES_PER_PIECE, ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.partition_text import PYICEBERG, STANDARD, dialect_of
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex

@@ -234,6 +234,12 @@ def draw_joins(rng: random.Random, drawn: Drawn, seen: Counter[str]) -> tuple[li
         if rng.random() < 0.8:
             join["predicate"], condition = predicate(rng, other)
             conditions.append(condition)
+        likes, condition, sure = draw_likes(rng, other)
+        if likes:
+            join["likes"] = likes
+            conditions.append(condition)
+            exact = exact and sure
+            seen["joins with LIKE"] += 1
         nested, further, whole = draw_joins(rng, other, seen)
         if nested:
             join["joins"] = nested
@@ -243,6 +249,37 @@ def draw_joins(rng: random.Random, drawn: Drawn, seen: Counter[str]) -> tuple[li
         told.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
         exact = exact and whole
     return asked, told, exact
+
+
+def draw_likes(rng: random.Random, drawn: Drawn) -> tuple[list[list[dict[str, Any]]], str, bool]:
+    """LIKE on the table's texts, as DuckDB evaluates it, and whether a plan is exact."""
+    texts = [one.name for one in drawn.table.columns if one.kind == "string"]
+    likes: list[list[dict[str, Any]]] = []
+    conditions, exact = [], True
+    for _ in range(rng.choice([0, 1, 1, 2]) if texts else 0):
+        either, spelled = [], []
+        for _ in range(rng.choice([1, 1, 2])):
+            name = rng.choice(texts)
+            value = str(rng.choice([one for one in drawn.pools[name] if isinstance(one, str)] or ["a"]))
+            part = value[: rng.randint(0, 3)].replace("\x00", "")
+            pattern = (
+                rng.choice(["", "%", "_"]) + part.replace("%", "#%").replace("_", "#_") + rng.choice(["", "%", "_%"])
+            )
+            like = {"column": name, "pattern": pattern.replace("##", "#"), "negated": rng.random() < 0.3}
+            if "#" in pattern:
+                like |= {"pattern": pattern, "escape": "#"} if "#" not in part else {"pattern": "%"}
+            if rng.random() < 0.3:
+                like["function"] = rng.choice(["lower", "upper"])
+                exact = False
+            either.append(like)
+            text = f"decode(unhex({drawn.table.name}.{name}))"
+            text = f"{like['function']}({text})" if "function" in like else text
+            escape = f" ESCAPE '{like['escape']}'" if "escape" in like else ""
+            quoted = str(like["pattern"]).replace("'", "''")
+            spelled.append(f"({text} {'NOT ' if like['negated'] else ''}LIKE '{quoted}'{escape})")
+        likes.append(either)
+        conditions.append(f"({' OR '.join(spelled)})")
+    return likes, " AND ".join(conditions), exact
 
 
 async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, seen: Counter[str]) -> None:
@@ -311,7 +348,12 @@ async def test_a_plan_keeps_what_duckdb_joins(tmp_path: Path, monkeypatch: pytes
     seen = await campaign(seeds(range(count)), tmp_path, monkeypatch)
     assert seen["kept"] < seen["files"], seen
     if "JOIN_SEEDS" not in os.environ:
-        assert min(seen["exact"], seen["snowflakes"], seen["joins on two columns"], seen["wanted"]) > 5, seen
+        assert (
+            min(
+                seen["exact"], seen["snowflakes"], seen["joins on two columns"], seen["wanted"], seen["joins with LIKE"]
+            )
+            > 5
+        ), seen
 
 
 @pytest.mark.slow

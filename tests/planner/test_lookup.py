@@ -22,7 +22,8 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.index.blocks.packing import MISSING, Form, value_of
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.lookup import _lookup

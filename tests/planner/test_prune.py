@@ -12,7 +12,8 @@ import pytest
 
 from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, Or
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
-from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.pruning.comparisons import IN_LIMIT
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view.selection import Selection

@@ -22,7 +22,7 @@ from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.bodies import body_limit
 from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.keys import SETTINGS
-from seamark.metaserver.api.http.slots import Bounds, FairLock, HolderLimit, RequestSlot
+from seamark.metaserver.api.http.slots import FairLock, HolderLimit, RequestSlot, WorkerLimits
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import RetryLater, TooManyRequests
 from seamark.metaserver.settings import Settings
@@ -132,7 +132,15 @@ async def test_ordinary_operations_take_small_bodies_and_those_with_lists_large_
 
 MEDIUM = {
     *("createTable", "updateTable", "commitTransaction", "createView", "replaceView", "planTableScan"),
-    *("explain", "makePlanTable", "makePlanView", "selectRows", "registerIndexFiles", "finishIndexBuild"),
+    *(
+        "explain",
+        "explainQuery",
+        "makePlanTable",
+        "makePlanView",
+        "selectRows",
+        "registerIndexFiles",
+        "finishIndexBuild",
+    ),
     *("recordIndexAudit", "quarantineIndexFile", "rebuildIndexRegistry", "listUnheldFiles"),
 }
 LARGE = {"commitChange", "lookupKeys"}
@@ -222,7 +230,7 @@ async def test_clients_that_send_slowly_take_no_place_of_others_and_are_let_go(h
 
 
 async def test_one_principal_cannot_have_all_bodies_under_way(logins: Logins) -> None:
-    living = _living(Bounds)
+    living = _living(WorkerLimits)
     async with AsyncExitStack() as stack:
         statuses = []
         for number in range(8):
@@ -264,7 +272,7 @@ async def test_one_principal_cannot_have_all_places_and_others_are_answered(
 
 
 async def test_without_a_login_there_is_no_share(tmp_path: Path) -> None:
-    bounds = Bounds(requests=4, watchers=4, body_bytes=100)
+    bounds = WorkerLimits(requests=4, watchers=4, body_bytes=100)
     places = [RequestSlot(bounds, None, "working") for _ in range(4)]
     with pytest.raises(RetryLater) as refused:
         RequestSlot(bounds, None, "working")
@@ -275,7 +283,7 @@ async def test_without_a_login_there_is_no_share(tmp_path: Path) -> None:
 
 
 def test_places_and_bytes_come_back_whatever_happened() -> None:
-    bounds = Bounds(requests=4, watchers=4, body_bytes=100)
+    bounds = WorkerLimits(requests=4, watchers=4, body_bytes=100)
     place = RequestSlot(bounds, "ann", "working")
     place.begin_reading()
     assert (bounds.working.taken, bounds.reading.taken) == (0, 1)
@@ -324,7 +332,7 @@ def routes() -> list[tuple[str, str, str]]:
     return [(method, template, given.operation) for method, template, given in descriptions() if not given.public]
 
 
-ANYBODY = {"getConfig", "listNamespaces", "metrics", "listGrants"}
+ANYBODY = {"getConfig", "listNamespaces", "metrics", "listGrants", "loadSqlState"}
 """What every login may ask, and what is answered without a namespace's rights."""
 WITH_ROWS = {"removeGrant"}
 """Their query says where; without one they are no request."""
@@ -378,14 +386,14 @@ async def test_all_places_are_given_back_after_all_of_this(logins: Logins) -> No
         for name in ("rita", "nobody"):
             headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
             await logins.server.http.post(logins.server.url + path, headers=headers, data=b"{}")
-    app_bounds = _living(Bounds)
+    app_bounds = _living(WorkerLimits)
     assert app_bounds
     for one in app_bounds:
         one.check_invariants()
         assert (one.working.taken, one.reading.taken, one.bodies.taken) == (0, 0, 0)
 
 
-def _living(kind: type[Bounds]) -> list[Bounds]:
+def _living(kind: type[WorkerLimits]) -> list[WorkerLimits]:
     return [one for one in gc.get_objects() if isinstance(one, kind)]
 
 

@@ -7,14 +7,16 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings import FIELDS, environment_name, flag_name
+from tests.docs.commands import subcommands
 from tests.services.process import free_port, http_ok
 from tests.services.seamark import Seamark
 
@@ -131,3 +133,62 @@ def test_flag_variable_and_file_reach_the_server(start_seamark: Callable[..., Se
     settings = next(event["settings"] for event in events if event["event"] == "serving")
     assert (settings["page_limit"], settings["requests_limit"], settings["timeline_keep"]) == (7, 8, 9)
     assert settings["port"] == port
+
+
+def test_a_command_that_is_spelled_wrong_gets_a_suggestion() -> None:
+    for words, told in (
+        (("tabel",), "No such command 'tabel'. Did you mean table?"),
+        (("index", "bild"), "Did you mean build?"),
+        (("zzz",), "No such command 'zzz'.\n"),
+    ):
+        code, text = run(*words)
+        assert code == 2
+        assert told in text
+
+
+LISTING = ("list", "show", "explain", "health", "services", "timeline", "buckets", "doctor", "undrop")
+
+
+ENDLESS = ("serve", "indexer", "trino-proxy", "demo")
+TEXTS = ("completion", "connect", "sql", "version")
+
+
+def test_every_command_prints_json_on_demand() -> None:
+    """Those that list and those that change something; not those that run until they are stopped, or print a text."""
+    for path, command in commands("", cli):
+        if not path.startswith(tuple(f" {name}" for name in (*ENDLESS, *TEXTS))):
+            assert any("--json" in option.opts for option in command.params), path
+
+
+def test_every_command_that_lists_or_shows_prints_json_on_demand() -> None:
+    listing = {path: command for path, command in commands("", cli) if path.split()[-1] in LISTING}
+    assert len(listing) > len(LISTING)
+    for path, command in listing.items():
+        assert any("--json" in option.opts for option in command.params), path
+
+
+def commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """All commands below a group that are no groups, by their words."""
+    for name, one in subcommands(command).items():
+        if isinstance(one, click.Group):
+            yield from commands(f"{path} {name}", one)
+        else:
+            yield f"{path} {name}", one
+
+
+def test_tokens_and_grants_are_listed_as_json(tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path / "home"))
+    assert run("token", "create", "ann", "--role", "reader", *home)[0] == 0
+    (token,) = json.loads(run("token", "list", "--json", *home)[1])
+    assert (token["name"], token["state"], token["expires"]) == ("ann", "live", "never")
+    assert json.loads(run("grant", "list", "--json", *home)[1]) == [
+        {"principal": "ann", "role": "reader", "namespace": "(the whole catalog)"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "cause"), [("http://127.0.0.1:1", "Connection refused"), ("https://127.0.0.1:1", "Connection refused")]
+)
+def test_a_server_that_does_not_answer_is_told_in_one_line(url: str, cause: str) -> None:
+    code, text = run("table", "list", "--url", url)
+    assert (code, text) == (1, f"Error: No answer from {url}: {cause}\n")

@@ -38,7 +38,6 @@ def check_model(body: Any, status: int) -> str:
     ("method", "path", "status", "kind"),
     [
         ("GET", "/nope", 404, "NotFoundException"),
-        ("GET", "/", 404, "NotFoundException"),
         ("GET", "/v1/namespaces/none/tables/none", 404, "NoSuchTableException"),
         ("POST", "/healthz", 405, "UnsupportedOperationException"),
         ("PUT", "/v1/namespaces", 405, "UnsupportedOperationException"),

@@ -123,6 +123,15 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
         ({"s3_access_key_id": "a"}, "both or neither"),
         ({"s3_client_access": "static"}, "s3_secret_access_key"),
         ({"prefix": "a/b"}, "one path segment"),
+        ({"peer_address": "10.0.0.5"}, "peer_address is '10.0.0.5'; write host:port"),
+        ({"peer_address": "10.0.0.5:70000"}, "write host:port"),
+        ({"peer_address": ":8183"}, "write host:port"),
+        ({"peer_listen": "0.0.0.0:8183"}, "peer_listen needs peer_address"),
+        ({"peer_address": "h:1", "peer_listen": "0.0.0.0"}, "peer_listen is '0.0.0.0'; write host:port"),
+        ({"services_launchers": "local"}, "lacks worker"),
+        ({"services_launchers": "worker,cluster"}, "set services_spark_master"),
+        ({"services_launchers": "worker,yarn"}, "must be one of worker, local, cluster"),
+        ({"services_local_memory_bytes": str(1 << 30)}, "services_local_memory_bytes"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(given: dict[str, str], message: str) -> None:

@@ -137,7 +137,7 @@ async def test_withdrawn_plans_leave_their_places_and_what_is_refused_is_counted
         refused = server.parts.catalog.plan_tables.refused
         assert refused == {"leases of one principal": 8}
         for expected in (8.0, 8.0):
-            server.parts.metrics.observe_refused_plan(refused)
+            server.parts.metrics.plans.sample(server.parts.planner.stats(), refused)
             text = server.parts.metrics.render().decode()
             line = f'seamark_plan_tables_refused_total{{exhausted="leases of one principal"}} {expected}'
             assert line in text.splitlines()

@@ -219,6 +219,6 @@ def test_a_proxy_that_may_use_plain_http_warns(tmp_path: Path) -> None:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert "Trino is ready" in process.stdout.readline()
+        assert "The proxy listens at http://0.0.0.0" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert "Warning: passwords and tokens are sent unencrypted from clients to 0.0.0.0" in process.stderr.read()

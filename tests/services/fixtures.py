@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from seamark.metaserver.api.http import logs
+from seamark.metaserver.api.http.observability import logs
+from tests.services import fork_server
 from tests.services.java import java_fixture
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3, s3_server
@@ -24,6 +25,9 @@ from tests.services.trino_lake import TrinoLake, open_trino_lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+fork_server.enable()
 
 
 @pytest.fixture(autouse=True)

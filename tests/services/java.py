@@ -7,7 +7,6 @@ below /usr/lib/jvm.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,18 +26,6 @@ def java_17() -> str:
     if java is None or not Path(java).exists():
         raise ServiceFailed("no java found: install a JDK 17 or newer, or set JAVA_HOME")
     return java
-
-
-def java_25_home() -> Path | None:
-    """Home of a JDK 25 or newer: the `JAVA25` variable, else the first below /usr/lib/jvm; None when there is none."""
-    named = os.environ.get("JAVA25")
-    homes = [Path(named)] if named else sorted(Path("/usr/lib/jvm").glob("*"))
-    for home in homes:
-        release = home / "release"
-        version = re.search(r'JAVA_VERSION="(\d+)', release.read_text()) if release.exists() else None
-        if version and int(version[1]) >= 25:
-            return home
-    return None
 
 
 def rck_classpath() -> str:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from tests.services.fork_server import ForkedProcess, fork
+
 REPO = Path(__file__).resolve().parents[2]
 CACHE = REPO / ".cache"
 DEPLOY = REPO / "deploy"
@@ -62,16 +64,24 @@ def http_ok(url: str, *, contains: str = "") -> bool:
 
 
 class ManagedProcess:
-    """`argv` run with `env` (added to the environment) in `cwd`, both output streams in `log`."""
+    """`argv` run with `env` (added to the environment) in `cwd`, both output streams in `log`. In tests, a server of
+    Seamark (`forked`) comes from the fork server."""
 
     def __init__(
-        self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        forked: bool = False,
     ) -> None:
         self.argv = list(argv)
         self.log = log
         self._env = {**os.environ, **(env or {})}
         self._cwd = cwd
-        self._child: subprocess.Popen[bytes] | None = None
+        self._forked = forked
+        self._child: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -86,7 +96,8 @@ class ManagedProcess:
     def start(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
         """Starts the child and returns once `ready()` is true; raises `ServiceFailed` with the log's tail otherwise."""
         with self.log.open("ab") as out:
-            self._child = subprocess.Popen(
+            self._child = fork(self.argv, self._env, self._cwd, out.fileno()) if self._forked else None
+            self._child = self._child or subprocess.Popen(
                 self.argv, env=self._env, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 start_new_session=True,
             )  # fmt: skip

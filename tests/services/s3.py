@@ -121,11 +121,15 @@ def _s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> Mana
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[S3]:
-    """An S3 server whose objects lie below `folder`; yields its address and keys. Buckets: `create_bucket()`."""
+def s3_server(folder: Path, *, keep_alive: bool = False) -> Iterator[S3]:
+    """An S3 server whose objects lie below `folder`; yields its address and keys. Buckets: `create_bucket()`.
+
+    `keep_alive`: versitygw keeps connections open, as stores in the cloud do; by default it does not."""
     root = folder / "objects"
     root.mkdir(parents=True)
     settings, port, log = read_env_file(CONFIG), free_port(), folder / "s3.log"
+    if keep_alive:
+        settings["VGW_KEEP_ALIVE"] = "true"
     endpoint, binary = f"http://127.0.0.1:{port}", versitygw_binary()
     process = _versitygw(binary, root, port, settings, log) if binary else _s3proxy(root, port, settings, log)
     with process:

@@ -41,7 +41,8 @@ class Seamark:
         # Replicas of one database need one key, whatever their homes.
         # Without table services: what a test finds shall be its own work.
         settings = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, "SEAMARK_SERVICES_WORKERS": "0", **(env or {})}
-        self._process = ManagedProcess([*argv, *flags], log=home / "seamark.log", env=settings, cwd=home)
+        log = home / "seamark.log"
+        self._process = ManagedProcess([*argv, *flags], log=log, env=settings, cwd=home, forked=True)
 
     @property
     def pid(self) -> int:

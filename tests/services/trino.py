@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import trino.dbapi
 
-from tests.services.java import SHORT_LIVED, java_25_home
+from seamark.metaserver.cli.installation.java import java_25_home
+from tests.services.java import SHORT_LIVED
 from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, http_ok
 from tests.services.s3 import S3
 
@@ -119,12 +120,14 @@ def _spooling(folder: Path) -> dict[str, str]:
     }
 
 
-def _catalogs(folder: Path, others: Mapping[str, str], *, by_name: bool) -> Path:
+def _catalogs(folder: Path, others: Mapping[str, str], extra: Mapping[str, str], *, by_name: bool) -> Path:
     """Compose's, and others that differ by their name and the server's address alone. With `by_name`, there is a twin
-    of each, `{name}_by_name`, that does not carry `X-Seamark-Plans`."""
+    of each, `{name}_by_name`, that does not carry `X-Seamark-Plans`. `extra` replaces properties of all."""
     catalogs = folder / "catalog"
     shutil.copytree(ETC / "catalog", catalogs)
-    text = (catalogs / f"{CATALOG}.properties").read_text()
+    given = _read_properties(catalogs / f"{CATALOG}.properties") | dict(extra)
+    text = "".join(f"{name}={value}\n" for name, value in given.items())
+    (catalogs / f"{CATALOG}.properties").write_text(text)
     for name, uri in others.items():
         (catalogs / f"{name}.properties").write_text(text.replace("${ENV:SEAMARK_URI}", uri))
     for file in list(catalogs.glob("*.properties")) if by_name else []:
@@ -151,11 +154,12 @@ def trino_server(
     jvm: Sequence[str] = ("-XX:-UseG1GC", *SHORT_LIVED),
     properties: Mapping[str, str] | None = None,
     by_name: bool = False,
+    catalog: Mapping[str, str] | None = None,
 ) -> Iterator[Trino]:
     """Trino over the Seamark server at `uri`, and over `others` by the names of their catalogs; local tables are
     readable anywhere. With a `certificate` and its key (one PEM file), there is https, too. Takes 15 to 40 s. `jvm` are
     options beside those of the file, whose garbage collector takes a fifth of the CPU time in tests; `properties` come
-    on top."""
+    on top; `catalog` replaces properties of the catalogs."""
     home = java_25_home()
     if home is None:
         raise ServiceFailed("Trino needs a JDK 25: set JAVA25 to its home, or install one below /usr/lib/jvm")
@@ -169,7 +173,7 @@ def trino_server(
         "config": str(ETC / "config.properties"),
         "log.levels-file": str(ETC / "log.properties"),
         "log.enable-console": "true",
-        "catalog.config-dir": str(_catalogs(folder, others or {}, by_name=by_name)),
+        "catalog.config-dir": str(_catalogs(folder, others or {}, catalog or {}, by_name=by_name)),
         "plugin.dir": str(_plugins(folder, home, spooling=spooling)),
         **(_spooling(folder) if spooling else {}),
     }

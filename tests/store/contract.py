@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from tests.store.contract_claims import ClaimsContract
+from tests.store.contract_column_reads import ColumnReadsContract
 from tests.store.contract_index_files import IndexFilesContract
 from tests.store.contract_names import NamesContract
 from tests.store.contract_plan_tables import PlanTablesContract
 from tests.store.contract_producers import ProducersContract
 from tests.store.contract_records import RecordsContract
+from tests.store.contract_replicas import ReplicasContract
 from tests.store.contract_timeline import TimelineContract
 from tests.store.contract_transactions import TransactionsContract
 
@@ -21,5 +23,7 @@ class PointerStoreContract(
     ProducersContract,
     PlanTablesContract,
     ClaimsContract,
+    ReplicasContract,
+    ColumnReadsContract,
 ):
     """All of it."""

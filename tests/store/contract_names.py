@@ -17,6 +17,7 @@ from seamark.metaserver.errors import (
 )
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, Namespace
 from seamark.metaserver.store.operations import (
+    REWRITE,
     CreateEntry,
     CreateNamespace,
     DropEntry,
@@ -25,6 +26,7 @@ from seamark.metaserver.store.operations import (
     RenameEntry,
     ReplaceNamespaceProperties,
     RestoreEntry,
+    TakeLease,
 )
 from seamark.metaserver.store.sql.driven import DrivenStore
 from tests.store.opened import OpenedStores
@@ -202,6 +204,17 @@ class NamesContract(OpenedStores):
         await store.transact([DropEntry(TABLE, NS, "t", make_entry("t").metadata_location)])
         assert await store.entry(TABLE, NS, "t") is None
         assert await store.dropped(None, None, 9) == []
+
+    async def test_the_lease_of_rewrites_goes_with_the_last_name(
+        self, store: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        entry, now_ms = make_entry("t"), clock.now_ms()
+        name = f"{REWRITE}{entry.uuid}"
+        await store.transact([CreateEntry(entry), TakeLease(name, "job", now_ms, now_ms + 1000)])
+        await store.transact([DropEntry(TABLE, NS, "t", keep=self._keep("d1", now_ms + 1000))])
+        assert await store.fence(name) == 1
+        await store.transact([ForgetDropped("d1", unshared=False)])
+        assert await store.fence(name) == 0
 
     def _keep(self, dropped_id: str, expires_ms: int, purge: bool = False) -> DroppedEntry:
         return DroppedEntry(dropped_id, make_entry("placeholder"), purge, 11, expires_ms, "ann")

@@ -14,6 +14,7 @@ from seamark.metaserver.errors import (
 )
 from seamark.metaserver.store.model import AuditRecord, Grant, MetricsReport, Token
 from seamark.metaserver.store.operations import (
+    CheckFence,
     CreateEntry,
     RemoveGrant,
     RevokeToken,
@@ -174,6 +175,11 @@ class RecordsContract(OpenedStores):
         with pytest.raises(CommitConflict):
             await store.transact([TakeLease("l", "a", now_ms=29, until_ms=50)])
         assert await store.transact([TakeLease("l", "a", now_ms=30, until_ms=50)]) == [3]
+        assert (await other.fence("l"), await other.fence("unknown")) == (3, 0)
+        await other.transact([CheckFence("l", 3)])
+        for name, fence in (("l", 2), ("l", 4), ("unknown", 1)):
+            with pytest.raises(CommitConflict):
+                await other.transact([CheckFence(name, fence)])
 
     async def test_all_replicas_get_the_first_secret(self, store: DrivenStore, other: DrivenStore) -> None:
         got = await asyncio.gather(

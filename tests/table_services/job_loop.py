@@ -10,17 +10,23 @@ import time
 
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.rewrite_lease import rewrite_lease
+from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.jobs.manifests import rewrite_manifests
 from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import CompactionPolicy, compact
 
 TARGET_BYTES = 3000
 
 
-def run(kind: str, url: str, table: str, log: str, readable_ms: int) -> None:
-    """Until killed. `readable_ms`: the age for which snapshots stay. Appends each [kind, counts] to the file `log`."""
+def run(kind: str, url: str, table: str, log: str, readable_ms: int, yields: bool) -> None:
+    """Until killed. `readable_ms`: the age for which snapshots stay. `yields`: rewrites run one at a time, and leave
+    out files that writers will probably replace, as those of the server do. Appends each
+    [kind, counts] to the file `log`."""
     client, rng = IndexClient(url), random.Random()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     while True:
@@ -30,13 +36,28 @@ def run(kind: str, url: str, table: str, log: str, readable_ms: int) -> None:
             if kind in ("compaction", "clustering"):
                 compacts = kind == "compaction"
                 policy = CompactionPolicy(TARGET_BYTES, 2)
-                report = compact(client, table, policy=policy) if compacts else cluster_incrementally(client, table)
+                with rewrite_lease(client, table) if yields else contextlib.nullcontext():
+                    report = (
+                        compact(client, table, policy=policy, settled=yields)
+                        if compacts
+                        else cluster_incrementally(client, table, settled=yields)
+                    )
                 counts = {"commits": report.commits, "conflicts": report.conflicts, "rows_deleted": report.rows_deleted}
-                counts |= {"bytes": report.bytes_before, "bytes_wasted": report.bytes_wasted}
+                counts |= {"bytes_read": report.bytes_read, "bytes_wasted": report.bytes_wasted, **report.wasted_by}
             elif kind == "expiration":
                 older = time.time_ns() // 1_000_000 - readable_ms
                 totals = expire(client, table, older_than_ms=older, retain_last=rng.randint(1, 3))
                 counts = {"snapshots": totals.snapshots, "files": totals.content_files}
+            elif kind == "statistics":
+                counts = {"files": compute_statistics(client, table).files}
+            elif kind == "manifests":
+                report = rewrite_manifests(client, table, min_count=2)
+                counts = {"commits": report["snapshot-id"] is not None, "conflicts": report["conflicts"]}
+            elif kind == "bucket-splitting":
+                with rewrite_lease(client, table) if yields else contextlib.nullcontext():
+                    split = split_buckets(client, table, settled=yields)
+                counts = {"commits": split.commits, "conflicts": split.conflicts}
+                counts |= {"bytes_read": split.bytes_read, "bytes_wasted": split.bytes_wasted, **split.wasted_by}
             elif kind == "orphan-files":
                 counts = {"orphans": remove_orphan_files(client, table).files}
             else:

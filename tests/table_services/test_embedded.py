@@ -185,7 +185,7 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     assert "failed: " in everything
     of_table = listed("db.t")
     assert "db.bad" not in of_table
-    assert "files before 8, files after 1" in " ".join(of_table.split())
+    assert "a scan opens 7 fewer" in " ".join(of_table.split())
     assert {run["service"] for run in json.loads(listed("db.t", "--json"))} == {"compaction", "expiration"}
     catalog.create_table("db.new", SCHEMA)
     assert "did nothing to db.new yet" in listed("db.new")
@@ -193,3 +193,21 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
 
 def runs(client: IndexClient) -> list[Instant]:
     return list(client.timeline("db.t", action="maintenance"))
+
+
+def test_the_worker_yields_the_cpu_and_the_disk_to_requests(server: Seamark) -> None:
+    catalog = RestCatalog("s", uri=server.base_url)
+    catalog.create_namespace("db")
+    catalog.create_table("db.t", SCHEMA, properties=INDEX)
+    append(catalog, "db.t", 1)
+    block_until(lambda: worker_pids(server))
+    (pid,) = worker_pids(server)
+    block_until(lambda: os.sched_getscheduler(pid) == os.SCHED_BATCH)
+    assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, server.pid)
+    # In the session of the server its work would count as the server's.
+    assert os.getsid(pid) == pid != os.getsid(server.pid)
+    autogroup = Path(f"/proc/{pid}/autogroup")
+    if autogroup.exists():  # not every kernel groups processes by sessions
+        assert autogroup.read_text().split()[-2:] == ["nice", "15"]
+    ionice = subprocess.run(["ionice", "-p", str(pid)], capture_output=True, text=True, check=True)
+    assert ionice.stdout.strip() == "idle"

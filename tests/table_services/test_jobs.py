@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
+from typing import Any
 
-from seamark.metaserver.services.jobs import BACKOFF_MAX_S, BACKOFF_S, QUEUE_MAX, JobQueue
+import pytest
+
+from seamark.metaserver.services import jobs
+from seamark.metaserver.services.jobs import BACKOFF_MAX_S, BACKOFF_S, JobQueue
 from seamark.metaserver.services.service import Job
+
+QUEUE = 20_000
 
 
 class Now:
@@ -17,8 +24,8 @@ class Now:
         return self.s
 
 
-def a_job(table: str, priority: int = 5, service: str = "indexing") -> Job:
-    return Job(service, ("db",), table, f"uuid-of-{table}", priority)
+def a_job(table: str, priority: int = 5, service: str = "indexing", tenant: str = "db") -> Job:
+    return Job(service, (tenant,), table, f"uuid-of-{table}", priority)
 
 
 async def taken(queue: JobQueue) -> Job | None:
@@ -30,7 +37,7 @@ async def taken(queue: JobQueue) -> Job | None:
 
 
 async def test_jobs_run_by_priority_and_then_by_age() -> None:
-    queue = JobQueue(Now())
+    queue = JobQueue(Now(), limit=QUEUE)
     for name, priority in (("a", 5), ("b", 1), ("c", 5), ("d", 1)):
         assert queue.put(a_job(name, priority))
     assert [(await queue.take()).table for _ in range(4)] == ["b", "d", "a", "c"]
@@ -38,7 +45,7 @@ async def test_jobs_run_by_priority_and_then_by_age() -> None:
 
 async def test_a_job_that_is_proposed_while_it_runs_runs_once_more_after_a_pause() -> None:
     now = Now()
-    queue = JobQueue(now)
+    queue = JobQueue(now, limit=QUEUE)
     queue.put(a_job("t"))
     job = await queue.take()
     queue.put(a_job("t"))
@@ -54,7 +61,7 @@ async def test_a_job_that_is_proposed_while_it_runs_runs_once_more_after_a_pause
 
 async def test_failed_jobs_wait_twice_as_long_each_time_until_one_succeeds() -> None:
     now = Now()
-    queue = JobQueue(now)
+    queue = JobQueue(now, limit=QUEUE)
     queue.put(a_job("t"))
     pauses = []
     for _ in range(12):
@@ -72,7 +79,7 @@ async def test_failed_jobs_wait_twice_as_long_each_time_until_one_succeeds() -> 
 
 async def test_a_change_does_not_end_the_backoff_of_a_failing_job() -> None:
     now = Now()
-    queue = JobQueue(now)
+    queue = JobQueue(now, limit=QUEUE)
     queue.put(a_job("t"))
     queue.finish(await queue.take(), failed=True)
     queue.put(a_job("t"))
@@ -81,19 +88,105 @@ async def test_a_change_does_not_end_the_backoff_of_a_failing_job() -> None:
     assert await taken(queue) is not None
 
 
-async def test_the_queue_is_bounded_and_refuses_what_is_beyond() -> None:
-    queue = JobQueue(Now())
-    assert all(queue.put(a_job(f"t{number}")) for number in range(QUEUE_MAX))
-    assert not queue.put(a_job("one more"))
-    assert queue.put(a_job("t7", priority=0))
+async def test_the_jobs_that_start_next_are_listed_by_due_time_priority_and_age() -> None:
+    now = Now()
+    queue = JobQueue(now, limit=QUEUE)
+    queue.put(a_job("failing"))
+    queue.finish(await queue.take(), failed=True)
+    for name, priority, delay_s in (("late", 0, 60.0), ("old", 5, 0.0), ("new", 5, 0.0), ("urgent", 1, 0.0)):
+        queue.put(a_job(name, priority=priority), delay_s=delay_s)
+        now.s += 1
+    listed = queue.next_jobs(10)
+    assert [one.job.table for one in listed] == ["urgent", "old", "new", "failing", "late"]
+    assert [one.failures for one in listed] == [0, 0, 0, 1, 0]
+    assert (listed[1].waited_s, listed[3].due_in_s, listed[4].due_in_s) == (3, BACKOFF_S - 4, 56)
+    assert queue.next_jobs(2) == listed[:2]
+    assert queue.waiting_count == 5
+
+
+async def test_a_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
+    queue = JobQueue(Now(), limit=100)
+    accepted = [queue.put(a_job(f"t{number}")) for number in range(200)]
+    assert accepted == [True] * 80 + [False] * 120
+    assert queue.put(a_job("t7", priority=0))  # it waits already
+    for tenant in ("x", "y", "z"):
+        assert queue.put(a_job(f"of {tenant}", tenant=tenant))
+    assert len(queue) == 83
     assert (await queue.take()).table == "t7"
+    queue.check_invariants()
+
+
+async def test_a_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_job() -> None:
+    """Each tenant gets the same time, not the same number of jobs, while it has jobs that wait."""
+    now = Now()
+    queue = JobQueue(now, limit=QUEUE)
+    seconds = {"large": 1.0, "slow": 10.0, "small": 1.0}
+    for number in range(3000):
+        queue.put(a_job(f"large {number}", tenant="large"))
+    for number in range(40):
+        queue.put(a_job(f"slow {number}", tenant="slow"))
+    spent = dict.fromkeys(seconds, 0.0)
+    for turn in range(220):
+        if turn == 50:
+            queue.put(a_job("small", tenant="small"))
+        job = await queue.take()
+        if turn in (50, 51) and job.tenant == "small":
+            spent["small"] += 1
+        now.s += seconds[job.tenant]
+        spent[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
+        queue.finish(job, failed=False)
+        queue.check_invariants()
+    assert spent["small"] == 1  # at its first or second turn
+    assert abs(spent["large"] - spent["slow"]) <= 20
+
+
+async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in heap operations, each of which costs a logarithm of the length: 10,000 tables with three services."""
+    steps = {"push": 0, "pop": 0}
+
+    def push(heap: list[Any], item: Any) -> None:
+        steps["push"] += 1
+        heapq.heappush(heap, item)
+
+    def pop(heap: list[Any]) -> Any:
+        steps["pop"] += 1
+        return heapq.heappop(heap)
+
+    monkeypatch.setattr(jobs, "heappush", push)
+    monkeypatch.setattr(jobs, "heappop", pop)
+    queue = JobQueue(Now(), limit=50_000)
+    tables = 10_000
+    for _ in range(3):  # the second and third look find each job in the queue
+        for number in range(tables):
+            for service in ("indexing", "compaction", "expiration"):
+                assert queue.put(a_job(f"t{number}", service=service))
+    assert steps == {"push": 3 * tables, "pop": 0}
+    for _ in range(3 * tables):
+        queue.finish(await queue.take(), failed=False)
+    assert steps["pop"] == steps["push"] == 6 * tables
+    assert len(queue) == 0
+
+
+async def test_the_lag_is_that_of_the_job_that_is_due_longest_and_failing_tables_are_counted() -> None:
+    now = Now()
+    queue = JobQueue(now, limit=QUEUE)
+    queue.put(a_job("a"))
+    now.s = 10.0
+    queue.put(a_job("b"))
+    queue.put(a_job("c", service="compaction"), delay_s=5.0)
+    assert queue.lags() == {"indexing": 10.0}
+    now.s = 17.0
+    assert queue.lags() == {"indexing": 17.0, "compaction": 2.0}
+    queue.finish(await queue.take(), failed=True)
+    assert queue.failing() == {"indexing": 1}
+    assert queue.lags() == {"indexing": 7.0, "compaction": 2.0}  # the failed job is due later
 
 
 async def test_random_histories_lose_no_proposal_and_run_no_job_twice_at_once() -> None:
     """Whatever is proposed after a job began is followed by a run that began later."""
     rng = random.Random(20)
     now = Now()
-    queue = JobQueue(now)
+    queue = JobQueue(now, limit=QUEUE)
     unseen: set[str] = set()
     running: dict[str, Job] = {}
     for _ in range(3000):
@@ -101,7 +194,7 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_twice_at_once() 
         step = rng.random()
         if step < 0.4:
             name = f"t{rng.randrange(12)}"
-            queue.put(a_job(name))
+            queue.put(a_job(name, rng.randrange(3)), delay_s=rng.choice((0.0, 0.0, 5.0)))
             unseen.add(name)
         elif step < 0.7 and len(running) < 3:
             if any(name not in running for name in unseen):
@@ -116,6 +209,7 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_twice_at_once() 
             queue.finish(running.pop(name), failed=failed)
             if failed:
                 unseen.add(name)
+        queue.check_invariants()
     for job in running.values():
         queue.finish(job, failed=False)
     now.s += 10 * BACKOFF_MAX_S

@@ -10,11 +10,14 @@ import pytest
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
+from seamark.metaserver.services.bucket_splitting import BucketSplitting
 from seamark.metaserver.services.clustering import TableClustering
 from seamark.metaserver.services.compaction import Compaction
 from seamark.metaserver.services.expiration import SnapshotExpiration
 from seamark.metaserver.services.indexing import Indexing
+from seamark.metaserver.services.manifests import ManifestRewriting
 from seamark.metaserver.services.orphan_files import OrphanFileRemoval
+from seamark.metaserver.services.statistics import TableStatistics
 from seamark.metaserver.store.model import Entry, EntryKind
 from tests.catalog.rig import SCHEMA
 from tests.server.rig import LateClock
@@ -153,3 +156,101 @@ def test_a_removal_of_orphan_files_is_proposed_where_it_is_enabled_and_possible(
     job = OrphanFileRemoval(default=default).propose(ENTRY, a_table(properties))
     assert (job is not None) == proposed
     assert job is None or job.pause_s == 24 * 3600
+
+
+@pytest.mark.parametrize(
+    ("properties", "totals", "default", "proposed"),
+    [
+        ({}, {"total_data_files": 9}, False, False),
+        ({}, {"total_data_files": 9}, True, True),
+        ({"seamark.manifests.enabled": "true"}, {"total_data_files": 4}, False, True),
+        ({"seamark.manifests.enabled": "true"}, {"total_data_files": 3}, False, False),
+        ({"seamark.manifests.min-count": "2"}, {"total_data_files": 1, "total_delete_files": 1}, True, True),
+        ({}, {"total_data_files": 9, "manifests_rewritten_by": "seamark"}, True, False),
+        ({}, {}, True, False),
+    ],
+)
+def test_a_rewrite_of_manifests_is_proposed_after_a_change(
+    properties: dict[str, str], totals: dict[str, Any], default: bool, proposed: bool
+) -> None:
+    job = ManifestRewriting(default=default).propose(ENTRY, a_table(properties, **totals))
+    assert (job is not None) == proposed
+    assert job is None or job.pause_s == 600
+
+
+def a_history(*totals: dict[str, Any], statistics_of: int | None, columns: tuple[int, ...] = (1, 2)) -> TableMetadata:
+    """A snapshot for each of `totals`; the one with this id has statistics."""
+    document = msgspec.json.decode(encode_table(a_table({}, total_records=1)))
+    snapshot = document["snapshots"][0]
+    document["snapshots"] = [
+        {
+            **snapshot, "snapshot-id": number, "sequence-number": number,
+            **({"parent-snapshot-id": number - 1} if number > 1 else {}),
+            "summary": {name.replace("_", "-"): str(value) for name, value in given.items()},
+        }
+        for number, given in enumerate(totals, 1)
+    ]  # fmt: skip
+    document |= {"current-snapshot-id": len(totals), "last-sequence-number": len(totals)}
+    document["refs"] = {"main": {"type": "branch", "snapshot-id": len(totals)}}
+    if statistics_of is not None:
+        blobs = [
+            {"type": "apache-datasketches-theta-v1", "snapshot-id": statistics_of, "sequence-number": statistics_of,
+             "fields": [column], "properties": {"ndv": "5"}}
+            for column in columns
+        ]  # fmt: skip
+        document["statistics"] = [
+            {"snapshot-id": statistics_of, "statistics-path": "file:///t/s.stats", "file-size-in-bytes": 9,
+             "file-footer-size-in-bytes": 9, "blob-metadata": blobs}
+        ]  # fmt: skip
+    return decode_table(msgspec.json.encode(document), "t")
+
+
+FIRST = {"operation": "append", "added_records": 100, "total_records": 100}
+FEW = {"operation": "append", "added_records": 5, "total_records": 105}
+MANY = {"operation": "append", "added_records": 20, "total_records": 120}
+GONE = {"operation": "overwrite", "deleted_records": 30, "total_records": 70}
+SAME = {"operation": "replace", "added_records": 100, "deleted_records": 100, "total_records": 100}
+
+
+@pytest.mark.parametrize(
+    ("table", "proposed"),
+    [
+        (a_history(FIRST, statistics_of=None), True),
+        (a_history(FIRST, statistics_of=1), False),
+        (a_history(FIRST, statistics_of=1, columns=(1,)), True),
+        (a_history(FIRST, FEW, statistics_of=1), False),
+        (a_history(FIRST, FEW, statistics_of=2), False),
+        (a_history(FIRST, MANY, statistics_of=1), True),
+        (a_history(FIRST, FEW, FEW, FEW, statistics_of=1), True),
+        (a_history(FIRST, GONE, statistics_of=1), True),
+        (a_history(FIRST, SAME, statistics_of=1), True),
+        (a_history(FIRST, FEW, SAME, statistics_of=1), False),
+        (a_history({"operation": "delete", "total_records": 0}, statistics_of=None), False),
+        (a_table({"seamark.statistics.changed-percent": "no"}, total_records=9), False),
+    ],
+)
+def test_statistics_are_proposed_when_they_are_missing_or_much_has_changed(
+    table: TableMetadata, proposed: bool
+) -> None:
+    assert (TableStatistics(default=True).propose(ENTRY, table) is not None) == proposed
+    assert TableStatistics(default=False).propose(ENTRY, table) is None
+
+
+@pytest.mark.parametrize(
+    ("specs", "proposed"), [((2,), False), ((2, 4), True), ((4, 2), False), ((3, 4), False), ((4, 8, 16), True)]
+)
+def test_a_split_is_proposed_where_a_spec_has_fewer_buckets(specs: tuple[int, ...], proposed: bool) -> None:
+    document = msgspec.json.decode(encode_table(a_table({}, total_data_files=1)))
+    document["partition-specs"] = [
+        {
+            "spec-id": number,
+            "fields": [
+                {"source-id": 1, "field-id": 1000 + number, "name": f"b{number}", "transform": f"bucket[{count}]"}
+            ],
+        }
+        for number, count in enumerate(specs)
+    ]
+    document |= {"default-spec-id": len(specs) - 1, "last-partition-id": 1000 + len(specs)}
+    table = decode_table(msgspec.json.encode(document), "t")
+    assert (BucketSplitting(default=True).propose(ENTRY, table) is not None) == proposed
+    assert BucketSplitting(default=False).propose(ENTRY, table) is None

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.iceberg.metadata.compaction import AGAIN
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.server import new_holder
-from seamark.metaserver.services import jobs, watch
+from seamark.metaserver.services import jobs, scheduler, watch
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import Scheduler
-from seamark.metaserver.services.service import Job, JobFailed
+from seamark.metaserver.services.service import NEVER, Job, JobFailed, JobProgress, Report
 from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.store.model import Entry
@@ -26,55 +30,98 @@ from tests.waits import until
 
 
 class EveryTable:
-    name = "every-table"
     unwanted: frozenset[str] | set[str] = frozenset()
+
+    def __init__(self, name: str = "every-table", pause_s: float = 1.0) -> None:
+        self.name, self.pause_s = name, pause_s
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         if entry.name in self.unwanted:
             return None
-        return Job(self.name, entry.namespace, entry.name, entry.uuid)
+        return Job(self.name, entry.namespace, entry.name, entry.uuid, pause_s=self.pause_s)
+
+    def again_s(self, metadata: TableMetadata) -> float:
+        return NEVER
 
 
 @dataclass
 class Recorder:
-    """A launcher that records its jobs, fails the first `failures`, and takes `takes_s`."""
+    """A launcher that records its jobs, fails the first `failures`, and takes `takes_s`. `agains`: so many jobs want to
+    run again."""
 
     ran: list[str] = field(default_factory=list)
     failures: int = 0
     takes_s: float = 0.0
     stopped: int = 0
+    agains: int = 0
+    services: list[str] = field(default_factory=list)
+    at_work: int = 0
+    most_at_work: int = 0
     outcomes: list[str] = field(default_factory=list)
+    progress: JobProgress | None = None
+    shown: list[tuple[str, int, int, int]] = field(default_factory=list)
 
-    async def run(self, job: Job) -> dict[str, Any]:
+    async def run(self, job: Job, report: Report) -> dict[str, Any]:
         self.ran.append(job.table)
+        self.services.append(job.service)
+        self.at_work += 1
+        self.most_at_work = max(self.most_at_work, self.at_work)
+        if self.progress is not None:
+            report(self.progress)
         try:
             await asyncio.sleep(self.takes_s)
         except asyncio.CancelledError:
             self.stopped += 1
             raise
+        finally:
+            self.at_work -= 1
         if self.failures:
             self.failures -= 1
             raise JobFailed("not now")
+        if self.agains:
+            self.agains -= 1
+            return {AGAIN: 0.01}
         return {}
 
     async def close(self) -> None:
         pass
 
-    def job_ended(self, service: str, outcome: str, seconds: float) -> None:
+    def name_of(self, job: Job) -> str:
+        return "worker"
+
+    def jobs_lag(self, service: str, lag_s: float, failing: int) -> None:
+        pass
+
+    def job_ended(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
         self.outcomes.append(outcome)
 
     def jobs_queued(self, count: int) -> None:
         pass
 
+    def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
+        self.shown.append((service, count, bytes_done, bytes_total))
+
 
 @asynccontextmanager
-async def scheduled(server: Running, recorder: Recorder, lasts_s: float = 30.0) -> AsyncIterator[asyncio.Task[None]]:
+async def scheduled(
+    server: Running, recorder: Recorder, lasts_s: float = 30.0, services: Sequence[EveryTable] = (), launchers: int = 1
+) -> AsyncIterator[asyncio.Task[None]]:
     parts = server.parts
     lease = Lease(parts.store, parts.clock, "services", new_holder(parts.clock), lasts_s=lasts_s)
-    tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.table, parts.clock)
+    tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     runs = RunLog(parts.store, parts.timeline, parts.clock)
-    scheduler = Scheduler([EveryTable()], [recorder], tables, parts.timeline, runs, lease, parts.clock, recorder)
-    task = asyncio.create_task(scheduler.run())
+    leader = Scheduler(
+        services or [EveryTable()],
+        [recorder] * launchers,
+        tables,
+        parts.timeline,
+        runs,
+        lease,
+        parts.clock,
+        recorder,
+        queue_limit=1000,
+    )
+    task = asyncio.create_task(leader.run())
     try:
         yield task
     finally:
@@ -88,6 +135,50 @@ async def create(server: Running, namespace: str, *names: str) -> None:
         path = f"{server.url}/v1/namespaces/{namespace.replace(chr(31), '%1F')}/tables"
         async with server.http.post(path, json={"name": name, "schema": SCHEMA}) as answer:
             assert answer.status == 200, await answer.text()
+
+
+async def test_every_replica_tells_which_jobs_run_and_how_far_they_are(tmp_path: Path) -> None:
+    """Through the lease of the replica that runs them; when it is gone, so are they."""
+    async with running(tmp_path) as server:
+        await create(server, "a", "t1")
+
+        async def listed(path: str, kind: str = "jobs") -> list[dict[str, Any]]:
+            async with server.http.get(f"{server.url}/api/v1/{path}") as answer:
+                assert answer.status == 200, await answer.text()
+                found: list[dict[str, Any]] = (await answer.json())[kind]
+                return found
+
+        assert await listed("jobs") == []
+        recorder = Recorder(takes_s=60, progress=JobProgress(3, 12, 1 << 20, 5 << 20))
+        async with scheduled(server, recorder, lasts_s=0.3):
+            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.shown)  # after the renewal
+            assert len(await listed("jobs")) == 1
+            (job,) = await listed("tables/a/t1/jobs")
+            assert (job["service"], job["namespace"], job["table"], job["launcher"]) == (
+                *("every-table", ["a"], "t1"),
+                "worker",
+            )
+            assert job["progress"] == {
+                "files-done": 3,
+                "files-total": 12,
+                "bytes-done": 1 << 20,
+                "bytes-total": 5 << 20,
+            }
+            environment = {"SEAMARK_URL": server.url}
+            shown = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t1"], env=environment)
+            assert "running: 3 of 12 files, 1.0 MB of 5.2 MB (20 %)" in " ".join(shown.output.split()), shown.output
+            await create(server, "a", "t2")
+            assert await listed("tables/a/t2/jobs") == []
+            async with asyncio.timeout(60):
+                while not (waiting := await listed("tables/a/t2/jobs", "waiting")):  # the state of the next renewal
+                    await asyncio.sleep(0.05)
+            assert [(job["service"], job["table"], job["failures"]) for job in waiting] == [("every-table", "t2", 0)]
+            assert await listed("jobs", "waiting") == waiting
+            shown = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t2"], env=environment)
+            assert "waiting, not before" in " ".join(shown.output.split()), shown.output
+        assert await listed("jobs") == []
+        assert await listed("jobs", "waiting") == []
+        assert recorder.shown[-1] == ("every-table", 0, 0, 0)
 
 
 async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(tmp_path: Path) -> None:
@@ -110,6 +201,29 @@ async def test_a_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.Monk
         recorder = Recorder(failures=2)
         async with scheduled(server, recorder):
             await until(lambda: recorder.outcomes == ["failed", "failed", "completed"])
+
+
+async def test_a_job_that_leaves_something_for_later_runs_again_without_a_change(tmp_path: Path) -> None:
+    async with running(tmp_path, services_workers=0) as server:
+        await create(server, "db", "t")
+        recorder = Recorder(agains=2)
+        async with scheduled(server, recorder, services=[EveryTable(pause_s=0.01)]):
+            await until(lambda: recorder.outcomes == ["completed"] * 3)
+
+
+async def test_services_that_rewrite_files_of_a_table_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_RETRY_S", 0.05)
+    names = sorted(scheduler.REWRITES)
+    async with running(tmp_path, services_workers=0) as server:
+        await create(server, "db", "t")
+        recorder = Recorder(takes_s=0.05)
+        async with scheduled(
+            server, recorder, services=[EveryTable(name, pause_s=0.01) for name in names], launchers=len(names)
+        ):
+            await until(lambda: set(recorder.services) == set(names))
+        assert recorder.most_at_work == 1
 
 
 async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path: Path) -> None:
@@ -162,16 +276,67 @@ async def test_a_look_at_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.
     async with running(tmp_path) as server:
         await create(server, "a", *(f"t{number}" for number in range(20)))
         parts = server.parts
-        tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.table, parts.clock)
+        tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
         seen: list[str] = []
         slept: list[float] = []
+
+        def look(entry: Entry, metadata: TableMetadata) -> float:
+            seen.append(entry.name)
+            return NEVER
 
         async def sleep(seconds: float) -> None:
             slept.append(seconds)
 
         monkeypatch.setattr(asyncio, "sleep", sleep)
         began_s = parts.clock.monotonic()
-        assert await tables.sweep(lambda entry, metadata: seen.append(entry.name)) == 20
+        assert await tables.sweep(look) == 20
         busy_s = parts.clock.monotonic() - began_s
         assert len(seen) == 20
-        assert 0 < sum(slept) <= busy_s / 0.02
+        assert 0 < sum(slept) <= busy_s / 0.015
+
+
+async def test_a_sweep_looks_again_only_at_tables_that_changed_or_wait_for_another_look(tmp_path: Path) -> None:
+    """Whether the table, a policy of a namespace, or its name changes; and after a refusal."""
+    async with running(tmp_path) as server:
+        await create(server, "a")
+        await create(server, "a\x1fdeep", "never", "changed", "renamed", "refused", "late")
+        await create(server, "z", "other")
+        parts, clock = server.parts, SimulatedClock(1)
+        read: list[str] = []
+        again_s = {"refused": 0.0, "late": 100.0}
+
+        async def load(location: str) -> TableMetadata:
+            read.append(location)
+            return await parts.catalog.documents.peek(location)
+
+        tables = TableWatch(parts.store, parts.timeline, load, clock)
+
+        async def swept() -> set[str]:
+            seen: set[str] = set()
+            read.clear()
+
+            def look(entry: Entry, metadata: TableMetadata) -> float:
+                seen.add(entry.name)
+                return again_s.get(entry.name, NEVER)
+
+            assert await tables.sweep(look) == len(read) == len(seen)
+            return seen
+
+        async def post(path: str, body: dict[str, Any]) -> None:
+            async with server.http.post(f"{server.url}/v1/{path}", json=body) as answer:
+                assert answer.status < 300, await answer.text()
+
+        assert len(await swept()) == 6
+        assert await swept() == {"refused"}
+        deep = {"namespace": ["a", "deep"]}
+        update = {"action": "set-properties", "updates": {"k": "v"}}
+        await post("namespaces/a%1Fdeep/tables/changed", {"requirements": [], "updates": [update]})
+        await post("tables/rename", {"source": {**deep, "name": "renamed"}, "destination": {**deep, "name": "new"}})
+        assert await swept() == {"refused", "changed", "new"}
+        assert await swept() == {"refused"}
+        clock.advance(101_000)
+        assert await swept() == {"refused", "late"}
+        await post("namespaces/a/properties", {"updates": {"seamark.compaction.enabled": "true"}, "removals": []})
+        assert await swept() == {"refused", "late", "never", "changed", "new"}
+        tables.forget()
+        assert len(await swept()) == 6

@@ -19,10 +19,12 @@ import pytest
 TIERS = ("unit", "server", "engines")
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {
-    **dict.fromkeys(("access", "api", "attacks", "bench", "bombs", "commits", "connector", "docs", "faults"), "server"),
+    **dict.fromkeys(("access", "api", "attacks", "bench", "bombs", "commits", "connector"), "server"),
+    **dict.fromkeys(("console", "docs", "faults"), "server"),
     **dict.fromkeys(("server", "table_services", "timeline"), "server"),
     "connector/trino": "unit",
     **dict.fromkeys(("deploy", "engines", "rck"), "engines"),
+    "gateway": "server",
 }
 """What is not named is of the unit tier."""
 FILES = {
@@ -30,6 +32,7 @@ FILES = {
     "bench/test_demo.py": "engines",
     "bench/test_trino_benches.py": "engines",
     "faults/test_spark_tasks.py": "engines",
+    "gateway/test_signatures.py": "unit",
     "iceberg/expressions/test_expression_java.py": "engines",
     "iceberg/manifests/test_manifest_peers.py": "engines",
     "iceberg/test_puffin.py": "engines",
@@ -40,7 +43,7 @@ FIXTURES = {
     **dict.fromkeys(("start_seamark", "postgres", "postgres_url", "s3", "s3_bucket"), "server"),
     **dict.fromkeys(("spark", "spark_catalog", "trino_lake", "java_catalog", "java"), "engines"),
 }
-PROGRAMS = {"java", "initdb", "postgres", "seamark", "spark-sql", "spark-submit", "versitygw"}
+PROGRAMS = {"chromium", "java", "initdb", "postgres", "seamark", "spark-sql", "spark-submit", "versitygw"}
 """What no test of the unit tier starts."""
 
 SLOW_TIMEOUT_S = 1800

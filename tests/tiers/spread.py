@@ -1,10 +1,11 @@
 """How tests are spread over the processes of pytest-xdist (`pytest -n 3`).
 
-A file stays whole, since its fixtures are started once for all of it. All files that ask for Spark are one unit, and so
-are all that ask for Trino, or for Iceberg's planner in Java: a second JVM costs more to start and to warm up than it
-saves. The units begin first, each in a process; what else takes longest, by the kept durations, follows. So no process
-is left alone with something long at the end. The units wait for their JVMs for much of their time, which is why three
-processes suit two cores. Without `-n` nothing of this has any effect.
+A file stays whole, since its fixtures are started once for all of it. All files that ask for Trino are one unit, and
+so are all that ask for Iceberg's planner in Java: a second JVM costs more to start and to warm up than it saves. Files
+that ask for Spark are two units, each with a session: one unit would take longer than all other tests. The units begin
+first, each in a process; what else takes longest, by the kept durations, follows. So no process is left alone with
+something long at the end. Tests wait for JVMs, servers and disks for much of their time, which is why four processes
+suit two cores. Without `-n` nothing of this has any effect.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from xdist.scheduler import LoadFileScheduling
 from tests.tiers.durations import read_durations
 
 UNITS = {
-    "Spark": (
-        "tests/engines/",
-        "tests/docs/test_docs.py",
+    "Spark": ("tests/engines/spark/",),
+    "Spark beside other engines": (
+        "tests/engines/test_",
+        "tests/docs/test_spark_pages.py",
         "tests/deploy/test_services.py",
         "tests/faults/test_lost_replies.py::test_spark_",
     ),

@@ -21,7 +21,7 @@ from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
         ("store/test_postgres.py", {"postgres_url"}, set(), "server"),
         ("planner/test_lake.py", {"java_catalog", "s3"}, set(), "engines"),
         ("planner/test_oracle.py", {"java"}, set(), "engines"),
-        ("docs/test_docs.py", set(), {"spark"}, "engines"),
+        ("docs/test_spark_pages.py", set(), {"spark"}, "engines"),
         ("rck/test_compliance.py", set(), set(), "engines"),
         ("iceberg/test_puffin.py", set(), set(), "engines"),
     ],
@@ -41,17 +41,17 @@ def test_what_the_tiers_name_exists() -> None:
 
 
 def test_engines_begin_first_then_what_took_longest_and_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = {"tests/a.py": 2.0, "tests/b.py": 9.0, "tests/engines/x.py": 5.0, "tests/deploy/test_trino.py": 7.0}
+    kept = {"tests/a.py": 2.0, "tests/b.py": 9.0, "tests/engines/test_x.py": 5.0, "tests/deploy/test_trino.py": 7.0}
     durations = {place: Duration(place, 1, wall_s, 0.0) for place, wall_s in kept.items()}
     monkeypatch.setattr(spread, "read_durations", lambda: durations)
     ids = [
         "tests/a.py::1",
         "tests/new.py::1",
-        "tests/engines/x.py::1",
+        "tests/engines/test_x.py::1",
         "tests/b.py::1",
         "tests/deploy/test_trino.py::1",
     ]
-    ids += ["tests/a.py::2", "tests/engines/x.py::2"]
+    ids += ["tests/a.py::2", "tests/engines/test_x.py::2"]
     ids.append("tests/rck/test_compliance.py::1")
     begun = [ids[place] for place in spread.order_of(ids)]
     assert begun == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]

@@ -54,7 +54,7 @@ from seamark.connector.write.replacements import replacement
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.metadata.clustering import CURVES, HILBERT, ClusteringLayout
+from seamark.metaserver.iceberg.metadata.clustering import CLUSTERED_BY, CURVES, HILBERT, ClusteringLayout
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_long
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.wire import INDEX_FILES_MAX
@@ -140,7 +140,7 @@ def cluster(
     full_summary = {
         "engine-name": "spark",
         "engine-version": spark.version,
-        "clustered-by": f"{curve}({', '.join(by)})",
+        CLUSTERED_BY: f"{curve}({', '.join(by)})",
     }
     body = {**replacement(opened, tasks, written, branch=branch), "summary": {**full_summary, **(summary or {})}}
     answer = commit(client, table, body, partial(written.discard, target.storage))

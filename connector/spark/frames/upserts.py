@@ -21,7 +21,7 @@ files of a killed task stay as orphans that no snapshot references.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,9 +47,9 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.read.scans import bound_filter
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table
+from seamark.connector.read.tables import OpenTable, open_table
+from seamark.connector.spark.frames.file_changes import COPIED_BYTES_MAX, FileChanges, PackedRows
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
-from seamark.connector.write.buckets import bucket_fields
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_table, write_equality_upsert
 from seamark.connector.write.latest_rows import Batch, batch_of, check_no_nulls, column_of
@@ -67,13 +67,13 @@ from seamark.connector.write.upserts import (
     compute_delete,
     compute_upsert,
     delete,
-    delete_by_position,
     mode_of,
     read_scope,
     upsert,
 )
 from seamark.metaserver.iceberg.expressions.expression import TRUE, any_of
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.metadata.bucket_counts import bucket_fields
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.iceberg.types.schema import Field
@@ -88,12 +88,6 @@ TASK_ROWS_MIN = 20_000
 _SMALL_BYTES = 64 << 20
 """The size estimated by Spark up to which the first rows of a DataFrame are collected at once; they may be all."""
 _LIMIT_MAX = 2**31 - 2
-_COPIED_BYTES_MAX = 64 << 20
-"""Data files that the driver rewrites itself; an estimate before rows are located."""
-DRIVER_FILES = 500
-"""The maximum number of data files whose deletes the driver writes itself."""
-_GROUP_BYTES = 1 << 30
-"""Data files that a task rewrites."""
 _SCOPES_MAX = 200
 """Above this number of tasks, a commit states no separate read scope for each task."""
 _PLACE = "_seamark_task"
@@ -198,7 +192,7 @@ def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
         files, size_bytes = int(totals["total-data-files"]), int(totals["total-files-size"])
     except (KeyError, ValueError):  # a summary need not have these totals
         return False
-    return size_bytes * min(rows, files) > _COPIED_BYTES_MAX * files
+    return size_bytes * min(rows, files) > COPIED_BYTES_MAX * files
 
 
 def _mode(request: UpsertRequest, target: WriteTarget) -> str:
@@ -313,23 +307,6 @@ def _placed(distribution: RowDistribution, batches: Iterable[pa.RecordBatch]) ->
 # Tasks and their results
 
 
-class _Rows(msgspec.Struct, frozen=True):
-    """Rows of one data file as the plan describes it; `positions` is a 64-bit roaring bitmap."""
-
-    file: dict[str, Any]
-    deletes: list[dict[str, Any]]
-    positions: bytes
-
-    @staticmethod
-    def of(rows: MatchedRows) -> _Rows:
-        positions = BitMap64(rows.positions.astype(np.uint64)).serialize()
-        return _Rows(dict(rows.task.file), [dict(delete) for delete in rows.task.deletes], positions)
-
-    def found(self) -> MatchedRows:
-        positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)
-        return MatchedRows(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros_like(positions))
-
-
 class _Result(msgspec.Struct, frozen=True):
     """The result of a task. `removed`: paths of data files that it rewrote; `found`: rows that are still to be deleted;
     `counts`: inserted, updated, deleted and stale."""
@@ -339,7 +316,7 @@ class _Result(msgspec.Struct, frozen=True):
     skipped: list[tuple[str, str]]
     equality_deletes: list[dict[str, Any]] = []
     removed: list[str] = []
-    found: list[_Rows] = []
+    found: list[PackedRows] = []
     read: list[str] = []
     scope: Any = None
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -387,7 +364,7 @@ def _located(work: UpsertTask, batch: Batch) -> _Result:
         own = [file for file, is_owned in zip(rest, owned, strict=True) if is_owned]
         rest = [file for file, is_owned in zip(rest, owned, strict=True) if not is_owned]
     report, scope = matches.report, read_scope(batch.keys, opened, work.distribution.tasks)
-    scope_json, rows = expression_json(scope), [_Rows.of(file) for file in rest]
+    scope_json, rows = expression_json(scope), [PackedRows.of(file) for file in rest]
     written = rewrite_files(opened, target, own, matches.rows()) if own else matches.written(target)
     return _Result(
         list(written.files),
@@ -432,8 +409,9 @@ def _prepared(
         several = len(results) <= _SCOPES_MAX
         scope = any_of(*(bound_filter(result.scope, opened) for result in results)) if several else TRUE
         # The last step that may fail: the files that it writes are not deleted by a later error.
-        deletes = _marked(df, work, files, cores) if files and not copies else WrittenDeletes()
-        more = _copied(df, work, rest, cores) if rest else WrittenFiles()
+        work_on_files = FileChanges(df.sparkSession, opened, target)
+        deletes = work_on_files.marked(files) if files and not copies else WrittenDeletes()
+        more = work_on_files.copied_by_tasks(rest) if rest else WrittenFiles()
     except BaseException:
         data.discard(target.storage)
         raise
@@ -441,9 +419,9 @@ def _prepared(
     return RowChange(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
 
 
-def merge_rows(rows: Iterable[_Rows]) -> list[MatchedRows]:
+def merge_rows(rows: Iterable[PackedRows]) -> list[MatchedRows]:
     """All rows of each data file, merged from all tasks; sorted by spec, partition and path."""
-    by_path: dict[str, list[_Rows]] = {}
+    by_path: dict[str, list[PackedRows]] = {}
     for rows_of_file in rows:
         by_path.setdefault(rows_of_file.file["file-path"], []).append(rows_of_file)
     files = []
@@ -451,50 +429,3 @@ def merge_rows(rows: Iterable[_Rows]) -> list[MatchedRows]:
         whole = BitMap64.union(*(BitMap64.deserialize(rows_of_file.positions) for rows_of_file in parts))
         files.append(msgspec.structs.replace(parts[0], positions=whole.serialize()).found())
     return sorted(files, key=lambda file: (file.task.spec_id, repr(file.task.file.get("partition")), file.task.path))
-
-
-def group_files(
-    files: Sequence[MatchedRows], weight: Callable[[MatchedRows], int], most: int
-) -> list[list[MatchedRows]]:
-    """Groups of neighbouring files with a weight of at most `most`, or a single file that has more."""
-    groups: list[list[MatchedRows]] = []
-    group_weight = 0
-    for file in files:
-        if not groups or group_weight + weight(file) > most:
-            groups.append([])
-            group_weight = 0
-        groups[-1].append(file)
-        group_weight += weight(file)
-    return groups
-
-
-def _copied(df: DataFrame, work: UpsertTask, files: Sequence[MatchedRows], cores: int) -> WrittenFiles:
-    total = sum(file.task.size_bytes for file in files)
-    groups = group_files(files, lambda file: file.task.size_bytes, min(_GROUP_BYTES, -(-total // cores)))
-    return WrittenFiles.joined(_run(df, partial(_copy, work), groups))
-
-
-def _copy(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenFiles:
-    return rewrite_files(work.opened, work.target, [rows_of_file.found() for rows_of_file in rows], ())
-
-
-def _marked(df: DataFrame, work: UpsertTask, files: Sequence[MatchedRows], cores: int) -> WrittenDeletes:
-    if len(files) <= DRIVER_FILES:
-        return delete_by_position(work.opened, work.target, files)
-    groups = group_files(files, lambda _: 1, max(DRIVER_FILES, -(-len(files) // cores)))
-    parts = _run(df, partial(_mark, work), groups)
-    return WrittenDeletes(
-        tuple(file for part in parts for file in part.files), tuple(path for part in parts for path in part.removed)
-    )
-
-
-def _mark(work: UpsertTask, rows: Sequence[_Rows]) -> WrittenDeletes:
-    return delete_by_position(work.opened, work.target, [rows_of_file.found() for rows_of_file in rows])
-
-
-def _run(df: DataFrame, task: Callable[[Sequence[_Rows]], T], groups: Sequence[Sequence[MatchedRows]]) -> list[T]:
-    """Runs a task for each group of files. If a task fails after Spark's retries, the job fails, and files of the other
-    tasks stay as orphans."""
-    context = df.sparkSession.sparkContext
-    given = [[_Rows.of(file) for file in group] for group in groups]
-    return list(context.parallelize(given, len(given)).map(task).collect())

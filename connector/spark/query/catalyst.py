@@ -1,8 +1,7 @@
-"""Spark's own trees, of queries and of expressions, as far as they are read here, over py4j.
+"""Access to Spark's plans and expressions over py4j.
 
-Nothing of SQL is read by us: Spark's parser says where a table's name stands, its analyser what each name means, and
-its rules bring the query into a shape in which little has to be known of the rest. What is built on top of that is in
-`relations.py` (which of a table's rows can matter) and `conditions.py` (what that is in the catalog's words).
+Spark itself parses the SQL: its parser has the positions of table names, its analyser resolves names, and its optimiser
+rules bring the plan into a simple form. `relations.py` and `conditions.py` read that plan.
 """
 
 from __future__ import annotations
@@ -17,12 +16,14 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from seamark.connector.spark.scala import items
+
 Node: TypeAlias = Any
-"""A tree's node in the JVM."""
+"""A node of a plan or expression in the JVM."""
 T = TypeVar("T")
 _SCHEMAS = "org.apache.iceberg.SchemaParser"
 _ATTRIBUTE = re.compile(r"(.*)#([0-9]+)[A-Za-z]?", re.DOTALL)
-"""As Spark shows one."""
+"""The text of an attribute in Spark."""
 _SPARK = "org.apache.spark.sql."
 _OPTIMIZER, _ANALYSIS = f"{_SPARK}catalyst.optimizer.", f"{_SPARK}catalyst.analysis."
 _FIRST = (
@@ -49,16 +50,11 @@ _EACH_ROUND = (
     f"{_OPTIMIZER}PushDownLeftSemiAntiJoin",
     f"{_OPTIMIZER}InferFiltersFromConstraints",
 )
-"""None of them looks at data or statistics, or builds a scan."""
-
-
-def items(given: Any) -> list[Any]:
-    """Of a Seq of Scala's."""
-    return [given.apply(at) for at in range(given.size())]
+"""None of these rules reads data or statistics, or builds a scan."""
 
 
 class Catalyst:
-    """Of one session."""
+    """The plans of one session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.session = spark._jsparkSession
@@ -66,7 +62,7 @@ class Catalyst:
         self._kinds: dict[str, str] = {}
 
     def kind(self, node: Node) -> str:
-        """The name of its class, if that is Spark's own."""
+        """The name of its class; "" for a class outside of Spark."""
         name = str(node.getClass().getName())
         found = self._kinds.get(name)
         if found is None:
@@ -77,11 +73,11 @@ class Catalyst:
         return self.session.sessionState().sqlParser().parsePlan(text)
 
     def names(self, text: str) -> tuple[str, ...]:
-        """Of a reference to a table."""
+        """The levels of a table's name."""
         return tuple(items(self.session.sessionState().sqlParser().parseMultipartIdentifier(text)))
 
     def iceberg_schema(self, table: Any) -> dict[str, Any]:
-        """Of an Iceberg table, as its metadata has it."""
+        """The schema of an Iceberg table, as in its metadata."""
         schema: dict[str, Any] = json.loads(getattr(self._jvm, _SCHEMAS).toJson(table.schema()))
         return schema
 
@@ -100,12 +96,18 @@ class Catalyst:
     def type_of(self, expression: Node) -> str:
         return str(expression.dataType().catalogString())
 
+    def uncast(self, expression: Node) -> Node:
+        """The expression below casts to the type that it has. Spark's analyser adds them to IN."""
+        while self.kind(expression) == "Cast" and self.type_of(expression.child()) == self.type_of(expression):
+            expression = expression.child()
+        return expression
+
     def is_constant(self, expression: Node) -> bool:
-        """And the same whenever it is evaluated."""
+        """Whether it has the same value at any time of evaluation."""
         return expression.foldable() and expression.deterministic() and not expression.containsPattern(self._current)
 
     def operands(self, expression: Node, kind: str) -> list[Node]:
-        """Of nested ANDs, or ORs, as one; from left to right."""
+        """The operands of nested ANDs or ORs, from left to right."""
         found, left = [], [expression]
         while left:
             one = left.pop()
@@ -118,11 +120,11 @@ class Catalyst:
     # Plans
 
     def leaves(self, plan: Node) -> list[Node]:
-        """Those of its subqueries, too."""
+        """The leaves of the plan and of its subqueries."""
         return [leaf for one in (plan, *items(plan.subqueriesAll())) for leaf in items(one.collectLeaves())]
 
     def aliased(self, plan: Node, read: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
-        """All leaves, and what `read` makes of the names that stand right above them."""
+        """All leaves, each with the result of `read` for an alias directly above it."""
         left: list[tuple[Node, T | None]] = [(plan, None)]
         while left:
             node, found = left.pop()
@@ -136,24 +138,23 @@ class Catalyst:
                 yield node, found
 
     def attributes(self, leaf: Node) -> list[tuple[int, str]]:
-        """Ids and names, in one call: tables may have a thousand."""
+        """Ids and names, in one call to the JVM, because tables may have a thousand columns."""
         found = [_ATTRIBUTE.fullmatch(one) for one in str(leaf.output().mkString("\0")).split("\0")]
         return [(int(one[2]), one[1]) for one in found if one is not None]
 
     def is_relation(self, leaf: Node) -> bool:
-        """A table's, of a catalog."""
+        """Whether it is a table of a catalog."""
         return self.kind(leaf) == "DataSourceV2Relation"
 
     def inlined(self, plan: Node) -> Node:
-        """With WITH put in its places."""
+        """The plan with the queries of WITH inlined."""
         return getattr(self._jvm, f"{_OPTIMIZER}InlineCTE")(True, False).apply(plan)
 
     def simplified(self, plan: Node) -> Node:
-        """A plan that has the same rows, whatever the tables hold: subqueries made joins as far as they can be,
-        conditions near the tables."""
+        """A plan with the same rows for any data, with joins for subqueries, and conditions near the tables."""
         for rule in _FIRST:
             plan = self._applied(rule, plan)
-        # Folded now, what time it is would be so for ever.
+        # The current time must not become a constant.
         folding = () if plan.containsPattern(self._current) else (_FOLDING,)
         for _ in range(_ROUNDS):
             before = plan
@@ -164,7 +165,7 @@ class Catalyst:
         return plan
 
     def _applied(self, rule: str, plan: Node) -> Node:
-        """As it is where this version of Spark has no such rule, or it does not suit the plan."""
+        """The plan unchanged if this version of Spark does not have the rule, or it fails for the plan."""
         try:
             return getattr(self._jvm, f"{rule}$").__getattr__("MODULE$").apply(plan)
         except (Py4JError, PySparkException, TypeError):

@@ -1,12 +1,7 @@
-"""What Spark's conditions say of a table's columns, in the SQL that the catalog takes: the same, or less.
+"""Reads conditions of Spark's analysed plans (`connector/plans/conditions.py`).
 
-Conditions come from Spark's analyser, so that whatever it converts is visible as a cast, and a literal has the type of
-the column beside it. SQL's logic has three values, and a row counts where its condition is *true*. So a part that is
-not understood becomes "true" in the place where it stands: below AND it goes, an OR with it goes whole. NOT is pushed
-down to the comparisons, which keep it; what negating them says of nulls and of NaN is for the catalog to judge, which
-never leaves out what Spark would find (`metaserver/iceberg/expressions/sql.py`).
-
-Left out is what depends on when it is evaluated: a DataFrame runs later than its condition is read.
+Spark's analyser makes conversions visible as casts, so a literal has the type of the column that it is compared with.
+Expressions that depend on the time of evaluation are not read: a DataFrame is evaluated after its condition is read.
 """
 
 from __future__ import annotations
@@ -19,14 +14,16 @@ from typing import Any, NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from seamark.connector.plans.quotes import quoted_name, quoted_text
+from seamark.connector.plans.conditions import DAY, NEVER, YEAR, ColumnComparison, Condition, all_of, any_of
+from seamark.connector.plans.literals import LOCAL, ZONED, Literal
 from seamark.connector.plans.zones import is_utc
-from seamark.connector.spark.query.catalyst import Catalyst, Node, items
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.scala import items
+from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
-TEXT_MAX = 100_000
-"""Characters of a predicate that the catalog takes."""
 PARTS_MAX = 2_000
-"""Expressions looked at in one condition; what has more says nothing."""
+"""Expressions and values that are read in one condition; a larger condition is not used."""
 SAME_TYPES = {
     "boolean": "boolean",
     "int": "int",
@@ -39,8 +36,8 @@ SAME_TYPES = {
     "string": "string",
     "binary": "binary",
 }
-"""Of Iceberg's types those that mean to Spark what they mean to the catalog, and Spark's names for them. Not uuid,
-which is text to Spark, nor fixed, which is of any length."""
+"""Iceberg types whose values Spark compares as Iceberg does, with Spark's names. A uuid is a string in Spark, and fixed
+is a binary of any length."""
 _COMPARED = {
     "EqualTo": "=",
     "LessThan": "<",
@@ -56,57 +53,28 @@ _EPOCH, _EPOCH_DAY = datetime(1970, 1, 1, tzinfo=UTC), date(1970, 1, 1)
 class SparkColumn(NamedTuple):
     name: str
     kind: str
-    """As Spark has it: `bigint`, `decimal(9,2)`, …"""
-
-
-class ColumnPredicate(NamedTuple):
-    """A predicate, and the columns that it names."""
-
-    sql: str
-    names: frozenset[str]
+    """Spark's type: `bigint`, `decimal(9,2)`, …"""
 
 
 class _Term(NamedTuple):
-    """A column, or the day or the year of one."""
+    """A column, or its day or year."""
 
     column: str
-    sql: str
+    transform: str
     kind: str
-    """Of the literals that it is compared with."""
+    """The type of literals that it may be compared with."""
+
+    def compared(self, op: str, *literals: Literal) -> ColumnComparison:
+        return ColumnComparison((0, self.column), op, literals, self.transform)
 
 
 def spark_kind(iceberg_type: object) -> str | None:
-    """None for a type whose values Spark compares otherwise."""
+    """Spark's name of a type; None if Spark compares its values in another way than Iceberg."""
     if not isinstance(iceberg_type, str):  # nested
         return None
     if iceberg_type.startswith("decimal("):
         return iceberg_type.replace(" ", "")
     return SAME_TYPES.get(iceberg_type)
-
-
-def all_of(parts: list[ColumnPredicate]) -> ColumnPredicate | None:
-    """As many of them as fit."""
-    kept: dict[ColumnPredicate, None] = {}
-    left = TEXT_MAX
-    for part in parts:
-        if len(part.sql) + 10 <= left:
-            kept[part] = None
-            left -= len(part.sql) + 10
-    return _joined("AND", list(kept)) if kept else None
-
-
-def any_of(parts: list[ColumnPredicate | None]) -> ColumnPredicate | None:
-    there = list(dict.fromkeys(part for part in parts if part is not None))
-    if None in parts or not there or sum(len(part.sql) + 10 for part in there) > TEXT_MAX:
-        return None
-    return _joined("OR", there)
-
-
-def _joined(word: str, parts: list[ColumnPredicate]) -> ColumnPredicate:
-    if len(parts) == 1:
-        return parts[0]
-    names = frozenset[str]().union(*(part.names for part in parts))
-    return ColumnPredicate("(" + f" {word} ".join(part.sql for part in parts) + ")", names)
 
 
 class Conditions:
@@ -115,37 +83,47 @@ class Conditions:
     def __init__(self, catalyst: Catalyst) -> None:
         self._catalyst = catalyst
 
-    def predicate(self, node: Node, columns: Mapping[int, SparkColumn]) -> ColumnPredicate | None:
-        """Of these columns alone, which have the ids of Spark's attributes."""
-        found = _Reading(self._catalyst, columns).read(node, negated=False)
-        return found if found is not None and len(found.sql) <= TEXT_MAX else None
+    def read(self, node: Node, columns: Mapping[int, SparkColumn]) -> Condition | None:
+        """A condition on these columns, which are by the ids of Spark's attributes. Its places are (0, column)."""
+        try:
+            return _Reading(self._catalyst, columns).read(node, negated=False)
+        except _TooLarge:
+            return None
+
+
+class _TooLarge(Exception):
+    """The condition has more than `PARTS_MAX` parts."""
 
 
 class _Reading:
-    """Of one condition."""
+    """Reads one condition."""
 
     def __init__(self, catalyst: Catalyst, columns: Mapping[int, SparkColumn]) -> None:
         self._catalyst = catalyst
         self._columns = columns
         self._left = PARTS_MAX
 
-    def read(self, node: Node, *, negated: bool) -> ColumnPredicate | None:
-        """What holds wherever `node` is true, or with `negated` wherever it is false."""
-        self._left -= 1
+    def _count(self, parts: int) -> None:
+        self._left -= parts
         if self._left < 0:
-            return None
+            raise _TooLarge
+
+    def read(self, node: Node, *, negated: bool) -> Condition | None:
+        """A condition that is true where `node` is true or, with `negated`, where it is false."""
+        self._count(1)
         kind = self._catalyst.kind(node)
         if kind == "Not":
             return self.read(node.child(), negated=not negated)
         if kind in ("And", "Or"):
             parts = [self.read(one, negated=negated) for one in self._catalyst.operands(node, kind)]
-            if (kind == "And") != negated:
-                return all_of([one for one in parts if one is not None])
-            return any_of(parts)
+            return all_of(parts) if (kind == "And") != negated else any_of(parts)
+        if kind == "Literal":
+            value = node.value()
+            return NEVER if value is None or bool(value) == negated else None
         found = self._leaf(node, kind)
-        return ColumnPredicate(f"NOT ({found.sql})", found.names) if negated and found is not None else found
+        return found.negation() if found is not None and negated else found
 
-    def _leaf(self, node: Node, kind: str) -> ColumnPredicate | None:
+    def _leaf(self, node: Node, kind: str) -> ColumnComparison | None:
         if kind in _COMPARED:
             return self._compared(_COMPARED[kind], node.left(), node.right())
         match kind:
@@ -153,63 +131,51 @@ class _Reading:
                 return self._in(self._term(node.value()), items(node.list()))
             case "IsNull" | "IsNotNull":
                 term = self._term(node.child())
-                return None if term is None else _of(term, f"{term.sql} IS {'NOT ' * (kind == 'IsNotNull')}NULL")
+                found = None if term is None else term.compared("IS NULL")
+                return found.negation() if found is not None and kind == "IsNotNull" else found
             case "StartsWith" | "Like":
                 return self._like(node, kind)
-            case "Literal":
-                value = node.value()
-                return ColumnPredicate("NULL" if value is None else str(value).upper(), frozenset())
         term = self._term(node)
-        return _of(term, term.sql) if term is not None and term.kind == "boolean" else None
+        return term.compared("IS TRUE") if term is not None and term.kind == "boolean" else None
 
-    def _compared(self, op: str, left: Node, right: Node) -> ColumnPredicate | None:
+    def _compared(self, op: str, left: Node, right: Node) -> ColumnComparison | None:
         term = self._term(left)
         if term is None:
             term, right, op = self._term(right), left, _FLIPPED.get(op, op)
-        if term is None:
-            return None
-        literal = self._literal(right, term.kind)
-        return None if literal is None else _of(term, f"{term.sql} {op} {literal}")
+        literal = None if term is None else self._literal(right, term.kind)
+        return None if term is None or literal is None else term.compared(op, literal)
 
-    def _in(self, term: _Term | None, values: list[Node]) -> ColumnPredicate | None:
-        self._left -= len(values)
-        if term is None or self._left < 0:
+    def _in(self, term: _Term | None, values: list[Node]) -> ColumnComparison | None:
+        self._count(len(values))
+        if term is None:
             return None
         literals = [self._literal(one, term.kind) for one in values]
         there = [one for one in literals if one is not None]
-        return _of(term, f"{term.sql} IN ({', '.join(there)})") if there and len(there) == len(literals) else None
+        return term.compared("IN", *there) if there and len(there) == len(literals) else None
 
-    def _like(self, node: Node, kind: str) -> ColumnPredicate | None:
-        """Where all of the pattern is a beginning: `abc%`. What is left of another one is not exact, so it could not be
-        negated, and Spark's own rules have taken those that are apart."""
+    def _like(self, node: Node, kind: str) -> ColumnComparison | None:
+        """Patterns that are a prefix alone. Spark's own rules have split other patterns where that is possible."""
         term = self._term(node.left())
-        if term is None or term.kind != "string":
+        value = None if term is None or term.kind != "string" else self._value(node.right(), "string")
+        if term is None or value is None:
             return None
-        found = self._value(node.right(), "string")
-        pattern = None if found is None else str(found)
-        if pattern is None or (kind == "Like" and not pattern.endswith("%")):
-            return None
-        prefix = pattern if kind == "StartsWith" else pattern[:-1]
-        if not prefix or any(mark in prefix for mark in "%_\\"):
-            return None
-        if kind == "Like" and str(node.escapeChar()) in prefix:
-            return None
-        return _of(term, f"{term.sql} LIKE {quoted_text(prefix + '%')}")
+        prefix, rest = (str(value), "%") if kind == "StartsWith" else split_pattern(str(value), str(node.escapeChar()))
+        return term.compared("STARTS WITH", Literal("text", prefix)) if prefix and rest == "%" else None
 
     def _term(self, node: Node) -> _Term | None:
         column = self._column(node)
         if column is not None:
-            return _Term(column.name, quoted_name(column.name), column.kind)
+            return _Term(column.name, IDENTITY, column.kind)
         kind = self._catalyst.kind(node)
         if kind == "Year":
             inner = self._column(node.child()) or self._day(node.child())
             if inner is not None and inner.kind in ("date", "timestamp", "timestamp_ntz"):
-                return _Term(inner.name, f"YEAR({quoted_name(inner.name)})", "int")
+                return _Term(inner.name, YEAR, "int")
         inner = self._day(node)
-        return None if inner is None else _Term(inner.name, f"CAST({quoted_name(inner.name)} AS DATE)", "date")
+        return None if inner is None else _Term(inner.name, DAY, "date")
 
     def _day(self, node: Node) -> SparkColumn | None:
-        """The time of which `node` is the day, in UTC."""
+        """The timestamp column whose day in UTC `node` is."""
         if self._catalyst.kind(node) != "Cast" or self._catalyst.type_of(node) != "date":
             return None
         column = self._column(node.child())
@@ -221,17 +187,18 @@ class _Reading:
         return column
 
     def _column(self, node: Node) -> SparkColumn | None:
+        node = self._catalyst.uncast(node)
         if self._catalyst.kind(node) != "AttributeReference":
             return None
         column = self._columns.get(self._catalyst.id_of(node))
         return column if column is not None and column.kind == self._catalyst.type_of(node) else None
 
-    def _literal(self, node: Node, kind: str) -> str | None:
-        """As the catalog has it, beside a column of type `kind`; None where it is no literal of that type."""
+    def _literal(self, node: Node, kind: str) -> Literal | None:
+        """None if it is no literal of type `kind`."""
         if self._catalyst.kind(node) == "Literal" and node.value() is None:
-            return "NULL"
+            return Literal("null", "NULL")
         value = self._value(node, kind)
-        return None if value is None else _written(value, kind)
+        return None if value is None else _literal_of(value, kind)
 
     def _value(self, node: Node, kind: str) -> Any:
         given = self._catalyst.type_of(node)
@@ -243,38 +210,35 @@ class _Reading:
             return None
         try:
             return node.eval(None)
-        except (Py4JError, PySparkException):  # whatever is wrong with it Spark will say
+        except (Py4JError, PySparkException):  # Spark reports the error when it runs the query
             return None
 
 
-def _of(term: _Term, sql: str) -> ColumnPredicate:
-    return ColumnPredicate(sql, frozenset({term.column}))
-
-
-def _written(value: Any, kind: str) -> str | None:
+def _literal_of(value: Any, kind: str) -> Literal | None:
     match kind:
         case "boolean":
-            return str(bool(value)).upper()
+            return Literal("boolean", str(bool(value)).upper())
         case "int" | "bigint":
-            return str(int(value))
+            return Literal("integer", str(int(value)))
         case "float" | "double":
-            # NaN and what is beyond all numbers have no spelling; both zeros are equal to Spark.
-            return repr(float(value) + 0.0) if isfinite(value) else None
+            # NaN and infinities have no text; Spark treats both zeros as equal.
+            return Literal("double", repr(float(value) + 0.0)) if isfinite(value) else None
         case "string":
-            return quoted_text(str(value))
+            return Literal("text", str(value))
         case "binary":
-            return f"X'{bytes(value).hex()}'"
+            return Literal("binary", bytes(value).hex())
         case "date" | "timestamp" | "timestamp_ntz":
             return _time(int(value), kind)
-    return format(value.toJavaBigDecimal(), "f")
+    return Literal("decimal", format(value.toJavaBigDecimal(), "f"))
 
 
-def _time(value: int, kind: str) -> str | None:
-    """Of days, or of microseconds in UTC, since 1970. None for years that take more or less than four digits."""
+def _time(value: int, kind: str) -> Literal | None:
+    """Days or microseconds since 1970 in UTC. None for years without four digits."""
     try:
         if kind == "date":
-            return f"DATE '{_EPOCH_DAY + timedelta(days=value)}'"
+            return Literal("date", str(_EPOCH_DAY + timedelta(days=value)), LOCAL)
         at = (_EPOCH + timedelta(microseconds=value)).replace(tzinfo=None).isoformat(sep=" ")
     except OverflowError:
         return None
-    return f"TIMESTAMP '{at}{' UTC' if kind == 'timestamp' else ''}'"
+    zoned = kind == "timestamp"
+    return Literal("timestamp", f"{at} UTC" if zoned else at, ZONED if zoned else LOCAL)

@@ -1,12 +1,11 @@
-"""Where a query names its tables, by Spark's own parser, and the query's text with something else in these places.
+"""The positions of table names in a query's text, from Spark's parser, and the text with other names in them.
 
-Each place gets a mark, an alias of its own below the one that the query knows (`(t AS mark) AS t`), which Spark's
-analyser carries on to the relation that the name turns out to mean: through WITH, subqueries and copies of all kinds.
-So which relation of the plan stands where in the text is known, not guessed; a relation without a mark is of a view.
-(An option of the reference would not do: of a table that is named twice, Spark takes the first one's for both.)
+Each reference receives a marker: an alias inside of its alias (`(t AS marker) AS t`). Spark's analyser keeps it above
+the relation that the name refers to, also in WITH, subqueries and copied plans. So each relation of the plan has a
+known position in the text; a relation without a marker belongs to a view. An option of the reference cannot be the
+marker: Spark uses the options of the first reference for all references of a table.
 
-Only queries have places, and only those made of what is known here: a text is run once more with other names, which is
-no harm for a query.
+Only queries have positions, because the text is analysed again with other names.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from pyspark.errors import PySparkException
 
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.plans.splices import Replacement, splice
-from seamark.connector.spark.query.catalyst import Catalyst, Node, items
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.scala import items
 
 _MARK = "seamark~place~"
 REFERENCES_MAX = 64
@@ -35,27 +35,27 @@ _QUERY = frozenset(
 _ALIASES = ("SubqueryAlias", "UnresolvedSubqueryColumnAliases")
 _VERSION = re.compile(r"\s+(?:FOR\s+)?(?:SYSTEM_)?VERSION\s+AS\s+OF\s+(['\"]?)([0-9]{1,19})\1(?![\w.])", re.IGNORECASE)
 _STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
-"""`TABLE t`, which takes no alias."""
+"""`TABLE t`, which cannot have an alias."""
 
 
 class UnsupportedQuery(Exception):
-    """Why a text is left alone."""
+    """The reason why a text runs unchanged."""
 
 
 class TableReference(NamedTuple):
-    """Characters [start, end) of the text are the table's name; at `after`, options or an alias may stand."""
+    """Characters [start, end) of the text are the table's name; options or an alias may begin at `after`."""
 
     start: int
     end: int
     after: int
     alias: str | None
-    """To be added to another name, where there is none."""
+    """The alias to add after another name if the reference has none."""
     snapshot_id: int | None
     """VERSION AS OF."""
 
 
 def find_references(catalyst: Catalyst, text: str) -> list[TableReference]:
-    """Raises Unread."""
+    """Raises UnsupportedQuery."""
     if _MARK in text:
         raise UnsupportedQuery(f"{_MARK} is a reserved name")
     found: list[TableReference] = []
@@ -81,8 +81,7 @@ def find_references(catalyst: Catalyst, text: str) -> list[TableReference]:
 
 
 def _place(catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node) -> TableReference | None:
-    """`above`: the kinds of the nodes there. None where another name could not stand, or it is not sure where this one
-    does."""
+    """`above`: the kinds of the nodes above. None if another name is impossible here, or the position is uncertain."""
     origin, names = node.origin(), tuple(items(node.multipartIdentifier()))
     start, stop = origin.startIndex(), origin.stopIndex()
     if start.isEmpty() or stop.isEmpty() or node.isStreaming() or not node.options().isEmpty():
@@ -117,12 +116,12 @@ def insert_markers(text: str, found: Sequence[TableReference]) -> str:
 
 
 def marker_number(alias: str) -> int | None:
-    """The number of the place that an alias is the mark of."""
+    """The number of the reference whose marker the alias is; None for another alias."""
     return int(alias.removeprefix(_MARK)) if alias.startswith(_MARK) else None
 
 
 def replace_names(text: str, names: Mapping[TableReference, tuple[str, ...]]) -> str:
-    """Each place with the name of another table, catalog first."""
+    """The text with other table names, each with its catalog."""
     new = []
     for place, name in names.items():
         new.append(Replacement(place.start, place.end, ".".join(map(backquoted, name))))

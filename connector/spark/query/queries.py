@@ -1,14 +1,14 @@
-"""A query in SQL, answered by Spark itself over the files that its conditions and its joins leave.
+"""Runs a query in Spark on the files that its conditions and joins keep.
 
     from seamark.spark import sql
     sql(spark, "SELECT … FROM sea.ssb.lineorder JOIN …").show()
 
-Spark asks the server for plans with the conditions that it has pushed down, but never tells of joins, and reads tables
-of version 3 without asking. Here the whole query is looked at (`places.py`, `relations.py`), tables are asked for as
-plan tables (`connector/plans/`), and their names put into the query's text, which Spark then runs.
+Spark's Iceberg connector sends the server filters, but no joins, and plans tables of format version 3 itself. This
+module analyses the whole query (`name_positions.py`, `relations.py`), requests plan tables (`connector/plans/`), and
+replaces the names in the query's text, which Spark then runs.
 
-The rule kept: doubt and failure leave the text alone; what is no query goes to Spark as it came, once. The names of
-plan tables are good for a lease, and a DataFrame reads by them for as long as it is used.
+Invariant: if anything is uncertain or fails, the text runs unchanged. A statement that is not a query is passed to
+Spark once. Plan tables have a lease; a DataFrame reads them until then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +24,16 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.plans import joins as joining
-from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark, run_in_thread
+from seamark.connector.plans.conditions import all_of, any_of, within_limit
 from seamark.connector.plans.joins import Dimension
 from seamark.connector.plans.plan_requests import PlanRequests, used_joins
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.query.conditions import SparkColumn, all_of, any_of, spark_kind
+from seamark.connector.spark.query.conditions import SparkColumn, spark_kind
+from seamark.connector.spark.query.maintenance import run_maintenance
 from seamark.connector.spark.query.name_positions import (
     TableReference,
     UnsupportedQuery,
@@ -46,36 +48,36 @@ from seamark.metaserver.wire import PLAN_MARK
 LEASE_S = 86_400
 KEPT_MAX = 0.95
 BUDGET_S = 10.0
-"""For all questions of one query."""
+"""For all requests of one query."""
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
-"""With these Iceberg reads other snapshots than a table's own."""
+"""With these settings Iceberg reads another snapshot than the table's current one."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RewrittenQuery:
-    """`statement` is None where the text is to be run as it came. `summary`: what was done, in one line."""
+    """`statement` is None if the text has to run unchanged. `summary`: the result in one line."""
 
     statement: str | None
     summary: str
     files: int = 0
     considered_files: int = 0
-    """Of the tables that plan tables stand for."""
+    """Files of the tables that are replaced."""
     schemas: Mapping[Name, int] | None = None
-    """By which schemas of the plans' tables the text was understood."""
+    """The schema ids by which the text was analysed, by plan table."""
 
 
 @dataclass(frozen=True)
 class _Table:
-    """What a mark turned out to stand at."""
+    """The table at a marker."""
 
     catalog: str
     name: Name
     known: KnownTable
     schema_id: int
     columns: Mapping[str, str]
-    """Those that mean the same to Spark and to the catalog; and Spark's types."""
+    """The columns whose values Spark compares as Iceberg does, with Spark's types."""
 
     @property
     def read(self) -> tuple[str, Name]:
@@ -90,11 +92,19 @@ def sql(
     lease_s: int = LEASE_S,
     kept_max: float = KEPT_MAX,
 ) -> DataFrame:
-    """What `spark.sql(text, args)` gives, from fewer files where they can be told beforehand.
+    """The same result as `spark.sql(text, args)`, from fewer files if possible.
 
-    The DataFrame reads its tables as they are now, and is good for at least half of `lease_s` seconds (as far as the
-    server grants so many). A table is read by its own name where more than the share `kept_max` of its files is left.
+    The DataFrame reads the current snapshots of its tables, and is valid for at least half of `lease_s` seconds; the
+    server may grant fewer. A table is read by its own name if its plan keeps a larger share of its files than
+    `kept_max`.
+
+    `ALTER TABLE … MERGE FILES` and `ALTER TABLE … PARTITION (…) DROP COLUMNS (…)` of a table of Seamark run as Spark
+    jobs, and the DataFrame has their counts; ClientError, Unreadable.
     """
+    if args is None and (statement := parse_statement(text)) is not None:
+        counts = run_maintenance(spark, statement)
+        if counts is not None:
+            return counts
     done = rewritten(spark, text, args, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
     if done.statement is not None:
@@ -102,9 +112,9 @@ def sql(
             frame = _run(spark, done.statement, args)
             if _is_as_understood(frame, done):
                 return frame
-            _log.warning("run as it came: its tables were altered meanwhile")
+            _log.warning("run unchanged: its tables were altered meanwhile")
         except (PySparkException, Py4JError) as error:
-            _log.warning("run as it came: Spark does not take it with plan tables: %s", error)
+            _log.warning("run unchanged: Spark does not accept it with plan tables: %s", error)
     return _run(spark, text, args)
 
 
@@ -116,15 +126,15 @@ def rewritten(
     lease_s: int = LEASE_S,
     kept_max: float = KEPT_MAX,
 ) -> RewrittenQuery:
-    """The text over plan tables, which are made if there are none yet; nothing is run. Never fails."""
+    """The text with the names of plan tables, which are created if necessary. Runs nothing and never raises."""
     try:
         return _Query(spark, text, args, lease_s, kept_max).rewritten()
     except (UnsupportedQuery, TooLarge) as why:
         return RewrittenQuery(None, f"unchanged; {why or 'too large a plan'}")
     except (PySparkException, Py4JError) as error:
         return RewrittenQuery(None, f"unchanged; Spark cannot read it: {str(error).strip().partition(chr(10))[0]}")
-    except Exception as error:  # noqa: BLE001  one bug of ours must fail no query
-        _log.warning("unchanged, by a fault of ours", exc_info=True)
+    except Exception as error:  # noqa: BLE001  a bug here must not fail a query
+        _log.warning("unchanged, because of a bug", exc_info=True)
         return RewrittenQuery(None, f"unchanged; {type(error).__name__}")
 
 
@@ -141,7 +151,7 @@ class _Query:
         self._kept_max = kept_max
         self._catalyst = Catalyst(spark)
         self._tables: dict[int, _Table] = {}
-        """By mark."""
+        """By marker."""
         self._marks: dict[int, int] = {}
         """By the ids of attributes."""
 
@@ -155,7 +165,7 @@ class _Query:
             raise UnsupportedQuery("it reads what the session has cached")
         plan = _analyzed(_run(self._spark, insert_markers(self._text, found), self._args))
         scans = self._scans(found, plan)
-        if not any(scan.predicate is not None or scan.joins for scan in scans.values()):
+        if not any(scan.condition is not None or scan.joins for scan in scans.values()):
             raise UnsupportedQuery("no table of a Seamark server whose files could be pruned")
         return self._planned(found, scans)
 
@@ -163,10 +173,10 @@ class _Query:
         execution = _run(self._spark, self._text, self._args)._jdf.queryExecution()
         return any("InMemory" in self._catalyst.kind(one) for one in self._catalyst.leaves(execution.withCachedData()))
 
-    # What is read
+    # Tables of the query
 
     def _scans(self, found: Sequence[TableReference], plan: Node) -> dict[int, Scan]:
-        """By mark."""
+        """By marker."""
         plan = self._catalyst.inlined(plan)
         self._find(plan)
         relations = Relations(self._catalyst, self._relation)
@@ -177,7 +187,7 @@ class _Query:
         scans = {}
         for mark, table in sorted(self._tables.items()):
             each, place = by_mark.get(mark, []), found[mark]
-            said = any_of([all_of(one.parts) for one in each])
+            condition = any_of([all_of(one.parts) for one in each]) if each else None
             joins = each[0].joins if len(each) == 1 else []
             scans[mark] = Scan(
                 catalog=table.catalog,
@@ -189,14 +199,14 @@ class _Query:
                 alias_needed=place.alias,
                 snapshot_id=place.snapshot_id,
                 version_span=None,
-                predicate=None if said is None else said.sql,
-                named=frozenset() if said is None else said.names,
+                condition=within_limit(condition),
                 joins=tuple(Join(other.mark, on) for other, on in joins if other.mark != mark),
             )
         return scans
 
     def _find(self, plan: Node) -> None:
-        """What the marks stand at. A table that is also read elsewhere, by a view, is left alone: it is read once."""
+        """Finds the tables at the markers, without tables that a view in the query also reads: a table is read at one
+        snapshot."""
         catalyst, unmarked = self._catalyst, set()
         for leaf, mark in catalyst.aliased(plan, marker_number):
             table = self._table(leaf)
@@ -210,7 +220,7 @@ class _Query:
         self._tables = {mark: table for mark, table in self._tables.items() if table.read not in unmarked}
 
     def _relation(self, leaf: Node) -> Relation | None:
-        """Raises Unread for a copy of one that was found, which would have to be known, too."""
+        """UnsupportedQuery for another relation of a table that was found: it would need the same plan."""
         if not self._catalyst.is_relation(leaf):
             return None
         attributes = self._catalyst.attributes(leaf)
@@ -228,7 +238,7 @@ class _Query:
         return None
 
     def _table(self, leaf: Node) -> _Table | None:
-        """None for what is no table of an Iceberg catalog with a server."""
+        """None unless it is a table of an Iceberg REST catalog."""
         if not self._catalyst.is_relation(leaf):
             return None
         catalog, identifier = leaf.catalog(), leaf.identifier()
@@ -247,14 +257,14 @@ class _Query:
             None if snapshot is None else int(snapshot.snapshotId()),
             *(_number(summary.get(key)) for key in ("total-files-size", "total-data-files")),
         )
-        # With a dot in its name, a column could be a part of another one to the catalog.
+        # The server would read a name with a dot as a field of a struct.
         columns = {column: kind for column, kind in kinds.items() if kind is not None and "." not in column}
         return _Table(str(catalog.get().name()), name, known, int(schema["schema-id"]), columns)
 
     def _setting(self, catalog: str, name: str) -> str:
         return str(self._spark.conf.get(f"spark.sql.catalog.{catalog}.{name}", "") or "")
 
-    # What is asked
+    # Plan requests
 
     def _planned(self, found: Sequence[TableReference], scans: Mapping[int, Scan]) -> RewrittenQuery:
         marks: dict[joining.PlannedScan, int] = {}
@@ -266,7 +276,7 @@ class _Query:
             places = {mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own.items()}
             known = {(scan.catalog, scan.schema, scan.table): self._tables[mark].known for mark, scan in own.items()}
             limits = joining.find_dimensions(places, known)
-            made, reason = self._asked(catalog, list(places.values()), limits)
+            made, reason = self._requested(catalog, list(places.values()), limits)
             marks |= {place: mark for mark, place in places.items()}
             plans |= made
             dimensions |= limits
@@ -276,13 +286,13 @@ class _Query:
         names = {marks[place]: (place.catalog, *place.table[:-1], str(plan.name)) for place, plan in plans.items()}
         return RewrittenQuery(
             replace_names(self._text, {found[mark]: name for mark, name in names.items()}),
-            _told(plans, dimensions),
+            _summary(plans, dimensions),
             sum(plan.files for plan in plans.values()),
             sum(plan.considered_files for plan in plans.values()),
             {name: self._tables[mark].schema_id for mark, name in names.items()},
         )
 
-    def _asked(
+    def _requested(
         self,
         catalog: str,
         own: list[joining.PlannedScan],
@@ -296,11 +306,10 @@ class _Query:
                 asking = PlanRequests(seamark, self._kept_max, until_s)
                 return await asking.plans(own, dimensions), asking.why
 
-        with ThreadPoolExecutor(1) as pool:  # a notebook's thread has a loop of its own
-            return pool.submit(asyncio.run, ask()).result()
+        return run_in_thread(ask())
 
 
-def _told(
+def _summary(
     plans: Mapping[joining.PlannedScan, PlanTableResponse],
     dimensions: Mapping[joining.PlannedScan, tuple[Dimension, ...]],
 ) -> str:
@@ -327,7 +336,7 @@ def _number(text: Any) -> int:
 
 
 def _is_as_understood(frame: DataFrame, done: RewrittenQuery) -> bool:
-    """Each plan table is there, with the very schema that its conditions were read by."""
+    """Whether each plan table exists, with the schema by which its conditions were read."""
     catalyst = Catalyst(frame.sparkSession)
     found = {}
     for leaf in catalyst.leaves(_analyzed(frame)):

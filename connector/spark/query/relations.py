@@ -1,17 +1,16 @@
-"""Which rows of a query's tables can matter to its answer, read off the plan that Spark's analyser made of it.
+"""Conditions on the needed rows of a query's tables, from the plan of Spark's analyser.
 
-The rule kept: for each relation, rows for which its predicate is not true can be left out and the plan's rows stay the
-same, whatever the tables hold. So can rows that have no match in one of its `joins`: no row of the other relation,
-for which that one's predicate is true (and its joins hold), that is equal and not null in all the columns.
+Invariant: for each relation, rows for which one of its `parts` is not true can be left out, and the plan's rows stay
+the same for any data. The same applies to rows without a match in one of its `joins`: a row of the other relation that
+meets its own parts and joins, and is equal and not null in all the columns.
 
-Two things are followed from the tables upwards, for each attribute (Spark's ids tell them apart):
-- the relations that a condition on it `reaches`: to ask it of the attribute's values, here, is as good as asking it of
-  the relation's rows, before everything in between. Not through LIMIT, windows or the side of an outer join that is
-  filled up with nulls, nor through anything that is not known here;
-- the relation's column that all its values, but nulls, are `from`. That holds through much more.
+The analysis goes from the tables upwards, and keeps two maps for each attribute, which has an id in Spark:
+- `reach`: the relations to which a condition on the attribute can be pushed down, and its column there. A condition is
+  not pushed through LIMIT, the nullable side of an outer join, and nodes that are not supported.
+- `origin`: the relation and column that all values except nulls come from. It passes through more kinds of nodes.
 
-A condition asked of rows that reach a relation becomes part of its predicate. An equality of an attribute that reaches
-one, and of one that is from another one, becomes a join.
+A condition on rows is added to the relations that its attributes reach. An equality of an attribute that reaches one
+relation with an attribute that originates from another relation becomes a join.
 """
 
 from __future__ import annotations
@@ -20,19 +19,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-from seamark.connector.spark.query.catalyst import Catalyst, Node, items
-from seamark.connector.spark.query.conditions import ColumnPredicate, Conditions, SparkColumn
+from seamark.connector.plans.conditions import Condition
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.query.conditions import Conditions, SparkColumn
+from seamark.connector.spark.scala import items
 
 NODES_MAX = 2_000
-"""Of one query's plan; more are not looked at."""
+"""The limit for one query's plan."""
 _SAME_ROWS = frozenset(
     {"SubqueryAlias", "View", "Sort", "Distinct", "RepartitionByExpression", "Repartition", "ResolvedHint"}
     | {"Generate", "Intersect", "Except", "PipeOperator"}
 )
-"""Nodes whose rows are their first child's, by the same attributes; in another order, more than once or not at all, but
-whichever others there are."""
-_UNDER_EACH = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Tail", "Sample", "Window"})
-"""Nodes whose attributes, as far as they are their child's, have no other values."""
+"""Nodes whose rows are rows of their first child with the same attributes, in any order and number. Whether a row is in
+the result does not depend on other rows, except on equal rows."""
+_UNDER_EACH = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Tail", "Sample"})
+"""Nodes whose attributes have the values of the child's attributes, but whose rows depend on other rows."""
 _LEFT, _RIGHT, _BOTH = (True, False), (False, True), (True, True)
 _JOINS = {
     "Inner$": (_BOTH, _BOTH),
@@ -43,23 +44,24 @@ _JOINS = {
     "LeftAnti$": (_RIGHT, _LEFT),
     "ExistenceJoin": (_RIGHT, _LEFT),
 }
-"""Of which sides (left, right) a row matters only where the join's condition is true; and which sides a condition on
-the join's rows reaches."""
+"""The sides (left, right) whose rows are needed only if the join's condition is true, and the sides to which a
+condition on the join's rows can be pushed."""
 _ROWS_OF_LEFT = ("LeftSemi$", "LeftAnti$", "ExistenceJoin")
 _NO_KEYS = ("float", "double", "boolean", "binary")
 
 
 @dataclass(eq=False)
 class Relation:
-    """One that a mark stands at (`places.py`); a mark has more where a WITH is used more than once."""
+    """A relation at a marker (`name_positions.py`). A marker has several relations if a name in WITH is used several
+    times."""
 
     mark: int
     columns: Mapping[int, SparkColumn]
     """By the ids of attributes."""
-    parts: list[ColumnPredicate] = field(default_factory=list)
-    """What its rows have to meet."""
+    parts: list[Condition] = field(default_factory=list)
+    """Conditions that each needed row meets."""
     joins: list[tuple[Relation, tuple[tuple[str, str], ...]]] = field(default_factory=list)
-    """Others, and pairs of equal columns, its own first."""
+    """Other relations, and pairs of equal columns: its own, the other's."""
 
 
 V = TypeVar("V")
@@ -69,7 +71,7 @@ _From: TypeAlias = dict[int, tuple[Relation, SparkColumn]]
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is known of a node's."""
+    """The attributes of a node's rows."""
 
     reach: _Reach
     origin: _From
@@ -79,11 +81,11 @@ _NOTHING = _Rows({}, {})
 
 
 class TooLarge(Exception):
-    """A plan, to be looked at."""
+    """The plan has more than `NODES_MAX` nodes."""
 
 
 class Relations:
-    """Of one plan. `relation_of` makes one of a leaf, or none."""
+    """The relations of one plan. `relation_of` returns the relation of a leaf, or None."""
 
     def __init__(self, catalyst: Catalyst, relation_of: Callable[[Node], Relation | None]) -> None:
         self._catalyst = catalyst
@@ -100,7 +102,7 @@ class Relations:
         self._left -= 1
         if self._left < 0:
             raise TooLarge
-        for one in items(node.subqueries()):  # what could not be made joins: plans of their own
+        for one in items(node.subqueries()):  # subqueries that Spark's rules did not turn into joins
             self._rows(one)
         kind = self._catalyst.kind(node)
         if kind == "Join":
@@ -111,13 +113,16 @@ class Relations:
         below = children[0]
         match kind:
             case "Filter":
-                self._ask(node.condition(), below.reach, below.origin)
+                self._add(node.condition(), below.reach, below.origin)
             case "Project":
                 below = self._projected(items(node.projectList()), below)
             case "Aggregate":
                 below = self._grouped(node, below)
             case "Union":
                 below = _Rows(self._united(node, children), {})
+            case "Window":
+                keys = {self._attribute(one) for one in items(node.partitionSpec())}
+                below = _Rows({at: each for at, each in below.reach.items() if at in keys}, below.origin)
             case _ if kind in _UNDER_EACH:
                 below = _Rows({}, below.origin)
             case _ if kind not in _SAME_ROWS:
@@ -149,13 +154,13 @@ class Relations:
         return _Rows(reach, origin)
 
     def _grouped(self, node: Node, below: _Rows) -> _Rows:
-        """By the keys, groups are left out whole."""
+        """A condition on grouping keys leaves out entire groups."""
         keys = {self._attribute(one) for one in items(node.groupingExpressions())}
         outputs = [one for one in items(node.aggregateExpressions()) if self._attribute(one) in keys - {None}]
         return self._projected(outputs, below)
 
     def _united(self, node: Node, children: list[_Rows]) -> _Reach:
-        """A condition is asked of each part. No value is surely from one of them."""
+        """A condition is pushed to each part. The origin of a value is unknown."""
         reach: _Reach = {}
         inputs = [items(one.output()) for one in items(node.children())]
         for at, output in enumerate(items(node.output())):
@@ -173,7 +178,7 @@ class Relations:
         limited, reached = _JOINS.get(kind, ((False, False), (False, False)))
         origin = _apart(left.origin, right.origin)
         if node.condition().isDefined():
-            self._ask(node.condition().get(), _apart(*_of_sides(left, right, limited)), origin)
+            self._add(node.condition().get(), _apart(*_of_sides(left, right, limited)), origin)
         reach = _apart(*_of_sides(left, right, reached))
         if kind in _ROWS_OF_LEFT:
             origin = left.origin
@@ -181,15 +186,15 @@ class Relations:
 
     # Conditions
 
-    def _ask(self, condition: Node, reach: _Reach, origin: _From) -> None:
-        """Only those rows matter for which it is true."""
+    def _add(self, condition: Node, reach: _Reach, origin: _From) -> None:
+        """Adds a condition: only rows for which it is true are needed."""
         equal: dict[tuple[Relation, Relation], list[tuple[str, str]]] = {}
         for part in self._catalyst.operands(condition, "And"):
             for target in self._reached(part, reach):
                 columns = {number: each[target] for number, each in reach.items() if target in each}
-                said = self._conditions.predicate(part, columns)
-                if said is not None:
-                    target.parts.append(said)
+                found = self._conditions.read(part, columns)
+                if found is not None:
+                    target.parts.append(found)
             if self._catalyst.kind(part) == "EqualTo":
                 for one, other in ((part.left(), part.right()), (part.right(), part.left())):
                     for target, partner, pair in self._pairs(one, other, reach, origin):
@@ -206,7 +211,7 @@ class Relations:
     def _pairs(
         self, one: Node, other: Node, reach: _Reach, origin: _From
     ) -> Iterable[tuple[Relation, Relation, tuple[str, str]]]:
-        """Of the equality of two attributes: which relation is limited, by which, and in which columns."""
+        """The joins that the equality of two attributes implies: filtered relation, other relation, columns."""
         (number, kind), (source, their_kind) = self._key(one), self._key(other)
         if source not in origin or not _are_keys(kind, their_kind):
             return
@@ -216,7 +221,7 @@ class Relations:
                 yield target, partner, (column.name, theirs.name)
 
     def _key(self, node: Node) -> tuple[int, str]:
-        """An attribute, or one whose whole numbers have been made wider, and its type; -1 for anything else."""
+        """The attribute's id and type; also of an int that is cast to bigint. -1 for other expressions."""
         if self._catalyst.kind(node) == "Cast" and self._catalyst.type_of(node) == "bigint":
             node = node.child()
             if self._catalyst.type_of(node) != "int":
@@ -226,7 +231,7 @@ class Relations:
         return self._catalyst.id_of(node), self._catalyst.type_of(node)
 
     def _attribute(self, output: Node) -> int | None:
-        """That an output is, by another name or not."""
+        """The attribute of an output, possibly renamed; None for other expressions."""
         if self._catalyst.kind(output) == "Alias":
             output = output.child()
         return self._catalyst.id_of(output) if self._catalyst.kind(output) == "AttributeReference" else None
@@ -242,5 +247,5 @@ def _of_sides(left: _Rows, right: _Rows, sides: tuple[bool, bool]) -> tuple[_Rea
 
 
 def _apart(left: dict[int, V], right: dict[int, V]) -> dict[int, V]:
-    """Of both sides; an attribute that is on both is neither's."""
+    """Both sides together, without attributes that are on both."""
     return {number: one for number, one in (left | right).items() if (number in left) != (number in right)}

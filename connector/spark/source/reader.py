@@ -243,7 +243,7 @@ class BatchReader(DataSourceReader):
             history(table, options.start, cast("int", table.snapshot_id))
             tasks = plan_appends(client, table, options.start, cast("int", table.snapshot_id), self._where)
             return (SnapshotChange(INSERT, task) for task in tasks)
-        tasks = plan(client, table, self._where, least_rows=options.limit)
+        tasks = plan(client, table, self._where, least_rows=options.limit, columns=self._schema.names)
         if options.bitmaps:
             tasks = restrict_to_rows(client, table, self._where, tasks)
         return (SnapshotChange(INSERT, task) for task in tasks)
@@ -296,7 +296,7 @@ class StreamReader(DataSourceStreamReader):
         opened = open_table(options.client, options.table, At(snapshot_id=last), history=True)
         table = replace(opened, schema=self._table.schema)
         if first is None:
-            tasks = plan(options.client, table, self._where)
+            tasks = plan(options.client, table, self._where, columns=self._schema.names)
         else:
             self._check(table, first, last)
             tasks = plan_appends(options.client, table, first, last, self._where)

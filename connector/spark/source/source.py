@@ -2,7 +2,8 @@
 
     register(spark)
 
-`reader.py` has the readers, `sink.py` the writers.
+`reader.py` has the readers, `sink.py` the writers that Spark's JVM calls, `frame_writer.py` those of PySpark's
+DataFrameWriter.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from seamark.connector.spark.source.reader import (
 from seamark.metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
-    from seamark.connector.spark.source import sink
+    from seamark.connector.spark.source import frame_writer, sink
 else:
+    frame_writer = Deferred("seamark.connector.spark.source.frame_writer")
     sink = Deferred("seamark.connector.spark.source.sink")  # most queries only read
 
 
@@ -66,5 +68,6 @@ class SeamarkSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Registers `format("seamark")` with a session."""
+    """Registers `format("seamark")` with a session, and with PySpark's DataFrameWriter (`frame_writer.py`)."""
     spark.dataSource.register(SeamarkSource)
+    frame_writer.install()

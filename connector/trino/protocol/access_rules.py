@@ -96,6 +96,18 @@ def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
     return RuleDecision.FORBIDDEN if used.explains else RuleDecision.NO_EFFECT
 
 
+def columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
+    """The columns that a statement reads of each table, by the same answer; empty if it is not understood."""
+    try:
+        query = msgspec.json.decode(answer, type=_Query)
+    except msgspec.MsgspecError:
+        return {}
+    found: dict[TableName, frozenset[str]] = {}
+    for table in query.referenced_tables:
+        found[table.name] = found.get(table.name, frozenset()) | {column.column for column in table.columns}
+    return found
+
+
 def _forbids(table: _Table, used: PlanInputs) -> bool:
     if not table.rules:
         return False

@@ -4,73 +4,71 @@
 - An outer join keeps all rows of its preserved side, so ON is pushed to the other side only. A condition from above the
   join is pushed to the other side only if it is true for no row of nulls: otherwise a preserved row whose partner was
   removed would pass.
-- A condition on a grouping key is pushed to the rows of the groups.
+- A condition on a grouping key is pushed to the rows of the groups. Of sets of groups, it is a key of every set.
+- If all aggregates of a block without groups have FILTER, only rows that meet one of these conditions count.
 - A condition on a column is also true for an equal column of the same type.
+- A disjunction of conditions on several sources is a disjunction of matches for a source that is joined with them.
 - If a row is used only with a join partner, and its columns equal columns of a stored table, its values are among the
   values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
-- A subquery in an expression is a separate query; no condition is pushed into it.
+- HAVING on a grouping key is a condition on the rows of the groups.
+- A condition on a column by which every window function of the block is partitioned is pushed to the partitions' rows.
+- A subquery in an expression is a separate query. If its WHERE compares a column with a column of this block, only rows
+  with values of needed rows of this block are needed. The same applies to LATERAL.
+- VALUES and UNNEST of literals are lists of values for the columns that are equal to theirs.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.trino.statements.conditions import (
+from seamark.connector.plans.conditions import (
     All,
+    ColumnComparison,
     Condition,
-    ConditionReader,
     Match,
     Place,
     all_of,
+    any_of,
     move,
     places_of,
     rejects_null,
+    weaken,
 )
-from seamark.connector.trino.statements.scopes import Origin, Scope, canonical_name, is_exact
-
-_WHOLE = frozenset(("int", "long"))
-_Equal: TypeAlias = tuple[Place, Place]
-
-
-@dataclass(frozen=True)
-class JoinedSource:
-    """`keeps_left`: a left row without a partner is kept, with nulls."""
-
-    left: Tree
-    right: Tree
-    keeps_left: bool = False
-    keeps_right: bool = False
-    on: exp.Expr | None = None
-    using: tuple[str, ...] = ()
-
-
-Tree: TypeAlias = int | JoinedSource
-"""A number is the position of a source in the block."""
-
-
-def _sources(tree: Tree) -> frozenset[int]:
-    return frozenset({tree}) if isinstance(tree, int) else _sources(tree.left) | _sources(tree.right)
-
-
-def _inner(tree: Tree) -> tuple[list[Tree], list[JoinedSource]]:
-    """The operands of nested inner joins, and these joins."""
-    if isinstance(tree, int) or tree.keeps_left or tree.keeps_right:
-        return [tree], []
-    (left, of_left), (right, of_right) = _inner(tree.left), _inner(tree.right)
-    return [*left, *right], [*of_left, *of_right, tree]
+from seamark.connector.plans.literals import Literal
+from seamark.connector.trino.statements.conditions import ConditionReader
+from seamark.connector.trino.statements.joined_sources import JoinedSource, Tree, inner_joins, sources_of
+from seamark.connector.trino.statements.partners import (
+    Equal,
+    across,
+    comparable,
+    matches,
+    pairs_by_partner,
+    partner_values,
+    period_matches,
+    period_of,
+    restricted,
+)
+from seamark.connector.trino.statements.scopes import (
+    Origin,
+    RenamedColumns,
+    Scope,
+    canonical_name,
+    is_exact,
+    star_qualifier,
+)
 
 
 @dataclass
 class BlockSource:
-    """`name` qualifies its columns."""
+    """`name` qualifies its columns, and so does `schema` with the name if it is a table without an alias."""
 
     result: Scope
     name: str | None
+    schema: str | None = None
 
 
 @dataclass
@@ -87,13 +85,26 @@ class Block:
     inner: list[tuple[exp.Expr, Scope]]
     """Subqueries in its expressions."""
     reader: ConditionReader
+    having: exp.Expr | None = None
+    is_grouped: bool = False
+    keys: list[exp.Expr] = field(default_factory=list)
+    """The grouping keys of which each group has one value."""
+    filters: tuple[exp.Expr, ...] = ()
+    """If there are some, only rows count that meet one of them (FILTER of aggregates)."""
+    windows: tuple[exp.Window, ...] = ()
+    laterals: tuple[int, ...] = ()
+    """The positions of LATERAL subqueries among the sources."""
+    correlated: Condition | None = None
+    """A condition on rows of the sources that follows from the rows of an outer block."""
+    _late: dict[int, Condition | None] = field(default_factory=dict)
+    """Conditions on LATERAL subqueries."""
     _kinds: dict[str, str | None] = field(default_factory=dict)
     """Cache: without it, nested blocks would need exponential time."""
 
     def has(self, column: str) -> bool | None:
         answers: set[bool | None] = {False}
         for projection in self.projections:
-            star = _star(projection)
+            star = star_qualifier(projection)
             if star is None:
                 answers.add(_output_name(projection) == column)
             elif star == "":
@@ -103,7 +114,9 @@ class Block:
         return True if True in answers else None if None in answers else False
 
     def names(self) -> tuple[str | None, ...] | None:
-        if any(_star(one) is not None for one in self.projections):
+        if len(self.projections) == len(self.sources) == 1 and star_qualifier(self.projections[0]) == "":
+            return self.sources[0].result.names()
+        if any(star_qualifier(one) is not None for one in self.projections):
             return None
         return tuple(_output_name(one) for one in self.projections)
 
@@ -121,22 +134,86 @@ class Block:
             return None
         return self.sources[number].result.origin([place[1] for place in places if place is not None])
 
+    def values(self, column: str) -> tuple[Literal, ...] | None:
+        place = self._output(column)
+        return None if place is None else self.sources[place[0]].result.values(place[1])
+
     def push_down(self, wanted: Condition | None) -> None:
+        if self.tree is not None:
+            above = move(wanted, lambda place: self._output(place[1])) if self.passes else None
+            if self.is_grouped:
+                above = _on_places(above, self._key_places())
+            above = all_of([self._before_windows(above), self._of_groups(), self._of_filters(), self.correlated])
+            if self.where is not None:
+                equal = self._equals(self.where)
+                above = self._implied(all_of([self._held(self.where, equal), above]), equal)
+                above = all_of([above, *self._across(above, equal)])
+            self._ask(self.tree, above)
+        # After the sources, because conditions on these also hold for equal columns of correlated subqueries.
         for _, query in self.inner:
+            self._correlate(query)
             query.push_down(None)
-        if self.tree is None:
+        for number in self.laterals:
+            query = self.sources[number].result
+            # It sees the sources on its left only; a later name may be that of an outer block, too.
+            self._correlate(query.inner if isinstance(query, RenamedColumns) else query, number)
+            query.push_down(self._late.get(number))
+
+    def _before_windows(self, condition: Condition | None) -> Condition | None:
+        """The part of a condition on the result that leaves out whole partitions of every window function."""
+        for window in self.windows:
+            keys = window.args.get("partition_by") or []
+            condition = _on_places(condition, {self._place(key) for key in keys if type(key) is exp.Column})
+        return condition
+
+    def _of_groups(self) -> Condition | None:
+        """The part of HAVING that leaves out groups by their keys."""
+        if self.having is None:
+            return None
+        keys = self._key_places()
+
+        def key(column: exp.Column) -> Place | None:
+            place = self._place(column)
+            return place if place in keys else None
+
+        return self.reader.read(self.having, key, self._kind)
+
+    def _key_places(self) -> set[Place | None]:
+        return {self._place(key) for key in self.keys if type(key) is exp.Column}
+
+    def _of_filters(self) -> Condition | None:
+        """A condition that is true for each row that an aggregate counts."""
+        if not self.filters:
+            return None
+        return any_of(self.reader.read(one, self._place, self._kind) for one in self.filters)
+
+    def _correlate(self, query: Scope, visible: int | None = None) -> None:
+        """Adds the condition on the rows of a subquery that this block's rows imply: its WHERE compares columns of its
+        sources with columns of this block, of which only rows are needed that meet their own conditions. `visible`: the
+        number of sources that the subquery sees, by default all."""
+        if not isinstance(query, Block):
             return
-        above = move(wanted, lambda place: self._output(place[1])) if self.passes else None
-        if self.where is not None:
-            equal = self._equals(self.where)
-            above = self._implied(all_of([self._held(self.where, equal), above]), equal)
-        self._ask(self.tree, above)
+        parts: list[Condition | None] = []
+        for own, place in self._pairs_of(query):
+            if visible is not None and place[0] >= visible:
+                continue
+            partner = self.sources[place[0]].result
+            parts += matches([(own, place[1])], partner)
+            found = partner.origin([place[1]])
+            if found is not None and partner.kind(place[1]) == query._kind(own):
+                table, (column,) = found
+                alone = _at(_on_places(table.predicate, {(0, column)}), own)
+                parts.append(weaken(alone, lambda atom: atom if isinstance(atom, ColumnComparison) else None))
+        query.correlated = all_of(parts)
 
     def _ask(self, tree: Tree, wanted: Condition | None) -> None:
         """`wanted` is true for each row of the join that can change the result."""
         if isinstance(tree, int):
-            alone = _restricted(wanted, frozenset({tree}))
-            self.sources[tree].result.push_down(move(alone, lambda place: (0, place[1])))
+            alone = move(restricted(wanted, frozenset({tree})), lambda place: (0, place[1]))
+            if tree in self.laterals:
+                self._late[tree] = alone
+            else:
+                self.sources[tree].result.push_down(alone)
         elif tree.keeps_left or tree.keeps_right:
             self._ask_outer(tree, wanted)
         else:
@@ -144,11 +221,12 @@ class Block:
 
     def _ask_inner(self, tree: JoinedSource, wanted: Condition | None) -> None:
         """Nested inner joins are processed together: each row meets every ON, for any number of tables."""
-        sides, joins = _inner(tree)
-        equal = [one for join in joins for one in (*self._equals(join.on), *self._merges(join))]
-        ons = [self._held(join.on, []) for join in joins]
+        sides, joins = inner_joins(tree)
+        equal = [one for join in joins for one in (*self._equals_on(join), *self._merges(join))]
+        ons = [restricted(self._held(join.on, [], sources_of(join)), sources_of(join)) for join in joins]
         held = self._implied(all_of([wanted, *ons, *self._partners(equal)]), equal)
-        number_of = {source: number for number, side in enumerate(sides) for source in _sources(side)}
+        held = all_of([held, *self._across(held, equal)])
+        number_of = {source: number for number, side in enumerate(sides) for source in sources_of(side)}
         asked: list[list[Condition | None]] = [[] for _ in sides]
         for part in held.parts if isinstance(held, All) else () if held is None else (held,):
             numbers = {number_of[source] for source, _ in places_of(part) if source in number_of}
@@ -158,69 +236,88 @@ class Block:
             self._ask(side, all_of(parts))
 
     def _ask_outer(self, tree: JoinedSource, wanted: Condition | None) -> None:
-        equal = [*self._equals(tree.on), *self._merges(tree)]
-        on = self._held(tree.on, equal)
-        left, right = _sources(tree.left), _sources(tree.right)
+        equal = [*self._equals_on(tree), *self._merges(tree)]
+        left, right = sources_of(tree.left), sources_of(tree.right)
+        on = restricted(self._held(tree.on, equal, left | right), left | right)
         for side, own, other, kept, other_kept in (
             (tree.left, left, right, tree.keeps_left, tree.keeps_right),
             (tree.right, right, left, tree.keeps_right, tree.keeps_left),
         ):
-            asked = _restricted(wanted, own)
+            asked = restricted(wanted, own)
             if other_kept and not rejects_null(asked):
                 asked = None
             if not kept:  # a row is used only with a partner that matters and meets ON
-                beside = self._implied(all_of([_restricted(wanted, other), on]), equal)
-                asked = all_of([asked, _restricted(beside, own)])
+                beside = self._implied(all_of([restricted(wanted, other), on]), equal)
+                asked = all_of([asked, restricted(beside, own)])
             self._ask(side, asked)
 
-    def _held(self, node: exp.Expr | None, equal: list[_Equal]) -> Condition | None:
-        """A condition that is true for each row where `node` is true and these columns are equal."""
-        read = None if node is None else self.reader.read(node, self._place)
-        return all_of([read, *self._partners(equal), *self._found_in(node)])
+    def _held(self, node: exp.Expr | None, equal: list[Equal], seen: frozenset[int] | None = None) -> Condition | None:
+        """A condition that is true for each row where `node` is true and these columns are equal. `seen`: the sources
+        that `node` sees, by default all."""
+        read = None if node is None else self.reader.read(node, self._place, self._kind)
+        return all_of([read, *self._partners(equal), *self._found_in(node), *self._periods(node, seen)])
+
+    def _across(self, condition: Condition | None, equal: list[Equal]) -> Iterator[Condition | None]:
+        return across(condition, equal, lambda number: self.sources[number].result)
+
+    def _periods(self, node: exp.Expr | None, seen: frozenset[int] | None) -> Iterator[Match]:
+        """Columns whose day, month, year or hour is a value of another source, for each row where `node` is true."""
+        for part in _conjuncts(node):
+            sides = (part.this, part.expression) if type(part) is exp.EQ else ()
+            for side, other in zip(sides, reversed(sides), strict=True):
+                period, column = period_of(side), other.unnest()
+                place = None if period is None else self._place(period.column)
+                there = self._place(column) if type(column) is exp.Column else None
+                if period is None or place is None or there is None or place[0] == there[0]:
+                    continue
+                if seen is None or {place[0], there[0]} <= seen:
+                    yield from period_matches(period, place, self._kind(place), self.sources[there[0]].result, there[1])
 
     # Equal columns
 
-    def _equals(self, node: exp.Expr | None) -> list[_Equal]:
+    def _equals(self, node: exp.Expr | None) -> list[Equal]:
         """Columns that are equal for each row where `node` is true."""
         found = []
         for part in _conjuncts(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
             places = [self._place(side) for side in sides if type(side) is exp.Column]
             known = [place for place in places if place is not None]
-            if len(known) == 2 and _comparable(*(self._kind(place) for place in known)):
+            if len(known) == 2 and comparable(*(self._kind(place) for place in known)):
                 found.append((known[0], known[1]))
         return found
 
-    def _merges(self, join: JoinedSource) -> Iterator[_Equal]:
+    def _equals_on(self, join: JoinedSource) -> list[Equal]:
+        """The equal columns of ON, which sees the sources of its join only: another name may be of an outer block."""
+        own = sources_of(join)
+        return [(one, other) for one, other in self._equals(join.on) if one[0] in own and other[0] in own]
+
+    def _merges(self, join: JoinedSource) -> Iterator[Equal]:
         """The equal columns of USING."""
         for column in join.using:
             one, other = (self._within(side, column) for side in (join.left, join.right))
-            if one is not None and other is not None and _comparable(self._kind(one), self._kind(other)):
+            if one is not None and other is not None and comparable(self._kind(one), self._kind(other)):
                 yield one, other
 
-    def _partners(self, equal: list[_Equal]) -> Iterator[Match]:
+    def _partners(self, equal: list[Equal]) -> Iterator[Condition]:
         """Columns of a source whose values are among those of another source."""
-        pairs: defaultdict[tuple[int, int], list[tuple[Place, str]]] = defaultdict(list)
-        for one, other in equal:
-            for here, there in ((one, other), (other, one)):
-                if here[0] != there[0]:
-                    pairs[here[0], there[0]].append((here, there[1]))
-        for (_, partner), found in pairs.items():
-            yield from _matches(found, self.sources[partner].result)
+        for (_, partner), found in pairs_by_partner(equal).items():
+            yield from partner_values(found, self.sources[partner].result)
 
-    def _found_in(self, node: exp.Expr | None) -> Iterator[Match]:
+    def _found_in(self, node: exp.Expr | None) -> Iterator[Condition]:
         """Columns whose values are among the values of subqueries in `node`, for each row where it is true."""
         for part in _conjuncts(node):
             match part:
                 case exp.In() if {name for name, value in part.args.items() if value} == {"this", "query"}:
                     query = self._query(part.args["query"])
-                    names = None if query is None else query.names()
-                    place = self._place(part.this) if type(part.this) is exp.Column else None
-                    name = names[0] if names is not None and len(names) == 1 else None
-                    if query is None or place is None or name is None:
-                        continue
-                    if _comparable(self._kind(place), query.kind(name)):
-                        yield from _matches([(place, name)], query)
+                    columns = part.this.expressions if isinstance(part.this, exp.Tuple) else [part.this]
+                    yield from self._among(columns, query)
+                case exp.EQ():
+                    for column, other in ((part.this, part.expression), (part.expression, part.this)):
+                        inner = other.this if isinstance(other, exp.Any) else other
+                        query = self._query(inner)
+                        if query is not None:
+                            yield from self._among([column], query)
+                    continue
                 case exp.Exists():
                     query = self._query(part.this)
                 case _:
@@ -228,22 +325,40 @@ class Block:
             if isinstance(query, Block) and query.needs_rows:
                 yield from self._correlated(query)
 
+    def _among(self, columns: Sequence[exp.Expr], query: Scope | None) -> Iterator[Condition]:
+        """Columns of this block that are equal, all together, to the columns of a row of the query."""
+        names = None if query is None else query.names()
+        if query is None or names is None or len(names) != len(columns):
+            return
+        pairs = []
+        for column, name in zip(columns, names, strict=True):
+            place = self._place(column) if type(column) is exp.Column else None
+            if place is not None and name is not None and comparable(self._kind(place), query.kind(name)):
+                pairs.append((place, name))
+        if pairs:
+            yield from partner_values(pairs, query)
+
     def _query(self, node: exp.Expr) -> Scope | None:
         return next((result for one, result in self.inner if one is node), None)
 
     def _correlated(self, query: Block) -> Iterator[Match]:
         """Columns of this block that the WHERE of a subquery compares with its own columns."""
         pairs: defaultdict[int, list[tuple[Place, str]]] = defaultdict(list)
+        for own, place in self._pairs_of(query):
+            pairs[own[0]].append((place, own[1]))
+        for number, found in pairs.items():
+            yield from matches(found, query.sources[number].result)
+
+    def _pairs_of(self, query: Block) -> Iterator[Equal]:
+        """Columns of a subquery's sources that its WHERE requires to be equal to columns of this block."""
         for part in _conjuncts(query.where):
             if type(part) is not exp.EQ or type(part.this) is not exp.Column or type(part.expression) is not exp.Column:
                 continue
             for inside, outside in ((part.this, part.expression), (part.expression, part.this)):
                 own = query._place(inside)
                 place = self._place(outside) if query._is_foreign(outside) else None
-                if own is not None and place is not None and _comparable(self._kind(place), query._kind(own)):
-                    pairs[own[0]].append((place, own[1]))
-        for number, found in pairs.items():
-            yield from _matches(found, query.sources[number].result)
+                if own is not None and place is not None and comparable(self._kind(place), query._kind(own)):
+                    yield own, place
 
     def _is_foreign(self, column: exp.Column) -> bool:
         """Whether it is certain that the column is not one of this block, by its qualifier, and is no struct field."""
@@ -258,7 +373,7 @@ class Block:
     def _kind(self, place: Place) -> str | None:
         return self.sources[place[0]].result.kind(place[1])
 
-    def _implied(self, condition: Condition | None, equal: list[_Equal]) -> Condition | None:
+    def _implied(self, condition: Condition | None, equal: list[Equal]) -> Condition | None:
         """The condition, and its parts on single columns also for the columns that are equal to these."""
         same = [frozenset(pair) for pair in equal if self._kind(pair[0]) == self._kind(pair[1])]
         if condition is None or not same:
@@ -279,7 +394,7 @@ class Block:
         """None if the name may be ambiguous: more than one star, or a star beside other columns."""
         stars = []
         for projection in self.projections:
-            star = _star(projection)
+            star = star_qualifier(projection)
             if star is not None:
                 stars.append(star)
             elif _output_name(projection) == name:
@@ -291,10 +406,15 @@ class Block:
 
     def _place(self, column: exp.Column) -> Place | None:
         parts = column.parts
-        if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 2:
-            return None  # a schema or a field of a struct
-        names = [canonical_name(part.name) for part in parts]
-        return self._found(names[-1], *names[:-1])
+        if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
+            return None
+        *qualifiers, name = (canonical_name(part.name) for part in parts)
+        if len(qualifiers) < 2:
+            return self._found(name, *qualifiers)
+        # A table with its schema, or a field of a struct. Trino prefers the table.
+        schema, table = qualifiers
+        of_schema = [one for one in self._qualified(table) if one.schema == schema]
+        return self._found(name, table) if len(of_schema) == 1 else None
 
     def _found(self, name: str, qualifier: str | None = None) -> Place | None:
         if qualifier is not None:
@@ -341,43 +461,17 @@ def _conjuncts(node: exp.Expr | None) -> Iterator[exp.Expr]:
             yield part
 
 
-def _comparable(one: str | None, other: str | None) -> bool:
-    """Whether values of the two types are equal only if they are identical."""
-    return is_exact(one) and (one == other or {one, other} == _WHOLE)
-
-
-def _matches(pairs: list[tuple[Place, str]], partner: Scope) -> list[Match]:
-    """A single match, in one row of the table, if all columns of the partner come from the same table."""
-    found = partner.origin([column for _, column in pairs])
-    if found is not None:
-        places = [place for place, _ in pairs]
-        return [Match(tuple(sorted(zip(places, found[1], strict=True))), found[0])]
-    return [] if len(pairs) == 1 else [match for pair in pairs for match in _matches([pair], partner)]
-
-
-def _at(condition: Condition, place: Place) -> Condition | None:
+def _at(condition: Condition | None, place: Place) -> Condition | None:
     return move(condition, lambda _: place)
 
 
-def _restricted(condition: Condition | None, sources: frozenset[int]) -> Condition | None:
-    return move(condition, lambda place: place if place[0] in sources else None)
+def _on_places(condition: Condition | None, places: Collection[Place | None]) -> Condition | None:
+    return move(condition, lambda place: place if place in places else None)
 
 
 def _is_plain(name: str) -> bool:
     """No hidden column, and no name that the catalog would read as a struct field."""
     return "$" not in name and "." not in name
-
-
-def _star(projection: exp.Expr) -> str | None:
-    """The qualifier of a star, "" for a star without one; None if the projection is no star."""
-    if isinstance(projection, exp.Star):
-        return ""
-    if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
-        qualifiers = projection.parts[:-1]
-        return (
-            canonical_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
-        )  # a table with its schema, or a struct
-    return None
 
 
 def _output_name(projection: exp.Expr) -> str | None:

@@ -1,276 +1,302 @@
-"""What a condition says of single columns: a weaker condition that is true wherever the whole is.
-
-SQL's logic has three values, and a row counts where its condition is *true*. So a part that is not understood becomes
-"true" in the place where it stands: below AND it goes, an OR with it goes whole. NOT is pushed down to the comparisons,
-which keep it (`NOT ("a" = 1)`): negating them here would say something else of nulls and of NaN.
-
-A condition is None where it says nothing: it is true for every row.
-
-That a column's value is one of those that another table has in a column (`Match`) is a condition like any other: it is
-asked of whatever the other table holds, and is never negated.
-"""
+"""Reads conditions of Trino statements, in the nodes of sqlglot (`connector/plans/conditions.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from typing import TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.plans.quotes import quoted_name, quoted_text
-from seamark.connector.trino.statements.literals import LiteralText, parse_literal
+from seamark.connector.plans.conditions import (
+    DAY,
+    NEVER,
+    YEAR,
+    ColumnComparison,
+    Condition,
+    Like,
+    Place,
+    all_of,
+    any_of,
+)
+from seamark.connector.plans.literals import Literal
+from seamark.connector.trino.statements.functions import (
+    FLIPPED,
+    OPPOSITE,
+    case_condition,
+    compare_function,
+    compare_literals,
+    function_of,
+    like_predicate,
+    month_of_year,
+)
+from seamark.connector.trino.statements.literals import parse_literal
+from seamark.connector.trino.statements.relative_times import parse_span
+from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
-Place: TypeAlias = tuple[int, str]
-"""The number of a source within its block, and the name of a column."""
-LEAVES_MAX = 5_000
-"""A condition with more leaves is given up: names that are used twice, of names that are used twice, and so on."""
-_COMPARED = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
+Resolve: TypeAlias = Callable[[exp.Column], Place | None]
+KindOf: TypeAlias = Callable[[Place], str | None]
+"""The Iceberg type of a column with stored values; None if unknown."""
+_COMPARED: dict[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
 _NULL_SAFE = {exp.NullSafeEQ: "IS NOT DISTINCT FROM", exp.NullSafeNEQ: "IS DISTINCT FROM"}
 _READ = frozenset({"this", "expression", "expressions", "low", "high", "to", "negate"})
-"""Parts of sqlglot's nodes that are read here. A node with another one means something else."""
-
-
-@dataclass(frozen=True)
-class ColumnComparison:
-    """A comparison of one column with literals: `before`, the column, `after`."""
-
-    place: Place
-    before: str
-    after: str
-    rejects_null: bool
-    """Never true where the column is null."""
-    zones: frozenset[str] = frozenset()
-    """Which zones its literals are of (`literals.py`): where the column is of another, the session's decides."""
-    size: int = 1
-
-    def moved(self, to: Move) -> ColumnComparison | None:
-        place = to(self.place)
-        return None if place is None else replace(self, place=place)
-
-
-@dataclass(frozen=True)
-class Match:
-    """Some row of a stored table, that matters itself, has the same values and no nulls: `pairs` of a place and the
-    table's column. `of` is the reference to the table (`scopes.Table`)."""
-
-    pairs: tuple[tuple[Place, str], ...]
-    of: object
-    rejects_null: ClassVar[bool] = True
-    size: ClassVar[int] = 1
-
-    def moved(self, to: Move) -> Match | None:
-        """With fewer pairs it says less."""
-        pairs = tuple((place, column) for old, column in self.pairs if (place := to(old)) is not None)
-        return Match(pairs, self.of) if pairs else None
-
-
-@dataclass(frozen=True)
-class All:
-    parts: tuple[Condition, ...]
-    size: int
-
-
-@dataclass(frozen=True)
-class Any:
-    parts: tuple[Condition, ...]
-    size: int
-
-
-Atom: TypeAlias = ColumnComparison | Match
-Condition: TypeAlias = Atom | All | Any
-Resolve: TypeAlias = Callable[[exp.Column], Place | None]
-Move: TypeAlias = Callable[[Place], Place | None]
-"""From a place to another; None where there is none that is sure to hold the same."""
-
-
-def all_of(parts: Iterable[Condition | None]) -> Condition | None:
-    kept: dict[Condition, None] = {}
-    size = 0
-    for given in parts:
-        for part in given.parts if isinstance(given, All) else () if given is None else (given,):
-            if part not in kept and size + part.size <= LEAVES_MAX:
-                kept[part] = None
-                size += part.size
-    return next(iter(kept)) if len(kept) == 1 else All(tuple(kept), size) if kept else None
-
-
-def any_of(parts: Iterable[Condition | None]) -> Condition | None:
-    kept: dict[Condition, None] = {}
-    for part in parts:
-        if part is None:
-            return None
-        kept[part] = None
-    size = sum(part.size for part in kept)
-    if not kept or size > LEAVES_MAX:
-        return None
-    return next(iter(kept)) if len(kept) == 1 else Any(tuple(kept), size)
-
-
-def move(condition: Condition | None, to: Move) -> Condition | None:
-    """The same said of other places; what has none is not said."""
-    return weaken(condition, lambda atom: atom.moved(to))
-
-
-def weaken(condition: Condition | None, keep: Callable[[Atom], Atom | None]) -> Condition | None:
-    """With each atom as `keep` has it; None for one of which nothing is to be said."""
-    match condition:
-        case All(parts):
-            return all_of(weaken(part, keep) for part in parts)
-        case Any(parts):
-            return any_of(weaken(part, keep) for part in parts)
-        case None:
-            return None
-    return keep(condition)
-
-
-def rejects_null(condition: Condition | None) -> bool:
-    """Whether it is true for no row in which all columns are null, as an outer join adds them."""
-    match condition:
-        case All(parts):
-            return any(rejects_null(part) for part in parts)
-        case Any(parts):
-            return all(rejects_null(part) for part in parts)
-        case None:
-            return False
-    return condition.rejects_null
-
-
-def places_of(condition: Condition) -> frozenset[Place]:
-    """Of all its atoms."""
-    match condition:
-        case ColumnComparison():
-            return frozenset({condition.place})
-        case Match():
-            return frozenset(place for place, _ in condition.pairs)
-    return frozenset().union(*(places_of(part) for part in condition.parts))
-
-
-def sql_of(condition: Condition, name: Callable[[Place], str]) -> str:
-    """Of one without matches."""
-    match condition:
-        case All(parts):
-            return "(" + " AND ".join(sql_of(part, name) for part in parts) + ")"
-        case Any(parts):
-            return "(" + " OR ".join(sql_of(part, name) for part in parts) + ")"
-        case Match():
-            raise ValueError("a match cannot be written as SQL")
-    return f"{condition.before}{quoted_name(name(condition.place))}{condition.after}"
+"""The arguments of sqlglot's nodes that are supported. A node with another argument has another meaning."""
 
 
 class ConditionReader:
-    """Reads conditions of one statement. `casts_decimal`: see `literals.parse_literal`."""
+    """Reads conditions of one statement. `casts_decimal`: see `literals.parse_literal`. `today`: the date in UTC, for
+    conditions with the current time; without it these are not read."""
 
-    def __init__(self, *, casts_decimal: bool) -> None:
+    def __init__(self, *, casts_decimal: bool, today: date | None = None) -> None:
         self._casts_decimal = casts_decimal
+        self._today = today
 
-    def read(self, node: exp.Expr, resolve: Resolve, *, negated: bool = False) -> Condition | None:
-        """What holds wherever `node` is true, or with `negated` wherever it is false."""
+    def read(self, node: exp.Expr, resolve: Resolve, kind: KindOf) -> Condition | None:
+        """A condition that is true where `node` is true."""
+        return _Reading(self, self._today, resolve, kind).read(node, negated=False)
+
+    def literal(self, node: exp.Expr) -> Literal | None:
+        return parse_literal(node, casts_decimal=self._casts_decimal)
+
+    def literals(self, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
+        """None if one of the nodes is not a literal."""
+        found = tuple(self.literal(one) for one in nodes)
+        there = tuple(one for one in found if one is not None)
+        return there if len(there) == len(found) else None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The conditions of one block (`functions.Comparisons`)."""
+
+    reader: ConditionReader
+    today: date | None
+    resolve: Resolve
+    kind_of: KindOf
+
+    def read(self, node: exp.Expr, *, negated: bool) -> Condition | None:
+        """A condition that is true where `node` is true or, with `negated`, where it is false."""
         match node:
             case exp.Paren():
-                return self.read(node.this, resolve, negated=negated)
+                return self.read(node.this, negated=negated)
             case exp.Not():
-                return self.read(node.this, resolve, negated=not negated)
+                return self.read(node.this, negated=not negated)
             case exp.And() | exp.Or():
-                parts = (self.read(part, resolve, negated=negated) for part in node.flatten())
-                return all_of(parts) if isinstance(node, exp.And) != negated else any_of(parts)
-        leaf = self._leaf(node, resolve)
-        if leaf is None or not negated:
-            return leaf
-        # Whatever it is, a null below NOT stays one: but IS NULL and IS DISTINCT FROM are never null.
-        rejects = leaf.rejects_null if _has_nulls(node) else not leaf.rejects_null
-        return ColumnComparison(leaf.place, f"NOT ({leaf.before}", f"{leaf.after})", rejects, leaf.zones)
+                nodes = list(node.flatten())
+                parts = [self.read(part, negated=negated) for part in nodes]
+                if isinstance(node, exp.And) == negated:
+                    return any_of(parts)
+                return all_of([*parts, *(month_of_year(self._equalities(nodes), self) if not negated else ())])
+            case exp.Boolean():
+                return NEVER if bool(node.this) == negated else None
+            case exp.Case() | exp.If():
+                return case_condition(node, self, partial(self.read, negated=negated))
+        if not negated and isinstance(node, exp.EQ | exp.In) and isinstance(node.this, exp.Tuple):
+            return self._rows(node)
+        leaf = self._leaf(node)
+        if isinstance(node, exp.Like | exp.Escape) and (leaf is None or not leaf.exact):
+            return all_of([None if negated else leaf, self._pattern(node, negated=negated)])
+        if leaf is None:
+            return self._of_comparisons(node, negated=negated)
+        return leaf.negation() if negated else leaf
 
-    def _leaf(self, node: exp.Expr, resolve: Resolve) -> ColumnComparison | None:
+    # What functions need (`functions.Comparisons`)
+
+    def condition(self, node: exp.Expr) -> Condition | None:
+        return self.read(node, negated=False)
+
+    def is_null(self, node: exp.Expr) -> Condition | None:
+        literal = self.literal(node)
+        if literal is not None:
+            return None if literal.kind == "null" else NEVER
+        return self._leaf(exp.Is(this=node, expression=exp.Null()))
+
+    def literal(self, node: exp.Expr) -> Literal | None:
+        return self.reader.literal(node)
+
+    def kind(self, node: exp.Expr) -> str | None:
+        while type(node) is exp.Paren:
+            node = node.this
+        place = self.resolve(node) if type(node) is exp.Column else None
+        return None if place is None else self.kind_of(place)
+
+    def column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
+        term = _term(side, self.resolve)
+        return None if term is None else term.compared(op, (literal,))
+
+    def compared(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
+        while type(side) is exp.Paren:
+            side = side.this
+        given = self.literal(side)
+        if given is not None:
+            return NEVER if compare_literals(op, given, literal) is False else None
+        found = self.column(op, side, literal)
+        return found if found is not None else compare_function(op, side, literal, self)
+
+    # Comparisons
+
+    def _of_comparisons(self, node: exp.Expr, *, negated: bool) -> Condition | None:
+        """Comparisons with functions and with the current time. A comparison is never true for null, so its negation
+        is the opposite comparison."""
+        if not is_plain(node):
+            return None
+        match node:
+            case exp.StartsWith() if not negated:
+                prefix = self.literal(node.expression)
+                return self.column("STARTS WITH", node.this, prefix) if prefix and prefix.kind == "text" else None
+            case exp.In() if node.expressions and not isinstance(node.this, exp.Tuple):
+                one_of, parts = True, [("=", node.this, one) for one in _listed(node.expressions)]
+            case exp.Between():
+                one_of, parts = False, [(">=", node.this, node.args["low"]), ("<=", node.this, node.args["high"])]
+            case _ if type(node) in _COMPARED:
+                one_of, parts = True, [(_COMPARED[type(node)], node.this, node.expression)]
+            case _:
+                return None
+        if negated != bool(node.args.get("negate")):
+            one_of, parts = not one_of, [(OPPOSITE[op], left, right) for op, left, right in parts]
+        found = (self._of_sides(op, left, right) for op, left, right in parts)
+        return any_of(found) if one_of else all_of(found)
+
+    def _of_sides(self, op: str, left: exp.Expr, right: exp.Expr) -> Condition | None:
+        for side, other, compared in _either_side(left, right, op):
+            literal = self.literal(other)
+            if literal is not None:  # with null, `_leaf` reads comparisons of columns
+                return None if literal.kind == "null" else self.compared(compared, side, literal)
+            span = parse_span(other, self.today)
+            if span is not None:
+                ops = (">=", "<=") if compared == "=" else () if compared == "<>" else (compared,)
+                return all_of(self.compared(one, side, span.literal(one)) for one in ops)
+        return None
+
+    def _pattern(self, node: exp.Expr, *, negated: bool) -> Like | None:
+        """LIKE with a pattern that is no prefix."""
+        escape = node.expression if isinstance(node, exp.Escape) else None
+        like = node.this if escape is not None else node
+        if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):
+            return None
+        texts = [self.literal(one) for one in (like.expression, escape) if one is not None]
+        if any(one is None or one.kind != "text" for one in texts):
+            return None
+        pattern, *given = [one.value for one in texts if one is not None]
+        side = like.this.unnest()
+        function = function_of(side)
+        term = _term(side if function is None else side.this, self.resolve)
+        if term is None or term.transform != IDENTITY or any(len(one) != 1 for one in given):
+            return None
+        negated = negated != bool(like.args.get("negate"))
+        return like_predicate(term.place, pattern, given[0] if given else None, function, negated=negated)
+
+    def _equalities(self, nodes: Iterable[exp.Expr]) -> list[tuple[exp.Expr, Literal]]:
+        found = []
+        for node in nodes:
+            literal = self.literal(node.expression) if type(node) is exp.EQ else None
+            if literal is not None:
+                found.append((node.this, literal))
+        return found
+
+    def _rows(self, node: exp.Expr) -> Condition | None:
+        """`(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`."""
+        if not is_plain(node):
+            return None
+        rows = [node.expression] if isinstance(node, exp.EQ) else node.expressions
+        either = []
+        for row in rows:
+            if not isinstance(row, exp.Tuple) or len(row.expressions) != len(node.this.expressions):
+                return None
+            sides = zip(node.this.expressions, row.expressions, strict=True)
+            either.append(all_of(self._leaf(exp.EQ(this=one, expression=other)) for one, other in sides))
+        return any_of(either) if either else None
+
+    def _leaf(self, node: exp.Expr) -> ColumnComparison | None:
+        """A comparison of a column, or of its day or year, with literals."""
         if type(node) is exp.Column:
-            term = _term(node, resolve)
-            return None if term is None else term.compared("", "", ())
-        if not _is_plain(node):
+            term = _term(node, self.resolve)
+            return None if term is None else term.compared("IS TRUE", ())
+        if not is_plain(node):
             return None
         kind = type(node)
         if kind in _COMPARED:
-            return self._compared(node, f" {_COMPARED[kind]} ", resolve)
+            return self._compared(node, _COMPARED[kind])
         if kind in _NULL_SAFE:
-            return self._null_safe(node, _NULL_SAFE[kind], resolve)
+            term, literal = _term(node.this, self.resolve), self.literal(node.expression)
+            return None if term is None or literal is None else term.compared(_NULL_SAFE[kind], (literal,))
         match node:
-            case exp.Escape() if type(node.this) is exp.Like and _is_plain(node.this):
+            case exp.Escape() if type(node.this) is exp.Like and is_plain(node.this):
                 escape = node.expression
-                if not isinstance(escape, exp.Literal) or not escape.is_string:
+                if not isinstance(escape, exp.Literal) or not escape.is_string or len(str(escape.this)) != 1:
                     return None
-                return self._like(node.this, f" ESCAPE {quoted_text(str(escape.this))}", resolve)
+                return self._like(node.this, str(escape.this))
             case exp.Like():
-                return self._like(node, "", resolve)
+                return self._like(node, None)
             case exp.Is() if isinstance(node.expression, exp.Null):
-                term = _term(node.this, resolve)
-                if term is None:
-                    return None
-                nulls = not node.args.get("negate")
-                return term.compared("", f" IS {'' if nulls else 'NOT '}NULL", (), rejects_null=not nulls)
+                term = _term(node.this, self.resolve)
+                found = None if term is None else term.compared("IS NULL", ())
+                return found.negation() if found is not None and node.args.get("negate") else found
         if node.args.get("negate"):
             return None
         match node:
             case exp.Between():
-                term, bounds = _term(node.this, resolve), [self._written(node.args[one]) for one in ("low", "high")]
-                low, high = bounds
-                if term is None or low is None or high is None:
-                    return None
-                return term.compared("", f" BETWEEN {low.sql} AND {high.sql}", (low, high))
+                given = [node.args[one] for one in ("low", "high")]
             case exp.In() if node.expressions:
-                term, given = _term(node.this, resolve), [self._written(one) for one in node.expressions]
-                literals = [one for one in given if one is not None]
-                if term is None or len(literals) < len(given):
-                    return None
-                return term.compared("", f" IN ({', '.join(one.sql for one in literals)})", literals)
+                given = _listed(node.expressions)
+            case exp.ArrayContains() if isinstance(node.this, exp.Array):
+                term, literals = _term(node.expression, self.resolve), self.reader.literals(node.this.expressions)
+                return term.compared("IN", literals) if term is not None and literals else None
+            case _:
+                return None
+        term, literals = _term(node.this, self.resolve), self.reader.literals(given)
+        if term is None or not literals:
+            return None
+        return term.compared("BETWEEN" if isinstance(node, exp.Between) else "IN", literals)
+
+    def _compared(self, node: exp.Expr, op: str) -> ColumnComparison | None:
+        for side, other, compared in _either_side(node.this, node.expression, op):
+            literal = self.literal(other)
+            if literal is not None:
+                return self.column(compared, side, literal)
         return None
 
-    def _written(self, node: exp.Expr) -> LiteralText | None:
-        return parse_literal(node, casts_decimal=self._casts_decimal)
-
-    def _compared(self, node: exp.Expr, op: str, resolve: Resolve) -> ColumnComparison | None:
-        literal = self._written(node.expression)
-        if literal is not None:
-            term = _term(node.this, resolve)
-            return None if term is None else term.compared("", f"{op}{literal.sql}", (literal,))
-        literal, term = self._written(node.this), _term(node.expression, resolve)
-        return None if term is None or literal is None else term.compared(f"{literal.sql}{op}", "", (literal,))
-
-    def _null_safe(self, node: exp.Expr, op: str, resolve: Resolve) -> ColumnComparison | None:
-        literal, term = self._written(node.expression), _term(node.this, resolve)
-        if term is None or literal is None:
-            return None
-        same, null = type(node) is exp.NullSafeEQ, literal.kind == "null"
-        return term.compared("", f" {op} {literal.sql}", (literal,), rejects_null=same != null)
-
-    def _like(self, node: exp.Expr, escape: str, resolve: Resolve) -> ColumnComparison | None:
-        term, pattern = _term(node.this, resolve), node.expression
+    def _like(self, node: exp.Expr, escape: str | None) -> ColumnComparison | None:
+        term, pattern = _term(node.this, self.resolve), node.expression
         if term is None or not isinstance(pattern, exp.Literal) or not pattern.is_string:
             return None
-        word = "NOT LIKE" if node.args.get("negate") else "LIKE"
-        return term.compared("", f" {word} {quoted_text(str(pattern.this))}{escape}", ())
+        prefix, rest = split_pattern(str(pattern.this), escape)
+        if rest == "":
+            found = term.compared("=", (Literal("text", prefix),))
+        elif prefix or not rest.strip("%"):
+            found = term.compared("STARTS WITH", (Literal("text", prefix),), exact=rest.strip("%") == "")
+        else:
+            return None
+        return found.negation() if found is not None and node.args.get("negate") else found
 
 
 @dataclass(frozen=True)
 class _Term:
-    """A column, or the day or the year of one: `before`, the column, `after`."""
+    """A column, or a transform of one."""
 
     place: Place
-    before: str = ""
-    after: str = ""
+    transform: str = IDENTITY
     kinds: frozenset[str] | None = None
-    """Of the literals that it may be compared with; None: any."""
+    """The kinds of literals that it may be compared with; None: any."""
 
-    def compared(
-        self, before: str, after: str, literals: Iterable[LiteralText], *, rejects_null: bool = True
-    ) -> ColumnComparison | None:
-        given = [one for one in literals if one.kind != "null"]
-        kinds = {one.kind for one in given}
+    def compared(self, op: str, literals: Iterable[Literal], *, exact: bool = True) -> ColumnComparison | None:
+        given = tuple(literals)
+        kinds = {one.kind for one in given} - {"null"}
         if self.kinds is not None and not kinds <= self.kinds:
             return None
-        if "double" in kinds and len(kinds) > 1:  # then all are compared as doubles, which not all integers are
+        if "double" in kinds and len(kinds) > 1:  # all are compared as doubles, which cannot represent all integers
             return None
-        # The day of a timestamp with a zone has none: it is the day in UTC, where Iceberg keeps them.
-        zones = frozenset() if self.kinds is not None else frozenset(one.zone for one in given if one.zone is not None)
-        return ColumnComparison(self.place, f"{before}{self.before}", f"{self.after}{after}", rejects_null, zones)
+        return ColumnComparison(self.place, op, given, self.transform, exact=exact)
 
 
 def _term(node: exp.Expr, resolve: Resolve) -> _Term | None:
@@ -279,28 +305,36 @@ def _term(node: exp.Expr, resolve: Resolve) -> _Term | None:
     if type(node) is exp.Column:
         place = resolve(node)
         return None if place is None else _Term(place)
-    if not _is_plain(node):
+    if not is_plain(node):
         return None
-    before, inner, after, kinds = "", None, "", frozenset({"date"})
+    inner, transform, kind = None, DAY, "date"
     match node:
         case exp.Cast() if type(node) is exp.Cast and node.to.this is exp.DataType.Type.DATE:
-            before, inner, after = "CAST(", node.this, " AS DATE)"
+            inner = node.this
         case exp.Date() if not node.expressions:
-            before, inner, after = "CAST(", node.this, " AS DATE)"
+            inner = node.this
         case exp.Year():
-            before, inner, after, kinds = "YEAR(", node.this, ")", frozenset({"integer"})
+            inner, transform, kind = node.this, YEAR, "integer"
         case exp.Extract() if type(node.this) is exp.Var and node.name.upper() == "YEAR":
-            before, inner, after, kinds = "YEAR(", node.expression, ")", frozenset({"integer"})
+            inner, transform, kind = node.expression, YEAR, "integer"
     if type(inner) is not exp.Column:
         return None
     place = resolve(inner)
-    return None if place is None else _Term(place, before, after, kinds)
+    return None if place is None else _Term(place, transform, frozenset({kind}))
 
 
-def _has_nulls(node: exp.Expr) -> bool:
-    """Whether the comparison is null for null."""
-    return not isinstance(node, exp.Is | exp.NullSafeEQ | exp.NullSafeNEQ)
+def _either_side(left: exp.Expr, right: exp.Expr, op: str) -> tuple[tuple[exp.Expr, exp.Expr, str], ...]:
+    """The comparison with its left side first, and with its right side first."""
+    return (left, right, op), (right, left, FLIPPED[op])
 
 
-def _is_plain(node: exp.Expr) -> bool:
+def _listed(nodes: list[exp.Expr]) -> list[exp.Expr]:
+    """The values of an IN list, also of `IN (VALUES 1, 2)`."""
+    if len(nodes) != 1 or not isinstance(nodes[0], exp.Values):
+        return nodes
+    rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in nodes[0].expressions]
+    return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else nodes
+
+
+def is_plain(node: exp.Expr) -> bool:
     return all(name in _READ for name, value in node.args.items() if value)

@@ -1,11 +1,11 @@
-"""Trino's own words in a statement's text, and the query that stands in it, with the place of each character.
+"""Trino's tokens of a statement, and the query inside it, with the position of each character.
 
-sqlglot reads more than Trino does: nested comments, hints, templates, numbers that end in names. So the text is first
-cut by Trino's lexical rules (SqlBase.g4), which are few; what does not fit them is not understood. Comments become
-blanks of the same length, so that places stay what they are.
+sqlglot accepts more than Trino: nested comments, hints, templates, numbers that end in names. So the text is first
+split by Trino's lexical rules (SqlBase.g4), and a text that does not follow them is not supported. Comments become
+blanks of the same length, so positions stay the same.
 
-A query may stand within a statement: behind EXPLAIN, or as text in EXECUTE IMMEDIATE, where each quote is written
-twice. `Inner.places` says where each of its characters is in the statement.
+A query may be inside a statement: after EXPLAIN, or as a text in EXECUTE IMMEDIATE, in which each quote is doubled.
+`QueryText.places` has the position of each of its characters in the statement.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OPTIONS = frozenset({"FORMAT", "TYPE"})
 
 
 class UnsupportedStatement(Exception):
-    """The statement is not fully understood, so nothing of it is touched."""
+    """The statement is not fully supported, so it is sent unchanged."""
 
 
 class Token(NamedTuple):
@@ -47,32 +47,32 @@ class Token(NamedTuple):
 
     @property
     def word(self) -> str:
-        """In upper case; "" for what is no keyword."""
+        """A keyword in upper case; "" for other tokens."""
         return self.text.upper() if self.kind in ("word", "mark") else ""
 
 
 @dataclass(frozen=True)
 class QueryText:
-    """A query's text without its comments, and where it stands."""
+    """A query's text without comments, and its position in the statement."""
 
     text: str
     tokens: tuple[Token, ...]
     places: Sequence[int]
-    """Of each character and of the end, in the statement."""
+    """The position in the statement of each character and of the end."""
     quoted: bool = False
-    """It stands in a text there, in which every quote is doubled."""
+    """The query is in a text of the statement, in which each quote is doubled."""
 
 
 @dataclass(frozen=True)
 class ExecuteStatement:
-    """`EXECUTE name USING …`. `parameters`: as written, in their order, comments left out."""
+    """`EXECUTE name USING …`. `parameters` are unchanged texts in their order, without comments."""
 
     name: str
     parameters: tuple[str, ...]
 
 
 def tokens_of(text: str) -> tuple[Token, ...]:
-    """Without spaces and comments. Raises Unclear."""
+    """Without spaces and comments. Raises UnsupportedStatement."""
     found = []
     at = 0
     while at < len(text):
@@ -87,9 +87,9 @@ def tokens_of(text: str) -> tuple[Token, ...]:
 
 
 def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
-    """The query that `statement` asks for. `parameters` stand for its question marks, where it is a prepared one.
+    """The query in `statement`. `parameters` replace the question marks of a prepared statement.
 
-    Raises Unclear for every other statement.
+    Raises UnsupportedStatement for every other statement.
     """
     text, places = statement, range(len(statement) + 1)
     tokens = tokens_of(text)
@@ -109,8 +109,8 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
 
 
 def with_position(statement: str, parameters: Sequence[str] = ()) -> tuple[int, bool]:
-    """Where the first of a query's named subqueries stands, or would stand, in `statement`; and whether there is one,
-    so that WITH stands before the place. Raises Unclear."""
+    """The position for a first named subquery in `statement`, and whether the query already has WITH before it. Raises
+    UnsupportedStatement."""
     inner = extract_query(statement, parameters)
     tokens = inner.tokens
     has_with = tokens[0].word == "WITH"
@@ -119,7 +119,7 @@ def with_position(statement: str, parameters: Sequence[str] = ()) -> tuple[int, 
 
 
 def parse_execute(statement: str) -> ExecuteStatement | None:
-    """Which prepared statement is executed, plainly or below EXPLAIN; None for any other statement."""
+    """The prepared statement that is executed, also below EXPLAIN; None for any other statement."""
     try:
         tokens = tokens_of(statement)
         while _words(tokens, 1)[0] in ("EXPLAIN", "ANALYZE", "VERBOSE"):
@@ -132,7 +132,7 @@ def parse_execute(statement: str) -> ExecuteStatement | None:
 
 
 def name_of(token: Token) -> str:
-    """An identifier's name. Raises Unclear."""
+    """An identifier's name. Raises UnsupportedStatement."""
     if token.kind == "word":
         return token.text
     if token.kind == "quoted":
@@ -145,7 +145,7 @@ def _words(tokens: Sequence[Token], count: int) -> tuple[str, ...]:
 
 
 def _closing(tokens: Sequence[Token], opening: int) -> int:
-    """Where the bracket that opens at `opening` ends. Raises Unclear."""
+    """The end of the bracket that opens at `opening`. Raises UnsupportedStatement."""
     depth = 0
     for number in range(opening, len(tokens)):
         depth += tokens[number].word in ("(", "[")
@@ -156,7 +156,7 @@ def _closing(tokens: Sequence[Token], opening: int) -> int:
 
 
 def _using(tokens: Sequence[Token]) -> tuple[str, ...]:
-    """The parameters behind USING. Raises Unclear."""
+    """The parameters after USING. Raises UnsupportedStatement."""
     if not tokens:
         return ()
     if tokens[0].word != "USING" or len(tokens) < 2:
@@ -176,7 +176,7 @@ def _using(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 def _unquoted(token: Token) -> tuple[str, list[int]]:
-    """The text that a literal stands for, and the place of each of its characters and of the end."""
+    """The value of a text literal, and the position of each of its characters and of the end."""
     text, places = [], []
     at = token.start + 1
     while at < token.end - 1:
@@ -187,9 +187,9 @@ def _unquoted(token: Token) -> tuple[str, list[int]]:
 
 
 def _filled(text: str, tokens: Sequence[Token], places: Sequence[int], parameters: Sequence[str]) -> QueryText:
-    """The query from its first token on; parameters that are plain literals stand where their question marks did.
+    """The query from its first token on. Parameters that are literals replace their question marks.
 
-    Others stay question marks, which no predicate is made of.
+    Other question marks stay, and give no condition.
     """
     if not tokens or tokens[0].word not in _BEGINNINGS:
         raise UnsupportedStatement
@@ -216,7 +216,8 @@ def _filled(text: str, tokens: Sequence[Token], places: Sequence[int], parameter
 
 
 def is_plain(parameter: str) -> bool:
-    """Whether it is one literal, which binds as tightly as the question mark did. Raises Unclear for what is no SQL."""
+    """Whether it is a single literal, which can replace a question mark without brackets. Raises
+    UnsupportedStatement for invalid SQL."""
     tokens = tokens_of(parameter)
     if tokens and tokens[0].word in ("-", "+"):
         return len(tokens) == 2 and tokens[1].kind == "number"

@@ -1,8 +1,8 @@
-"""sqlglot's tree of a query as blocks (`blocks.py`), and the stored tables in it.
+"""Converts sqlglot's tree of a query to blocks (`blocks.py`), and collects the stored tables in it.
 
-Whatever is not on the lists here is not understood, and then the whole statement is not: a clause that nobody thought
-of may stand between a condition and a table. Some sources are known to be opaque (UNNEST, LATERAL, VALUES, functions,
-samples, the past by time): nothing is asked of them, and names of WITH within them are read whole.
+A clause that is not listed here makes the whole statement unsupported, because it may change which rows are needed.
+Some sources are opaque (functions, samples, tables at an earlier time): no condition is pushed to them, and the names
+of WITH in them are read completely.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.trino.statements.blocks import Block, BlockSource, JoinedSource, Tree
+from seamark.connector.trino.statements.blocks import Block, BlockSource
 from seamark.connector.trino.statements.conditions import ConditionReader
+from seamark.connector.trino.statements.joined_sources import JoinedSource, Tree
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
 from seamark.connector.trino.statements.scopes import (
     Columns,
+    LiteralRows,
     NamedQuery,
     PushdownBarrier,
     RenamedColumns,
@@ -40,15 +42,15 @@ _SET = frozenset(("with_", "this", "expression", "distinct", *_CUTS))
 _SUBQUERY = frozenset(("with_", "this", "alias", "joins", *_CUTS))
 _TABLE = frozenset(("this", "db", "catalog", "alias", "version", "sample", "joins"))
 _JOIN = frozenset(("this", "side", "kind", "on", "using"))
-_KEYS = (exp.Column, exp.Literal)
-"""Of groups: by name, or by their number in SELECT. Sets of groups are other nodes."""
+_AROUND_FILTERED = (exp.Alias, exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Cast, exp.Coalesce, exp.Literal)
+"""What may be outside of aggregates with FILTER if no other row counts."""
 _INNER = frozenset((("", ""), ("", "INNER"), ("", "CROSS")))
 _OUTER = {(side, kind): side for side in ("LEFT", "RIGHT", "FULL") for kind in ("", "OUTER")}
 
 
 class Queries:
-    """Those of one statement. `tables`: what is stored; what is asked of each is known after the query's
-    `push_down`."""
+    """The queries of one statement. `tables`: references to stored tables, which have their conditions after the
+    query's `push_down`."""
 
     def __init__(self, columns_of: ColumnsOf, reader: ConditionReader) -> None:
         self.tables: list[Table] = []
@@ -56,7 +58,7 @@ class Queries:
         self._reader = reader
 
     def read(self, node: exp.Expr, visible: _Visible) -> Scope:
-        """A query. Raises Unclear."""
+        """Converts a query. Raises UnsupportedStatement."""
         body: Callable[[exp.Expr, _Visible], Scope]
         match node:
             case exp.Select():
@@ -66,28 +68,53 @@ class Queries:
             case exp.Subquery():
                 allowed, body = _SUBQUERY, self._enclosed
             case exp.Values():
-                return hidden(node, visible)
+                return self.literal_rows(node) or hidden(node, visible)
             case _:
                 raise UnsupportedStatement
         _check(node, allowed)
         clause = node.args.get("with_")
         if clause is None:
             return body(node, visible)
-        _check(clause, frozenset(("expressions",)))
+        _check(clause, frozenset(("expressions", "recursive")))
         known, named = dict(visible), []
         for one in clause.expressions:
             _check(one, frozenset(("this", "alias")))
             name, columns = _alias(one)
             if name is None:
                 raise UnsupportedStatement
-            result = self.read(one.this, known)
+            if clause.args.get("recursive") and _uses(one.this, name):
+                # Its rows depend on its other rows, so no condition is pushed to them.
+                itself = NamedQuery(UnknownRelation())
+                result: Scope = PushdownBarrier((self.read(one.this, {**known, name: itself}),))
+            else:
+                result = self.read(one.this, known)
             named.append(NamedQuery(RenamedColumns(result, columns) if columns else result))
             known[name] = named[-1]
         return WithClause(body(node, known), tuple(named))
 
     def within(self, expressions: list[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Scope]]:
-        """The queries that stand in expressions."""
+        """The subqueries of expressions."""
         return [(query, self.read(query, visible)) for one in expressions for query in _queries_in(one)]
+
+    def literal_rows(self, node: exp.Expr) -> LiteralRows | None:
+        """The rows of VALUES, or of UNNEST of one array, if all are literals."""
+        if _given(node, set(node.args) - {"this", "alias", "expressions"}):
+            return None
+        rows: list[list[exp.Expr]]
+        if isinstance(node, exp.Values):
+            rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in node.expressions]
+        else:
+            (array,) = node.expressions if len(node.expressions) == 1 else (None,)
+            if not isinstance(array, exp.Array):
+                return None
+            rows = [[one] for one in array.expressions]
+        columns = [self._reader.literals(column) for column in zip(*rows, strict=False)]
+        there = tuple(column for column in columns if column is not None)
+        return (
+            LiteralRows(there)
+            if there and len({len(row) for row in rows}) == 1 and len(there) == len(columns)
+            else None
+        )
 
     def _cut(self, result: Scope, cuts: list[exp.Expr], visible: _Visible) -> Scope:
         return PushdownBarrier((result, *(inner for _, inner in self.within(cuts, visible)))) if cuts else result
@@ -114,14 +141,24 @@ class Queries:
         elif node.args.get("joins"):
             raise UnsupportedStatement
         expressions = [*node.expressions, *tables.conditions, *_given(node, ("where", "order", *_BELOW))]
-        passes = _passes(node) and not any(one.find(exp.Window) for one in expressions)
+        passes, windows = _passes(node), tuple(_windows_in(expressions))
+        having = node.args.get("having")
         return Block(
             projections=list(node.expressions),
             where=None if where is None else where.this,
             sources=tables.sources,
             tree=tables.tree,
             passes=passes,
-            needs_rows=passes and not node.args.get("order") and all(_is_given(one) for one in node.expressions),
+            needs_rows=passes
+            and not windows
+            and not node.args.get("order")
+            and all(_is_given(one) for one in node.expressions),
+            having=None if having is None else having.this,
+            is_grouped=node.args.get("group") is not None,
+            keys=_grouping_keys(node),
+            filters=tuple(_filters(node)),
+            windows=windows,
+            laterals=tuple(tables.laterals),
             inner=self.within(expressions, visible),
             reader=self._reader,
         )
@@ -134,11 +171,13 @@ class _From:
         self.sources: list[BlockSource] = []
         self.tree: Tree | None = None
         self.conditions: list[exp.Expr] = []
+        self.laterals: list[int] = []
+        """The positions of LATERAL subqueries among the sources."""
         self._queries = queries
         self._visible = visible
 
     def joined(self, first: Tree, joins: list[exp.Expr]) -> Tree:
-        """Joins bind more tightly than commas: `a, b LEFT JOIN c` is a beside what b and c are together."""
+        """Joins bind more tightly than commas: `a, b LEFT JOIN c` is the product of a and of the join of b and c."""
         parts = [first]
         for join in joins:
             _check(join, _JOIN)
@@ -168,13 +207,16 @@ class _From:
         if _is_bracket(node):
             if not _given(node, set(node.args) - {"this", "joins"}):
                 return self.joined(self.relation(node.this), joins)
-            result: Scope = hidden(node, self._visible)  # a join with a name
+            result: Scope = hidden(node, self._visible)  # a join with an alias
         else:
             result = self._result(node)
         name, columns = _alias(node)
+        schema = None
         if name is None and isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-            name = canonical_name(node.name)
-        self.sources.append(BlockSource(RenamedColumns(result, columns) if columns else result, name))
+            name, schema = canonical_name(node.name), canonical_name(node.db) if node.db else None
+        if isinstance(node, exp.Lateral):
+            self.laterals.append(len(self.sources))
+        self.sources.append(BlockSource(RenamedColumns(result, columns) if columns else result, name, schema))
         return self.joined(len(self.sources) - 1, joins)
 
     def _result(self, node: exp.Expr) -> Scope:
@@ -183,7 +225,13 @@ class _From:
                 return self._table(node)
             case exp.Subquery():
                 return self._queries.read(node, self._visible)
-            case exp.Unnest() | exp.Lateral() | exp.Values():
+            case exp.Lateral() if isinstance(node.this, exp.Subquery) and not _given(
+                node, set(node.args) - {"this", "alias"}
+            ):
+                return self._queries.read(node.this, self._visible)
+            case exp.Unnest() | exp.Values():
+                return self._queries.literal_rows(node) or hidden(node, self._visible)
+            case exp.Lateral():
                 return hidden(node, self._visible)
         raise UnsupportedStatement
 
@@ -201,29 +249,81 @@ class _From:
         if named is not None or sample is not None or past or any("$" in one or "@" in one for one in names):
             return hidden(node, self._visible)
         catalog, schema, table = (None, None, *names)[-3:]
-        # What columns the table had at an earlier snapshot is not known here.
+        # The columns of the table at an earlier snapshot are unknown.
         columns = None if version is not None else self._queries.columns_of((catalog, schema, str(table)))
         self._queries.tables.append(Table(node, columns))
         return self._queries.tables[-1]
 
 
 def _passes(node: exp.Expr) -> bool:
-    """Whether rows without some value of an output column come of source rows without it, and these make no others.
+    """Whether a condition on an output column can be applied to the source rows.
 
-    Groups by plain columns do, and distinct rows: those of one value are made of rows of that value alone. Of sets of
-    groups some are made of all rows.
+    This is true for distinct rows, and for keys that all rows of a group share.
     """
-    group = node.args.get("group")
-    if _given(node, ("limit", "offset", "windows")) or (group is None and node.args.get("having") is not None):
+    if _given(node, ("limit", "offset", "windows")):
         return False
-    if group is None:
-        return True
-    keys = group.expressions
-    return bool(keys) and not _given(group, set(group.args) - {"expressions"}) and all(type(k) in _KEYS for k in keys)
+    if node.args.get("group") is None:
+        return node.args.get("having") is None
+    return bool(_grouping_keys(node))
+
+
+def _grouping_keys(node: exp.Expr) -> list[exp.Expr]:
+    """The expressions of which all rows of each group have one value: of sets of groups those in every set. Without
+    such an expression there may be a group of all rows."""
+    group = node.args.get("group")
+    if group is None or _given(group, set(group.args) - {"expressions"}):
+        return []
+    return [key for one in group.expressions for key in _keys_in(one, node.expressions)]
+
+
+def _keys_in(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]:
+    match element:
+        case exp.Literal():  # its number in SELECT
+            number = int(element.this) if str(element.this).isdigit() else 0
+            if not 0 < number <= len(projections) or any(_is_star(one) for one in projections):
+                return []
+            return [projections[number - 1].unalias()]
+        case exp.GroupingSets():
+            sets = [[*one.expressions] if isinstance(one, exp.Tuple) else [one.unnest()] for one in element.expressions]
+            columns = [[one for one in each if type(one) is exp.Column] for each in sets]
+            return [key for key in columns[0] if all(key in each for each in columns)] if columns else []
+    return [element] if type(element) is exp.Column else []
+
+
+def _filters(node: exp.Expr) -> list[exp.Expr]:
+    """The conditions of FILTER, if the block has one group of all rows, and of these only rows count that meet one of
+    the conditions."""
+    if _given(node, ("group", "having", "order", "windows", "distinct")):
+        return []
+    found, left = [], list(node.expressions)
+    while left:
+        one = left.pop()
+        if type(one) is exp.Filter and isinstance(one.this, exp.AggFunc):
+            found.append(one.expression.this)
+        elif type(one) in _AROUND_FILTERED:
+            left += [inner for inner in one.iter_expressions() if not isinstance(inner, exp.DataType | exp.Identifier)]
+        else:
+            return []
+    return found
+
+
+def _is_star(projection: exp.Expr) -> bool:
+    return isinstance(projection.this if type(projection) is exp.Column else projection, exp.Star)
+
+
+def _windows_in(expressions: Iterable[exp.Expr]) -> Iterator[exp.Window]:
+    """The window functions of a block, without those of its subqueries."""
+    left = list(expressions)
+    while left:
+        node = left.pop()
+        if isinstance(node, exp.Window):
+            yield node
+        if not isinstance(node, exp.Select | exp.SetOperation | exp.Subquery):
+            left.extend(node.iter_expressions())
 
 
 def _is_given(projection: exp.Expr) -> bool:
-    """A column, a literal or a star: nothing that could make one row of all, or of none."""
+    """Whether it is a column, a literal or a star, and not an aggregate."""
     inner = projection.this if isinstance(projection, exp.Alias) else projection
     return type(inner) in (exp.Column, exp.Literal, exp.Star, exp.Null, exp.Boolean)
 
@@ -236,7 +336,7 @@ def is_snapshot(version: exp.Expr) -> bool:
 
 
 def hidden(node: exp.Expr, visible: _Visible) -> Scope:
-    """What is not looked into. A name of WITH that may be used in it is read whole."""
+    """A source that is not analysed. Names of WITH that it may use are read completely."""
     for one in node.find_all(exp.Identifier):
         used = visible.get(one.name.lower())
         if used is not None:
@@ -244,8 +344,13 @@ def hidden(node: exp.Expr, visible: _Visible) -> Scope:
     return UnknownRelation()
 
 
+def _uses(query: exp.Expr, name: str) -> bool:
+    """Whether a relation in the query may be this name of WITH."""
+    return any(len(one.parts) == 1 and one.name.lower() == name for one in query.find_all(exp.Table))
+
+
 def _is_bracket(node: exp.Expr) -> bool:
-    """Around a table or a join, and not around a query."""
+    """Whether it is a bracket around a table or a join, and not around a query."""
     if not isinstance(node, exp.Subquery):
         return False
     inner = node.this
@@ -255,7 +360,7 @@ def _is_bracket(node: exp.Expr) -> bool:
 
 
 def _alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
-    """The name and the names of columns that it gives. Raises Unclear."""
+    """The alias of a relation, and the aliases of its columns. Raises UnsupportedStatement."""
     alias = node.args.get("alias")
     if alias is None:
         return None, ()
@@ -269,7 +374,8 @@ def _alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
-    """The outermost ones. Raises Unclear for a table that stands in none. A chain of ORs is as deep as it is long."""
+    """The outermost queries. Not recursive, because the depth of a chain of ORs is its length. Raises
+    UnsupportedStatement for a table outside of a query."""
     left = [expression]
     while left:
         node = left.pop()
@@ -290,6 +396,6 @@ def _given(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
 
 
 def _check(node: exp.Expr, allowed: frozenset[str]) -> None:
-    """Raises Unclear where it has a part that is not `allowed`."""
+    """Raises UnsupportedStatement if the node has another argument than those in `allowed`."""
     if _given(node, set(node.args) - allowed):
         raise UnsupportedStatement

@@ -1,7 +1,7 @@
 """The tables that a Trino statement reads, their positions in its text, and conditions on their needed rows.
 
     for scan in scans(statement, columns_of=…):
-        scan.predicate                       SQL over the table's own columns, or None
+        scan.condition                       on the table's own columns, or None
         version(scan, 4711)                  for splices.splice
 
 A statement that is not fully understood has no scans, and is sent unchanged. Supported are queries, EXPLAIN [ANALYZE]
@@ -21,34 +21,43 @@ as UTC. So such comparisons are used only if the session's zone is UTC (`utc`) o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import date
+from functools import partial
 from itertools import pairwise
 
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
+from seamark.connector.plans.conditions import (
+    All,
+    Any,
+    Atom,
+    ColumnComparison,
+    Condition,
+    Like,
+    Match,
+    Place,
+    all_of,
+    any_of,
+    likes_of,
+    move,
+    weaken,
+    within_limit,
+)
+from seamark.connector.plans.literals import LOCAL, ZONED
 from seamark.connector.plans.quotes import quoted_name
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import Replacement
-from seamark.connector.trino.statements.conditions import (
-    All,
-    Atom,
-    ColumnComparison,
-    ConditionReader,
-    Match,
-    places_of,
-    sql_of,
-    weaken,
-)
+from seamark.connector.trino.statements.conditions import ConditionReader
 from seamark.connector.trino.statements.lexer import QueryText, UnsupportedStatement, extract_query
-from seamark.connector.trino.statements.literals import LOCAL, ZONED
 from seamark.connector.trino.statements.queries import ColumnsOf, Queries
 from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Scope, Table, canonical_name
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.wire import LIKES_MAX
 
 STATEMENT_MAX = 200_000
-PREDICATE_MAX = 100_000
-"""The maximum number of characters that the catalog accepts."""
 _TRINO = Dialect.get_or_raise("trino")
 _BEFORE = frozenset({"FROM", "JOIN", ",", "("})
 
@@ -59,15 +68,16 @@ def find_scans(
     columns_of: ColumnsOf = lambda _: None,
     parameters: Sequence[str] = (),
     utc: bool = False,
+    today: date | None = None,
 ) -> tuple[Scan, ...]:
     """The scans in the order of the text. Empty if the statement is not fully understood.
 
     `columns_of` gets (catalog, schema, table) and returns the columns; without it, names without a qualifier give no
     conditions if there are several tables. `parameters`: those of a prepared statement, in their form after USING.
-    `utc`: the session's time zone is known to be UTC.
+    `utc`: the session's time zone is known to be UTC. `today`: the date in UTC, for conditions with the current time.
     """
     try:
-        inner, queries, result = _read(statement, columns_of, parameters)
+        inner, queries, result = _read(statement, columns_of, parameters, today)
         result.push_down(None)
         places = _Places(inner)
         found = [(table, scan) for table in queries.tables if (scan := places.scan(table, utc)) is not None]
@@ -75,7 +85,7 @@ def find_scans(
         return ()
     found.sort(key=lambda one: one[1].start)
     numbers = {table: number for number, (table, _) in enumerate(found)}
-    return tuple(replace(scan, joins=_joins(table, numbers)) for table, scan in found)
+    return tuple(replace(scan, joins=_joins(table, numbers, utc)) for table, scan in found)
 
 
 def result_types(statement: str, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
@@ -101,8 +111,10 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
     return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
 
 
-def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> tuple[QueryText, Queries, Scope]:
-    """Raises Unclear."""
+def _read(
+    statement: str, columns_of: ColumnsOf, parameters: Sequence[str], today: date | None = None
+) -> tuple[QueryText, Queries, Scope]:
+    """Raises UnsupportedStatement."""
     if len(statement) > STATEMENT_MAX:
         raise UnsupportedStatement
     inner = extract_query(statement, parameters)
@@ -110,12 +122,12 @@ def _read(statement: str, columns_of: ColumnsOf, parameters: Sequence[str]) -> t
     casts_decimal = any(
         one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
     )
-    queries = Queries(columns_of, ConditionReader(casts_decimal=casts_decimal))
+    queries = Queries(columns_of, ConditionReader(casts_decimal=casts_decimal, today=today))
     return inner, queries, queries.read(tree, {})
 
 
 def _parsed(inner: QueryText) -> exp.Expr:
-    """Raises Unclear, also if sqlglot's tokens of the text differ from Trino's."""
+    """Raises UnsupportedStatement, also if sqlglot's tokens of the text differ from Trino's."""
     try:
         words = _TRINO.tokenize(inner.text)
         trees = _TRINO.parser().parse(words, inner.text)
@@ -153,11 +165,8 @@ class _Places:
         first, last = int(numbers[0] or 0), int(numbers[-1] or 0)
         if last - first != 2 * (len(names) - 1) or first == 0 or tokens[first - 1].word not in _BEFORE:
             return None
-        alias = None
-        if table.node.args.get("alias") is None:
-            if names[-1] in self._schemas:  # an alias cannot be qualified by a schema
-                return None
-            alias = f" AS {quoted_name(table.node.name)}"
+        has_alias = table.node.args.get("alias") is not None
+        alias = None if has_alias else f" AS {quoted_name(table.node.name)}"
         version, span, snapshot_id = table.node.args.get("version"), None, None
         if version is not None:
             clause = tokens[last + 1 : last + 6]
@@ -165,7 +174,6 @@ class _Places:
                 return None
             span, snapshot_id = (places[clause[0].start], places[clause[4].end]), int(clause[4].text)
         catalog, schema, name = (None, None, *names)[-3:]
-        predicate, named = _predicate(table, utc)
         return Scan(
             catalog,
             schema,
@@ -176,14 +184,20 @@ class _Places:
             alias_needed=alias,
             snapshot_id=snapshot_id,
             version_span=span,
-            predicate=predicate,
-            named=named,
+            condition=_condition(table, utc),
+            likes=_likes(table),
             quoted=self._inner.quoted,
+            renamable=has_alias or names[-1] not in self._schemas,
         )
 
 
-def _predicate(table: Table, utc: bool) -> tuple[str | None, frozenset[str]]:
-    """The predicate and the columns in it."""
+def _condition(table: Table, utc: bool) -> Condition | None:
+    """The condition without its joins, and without comparisons that the catalog would evaluate in another way."""
+    return _evaluated(table, all_of([table.predicate, *_of_partners(table)]), utc)
+
+
+def _evaluated(table: Table, condition: Condition | None, utc: bool) -> Condition | None:
+    """The part of a condition on the table's columns that the catalog evaluates as Trino does."""
     columns = table.columns or {}
 
     def kept(atom: Atom) -> Atom | None:
@@ -191,21 +205,74 @@ def _predicate(table: Table, utc: bool) -> tuple[str | None, frozenset[str]]:
             return None
         return atom if utc or _zoneless(atom, columns) else None
 
-    condition = weaken(table.predicate, kept)
-    text = None if condition is None else sql_of(condition, lambda place: place[1])
-    if condition is None or text is None or len(text) > PREDICATE_MAX:
-        return None, frozenset()
-    return text, frozenset(name for _, name in places_of(condition))
+    return within_limit(weaken(condition, kept))
 
 
-def _joins(table: Table, numbers: Mapping[Table, int]) -> tuple[Join, ...]:
-    predicate = table.predicate
-    found = dict.fromkeys(
-        Join(numbers[part.of], tuple((place[1], column) for place, column in part.pairs))
-        for part in (predicate.parts if isinstance(predicate, All) else (predicate,))
-        if isinstance(part, Match) and isinstance(part.of, Table) and part.of is not table and part.of in numbers
-    )
+def _likes(table: Table) -> tuple[tuple[Like, ...], ...]:
+    """Those on columns that are known to be stored strings, as many as a request takes."""
+    strings = {name for name, kind in (table.columns or {}).items() if kind == "string"}
+    found = [either for either in likes_of(table.predicate) if all(one.place[1] in strings for one in either)]
+    while sum(map(len, found)) > LIKES_MAX:
+        found.pop()
     return tuple(found)
+
+
+def _of_partners(table: Table) -> Iterator[Condition | None]:
+    """Conditions on the columns of joins: a partner meets its own conditions, and has equal values."""
+    for match in _matches(table):
+        for place, column in match.pairs if match.transform == IDENTITY else ():
+            partner = match.of.predicate if isinstance(match.of, Table) else None
+            alone = weaken(partner, lambda atom: atom if isinstance(atom, ColumnComparison) else None)
+            yield move(alone, partial(_moved, column, place))
+
+
+def _moved(column: str, to: Place, place: Place) -> Place | None:
+    return to if place[1] == column else None
+
+
+def _matches(table: Table) -> list[Match]:
+    predicate = table.predicate
+    parts = predicate.parts if isinstance(predicate, All) else (predicate,)
+    return [part for part in parts if isinstance(part, Match)]
+
+
+def _joins(table: Table, numbers: Mapping[Table, int], utc: bool) -> tuple[Join, ...]:
+    """Those of the condition's conjuncts that are matches, and of disjunctions with matches the alternatives."""
+    predicate = table.predicate
+    parts = predicate.parts if isinstance(predicate, All) else (predicate,)
+    found: dict[Join, None] = {}
+    for number, part in enumerate(parts):
+        if isinstance(part, Match):
+            join = _join(part, table, numbers, utc)
+            found |= {} if join is None else {join: None}
+        elif isinstance(part, Any):
+            found |= dict.fromkeys(_alternatives(part, table, numbers, utc, number))
+    return tuple(found)
+
+
+def _join(match: Match, table: Table, numbers: Mapping[Table, int], utc: bool) -> Join | None:
+    if not isinstance(match.of, Table) or match.of is table or match.of not in numbers:
+        return None
+    on = tuple((place[1], column) for place, column in match.pairs)
+    return Join(numbers[match.of], on, match.transform, _evaluated(match.of, match.where, utc))
+
+
+def _alternatives(either: Any, table: Table, numbers: Mapping[Table, int], utc: bool, number: int) -> list[Join]:
+    """Of each branch, a condition on the table's own columns or a join; none if a branch has neither."""
+    joins: dict[Join, None] = {}
+    own: list[Condition | None] = []
+    for branch in either.parts:
+        condition = _evaluated(table, branch, utc)
+        if condition is not None:
+            own.append(condition)
+            continue
+        matches = [one for one in (branch.parts if isinstance(branch, All) else (branch,)) if isinstance(one, Match)]
+        found = next((join for one in matches if (join := _join(one, table, numbers, utc)) is not None), None)
+        if found is None:
+            return []
+        joins[found] = None
+    unless = any_of(own) if own else None
+    return [replace(one, any_of=number, unless=unless) for one in joins]
 
 
 def _zoneless(leaf: ColumnComparison, columns: Columns) -> bool:

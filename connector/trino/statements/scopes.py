@@ -18,7 +18,8 @@ from typing import Protocol, TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.trino.statements.conditions import Condition, Place, any_of, move
+from seamark.connector.plans.conditions import Condition, Place, any_of, move
+from seamark.connector.plans.literals import Literal
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
 
 Columns: TypeAlias = Mapping[str, str]
@@ -28,6 +29,8 @@ COMPUTED = ""
 
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
 """Types whose equal values are identical: floats have two zeros, and nested types are not compared."""
+
+_LITERAL_TYPES = {"boolean": "boolean", "integer": "long", "text": "string", "date": "date"}
 
 
 def is_exact(kind: str | None) -> bool:
@@ -62,6 +65,9 @@ class Scope(Protocol):
         """The stored table and columns that these columns come from: for each row without nulls in them, a row of the
         table has the same values. None if there is no such table."""
 
+    def values(self, column: str) -> tuple[Literal, ...] | None:
+        """The values of a column that only literals of the statement can have, besides null; None if unknown."""
+
     def push_down(self, wanted: Condition | None) -> None:
         """Pushes a condition down, once: rows for which `wanted` is not true are not needed. Its places are
         (0, column)."""
@@ -88,6 +94,9 @@ class Table:
         known = self.columns or {}
         return (self, tuple(columns)) if all(is_exact(known.get(one)) for one in columns) else None
 
+    def values(self, column: str) -> tuple[Literal, ...] | None:
+        return None
+
     def push_down(self, wanted: Condition | None) -> None:
         self.predicate = wanted
 
@@ -97,7 +106,7 @@ Origin: TypeAlias = tuple[Table, tuple[str, ...]]
 
 
 class UnknownRelation:
-    """Rows without any information: VALUES, UNNEST, a function, a table at an earlier time."""
+    """Rows without any information: a function, a table at an earlier time, VALUES and UNNEST of expressions."""
 
     def has(self, column: str) -> None:
         return None
@@ -110,6 +119,39 @@ class UnknownRelation:
 
     def origin(self, columns: Sequence[str]) -> None:
         return None
+
+    def values(self, column: str) -> tuple[Literal, ...] | None:
+        return None
+
+    def push_down(self, wanted: Condition | None) -> None:
+        return None
+
+
+@dataclass
+class LiteralRows:
+    """Rows of literals, by column: VALUES, or UNNEST of an ARRAY. A column without an alias has the name that
+    Trino displays."""
+
+    columns: tuple[tuple[Literal, ...], ...]
+
+    def has(self, column: str) -> bool:
+        return column in self.names()
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"_col{number}" for number in range(len(self.columns)))
+
+    def kind(self, column: str) -> str | None:
+        kinds = {_LITERAL_TYPES.get(one.kind) for one in self.values(column) or ()}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    def origin(self, columns: Sequence[str]) -> None:
+        return None
+
+    def values(self, column: str) -> tuple[Literal, ...] | None:
+        names = self.names()
+        if column not in names:
+            return None
+        return tuple(one for one in self.columns[names.index(column)] if one.kind != "null")
 
     def push_down(self, wanted: Condition | None) -> None:
         return None
@@ -133,6 +175,9 @@ class PushdownBarrier:
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
         return self.inner[0].origin(columns)
+
+    def values(self, column: str) -> tuple[Literal, ...] | None:
+        return self.inner[0].values(column)
 
     def push_down(self, wanted: Condition | None) -> None:
         for one in self.inner:
@@ -161,6 +206,9 @@ class SetOperation:
         return kind if name is not None and is_exact(kind) and self.right.kind(name) == kind else None
 
     def origin(self, columns: Sequence[str]) -> None:
+        return None
+
+    def values(self, column: str) -> tuple[Literal, ...] | None:
         return None
 
     def push_down(self, wanted: Condition | None) -> None:
@@ -203,6 +251,10 @@ class RenamedColumns:
         names = [name for one in columns if (name := self._before(one)) is not None]
         return self.inner.origin(names) if len(names) == len(columns) else None
 
+    def values(self, column: str) -> tuple[Literal, ...] | None:
+        name = self._before(column)
+        return None if name is None else self.inner.values(name)
+
     def push_down(self, wanted: Condition | None) -> None:
         def inside(place: Place) -> Place | None:
             name = self._before(place[1])
@@ -241,11 +293,14 @@ class NamedQuery:
     def origin(self, columns: Sequence[str]) -> Origin | None:
         return self.inner.origin(columns)
 
+    def values(self, column: str) -> tuple[Literal, ...] | None:
+        return self.inner.values(column)
+
     def push_down(self, wanted: Condition | None) -> None:
         self.collected.append(wanted)
 
     def push_collected(self) -> None:
-        self.inner.push_down(any_of(self.collected))
+        self.inner.push_down(any_of(self.collected) if self.collected else None)
 
 
 @dataclass
@@ -267,7 +322,21 @@ class WithClause:
     def origin(self, columns: Sequence[str]) -> Origin | None:
         return self.body.origin(columns)
 
+    def values(self, column: str) -> tuple[Literal, ...] | None:
+        return self.body.values(column)
+
     def push_down(self, wanted: Condition | None) -> None:
         self.body.push_down(wanted)
         for one in reversed(self.named):
             one.push_collected()
+
+
+def star_qualifier(projection: exp.Expr) -> str | None:
+    """The qualifier of a star, "" for a star without one; None if the projection is no star."""
+    if isinstance(projection, exp.Star):
+        return ""
+    if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
+        qualifiers = projection.parts[:-1]
+        # More than one: a table with its schema, or a struct.
+        return canonical_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
+    return None

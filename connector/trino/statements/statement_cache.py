@@ -1,8 +1,8 @@
-"""Statements read (`scans.py`) beside the event loop, and remembered: how a text reads never changes, as long as its
-tables have the columns that they have.
+"""Parses statements (`scans.py`) outside of the event loop, and caches the results. A result depends on the text and on
+the columns of its tables.
 
-Reading takes milliseconds of pure Python, so it is done in one thread, and a text that many ask about is read once. Who
-no longer waits has nothing read; what is being read then is kept for the next who asks.
+Parsing takes milliseconds of Python, so one thread does it, and concurrent requests for a text share one result. A
+request that is cancelled while it is queued is not parsed; a result that is already being computed is cached.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
 
 import structlog
 
@@ -30,24 +31,26 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 @dataclass(frozen=True, slots=True)
 class StatementText:
-    """What is read: a statement, or a prepared one and the parameters that it is executed with."""
+    """A statement, or a prepared statement with the parameters of its execution."""
 
     text: str
     parameters: tuple[str, ...] = ()
     prepared: str | None = None
-    """Its name."""
+    """The name of the prepared statement."""
     utc: bool = False
+    today: date | None = None
+    """The date in UTC, if the text may contain the current time."""
     columns: tuple[str, ...] = ()
-    """Of a view's text: those that types are asked of, and not the scans."""
+    """For the text of a view: the columns whose types are needed, instead of scans."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStatement:
     scans: tuple[Scan, ...]
     table_names: tuple[Names, ...] = ()
-    """Tables whose columns could tell more."""
+    """Tables whose columns could give more conditions."""
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """Of `StatementText.columns`, as `scans.result_types` has them."""
+    """The types of `StatementText.columns` (`scans.result_types`)."""
 
 
 _Key = tuple[StatementText, tuple[tuple[str, str], ...]]
@@ -66,7 +69,7 @@ class StatementReader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
-        """With the columns of `tables`. TimeoutError where it is not done by then, on the loop's clock."""
+        """Parses with the columns of `tables`. TimeoutError after `until_s` on the clock of the event loop."""
         key = (text, tuple(sorted((str(names), known.version) for names, known in tables.items())))
         found = self._known.get(key)
         if found is None:
@@ -102,7 +105,7 @@ def _read(text: StatementText, tables: Mapping[Names, Columns | None]) -> ReadSt
         if text.columns:
             column_types = result_types(text.text, text.columns, columns_of=columns_of)
             return ReadStatement((), tuple(table_names), column_types)
-        found = find_scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc)
+        found = find_scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc, today=text.today)
     except Exception as error:  # noqa: BLE001  one bug in reading must fail no statement
         _log.warning("a statement was not read", error=repr(error))
         return ReadStatement(())

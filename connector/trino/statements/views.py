@@ -28,6 +28,7 @@ from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import PlanRequests, Plans, drop_scans
 from seamark.connector.plans.quotes import quoted_name
 from seamark.connector.trino.statements.queries import Names
+from seamark.connector.trino.statements.relative_times import today_for
 from seamark.connector.trino.statements.scopes import COMPUTED
 from seamark.connector.trino.statements.statement_cache import StatementReader, StatementText
 
@@ -182,14 +183,14 @@ class Views:
             opened, within = seen.views[place.table], (*place.within, number)
             known = _told(opened, seen.known)
             text = plan_view_query(opened.view.text, place.table[-1], predicate_of(place))
-            reading = await self._reader.read(StatementText(text, utc=utc), known, until_s)
+            reading = await self._reader.read(StatementText(text, utc=utc, today=today_for(text)), known, until_s)
             places = {}
             for behind, scan in enumerate(reading.scans):
                 names = scan.catalog, scan.schema, scan.table
                 if scan.version_span is None and names in known:
                     places[behind] = PlannedScan(scan, *opened.named[names], within=within)
             tables = {behind: one for behind, one in places.items() if one.table not in seen.views}
-            inner = {behind: one for behind, one in places.items() if one.table in seen.views}
+            inner = {behind: one for behind, one in places.items() if one.table in seen.views and one.scan.renamable}
             dimensions = joining.find_dimensions(tables, known)
             looked.append(ExpandedView(place, opened.view, tuple(tables.values()), tuple(inner.values()), dimensions))
             left.extend(inner.items() if len(within) < DEPTH_MAX else ())

@@ -17,7 +17,7 @@ from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, r
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, STORE
-from seamark.metaserver.api.http.paging import PAGING, page_schema
+from seamark.metaserver.api.http.parameters.paging import PAGING, page_schema
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.store.model import AuditRecord, Grant, Token
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant

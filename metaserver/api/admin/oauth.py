@@ -8,8 +8,8 @@ Deprecated in the Iceberg REST specification, but still used by Spark, Trino, Fl
 - token exchange (RFC 8693), with which Java clients refresh. An access token alone yields one with the same expiry:
   without the secret a login cannot be prolonged, so that a stolen access token expires. With Basic credentials, which
   Java sends once the token has expired, an access token of the same holder yields one with a full lifetime, even if it
-  has expired. A bearer token of this server is returned unchanged, because it is the secret, and so is a token of the
-  OIDC issuer, because only the issuer can prolong it.
+  has expired. A bearer token of this server is returned unchanged, because it is the secret. A token of the
+  OIDC issuer is also returned unchanged, because only the issuer can prolong it.
 
 The answer is a JWT (`access/issued.py`) that expires with the bearer token it was created from. Without logins (auth =
 none) any credentials are accepted, for clients that require some. Errors have OAuth's form (RFC 6749, 5.2), which

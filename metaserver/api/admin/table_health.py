@@ -1,4 +1,4 @@
-"""The route that tells what is wrong with a table."""
+"""The route that reports what is wrong with a table."""
 
 from __future__ import annotations
 

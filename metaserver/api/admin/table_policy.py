@@ -1,4 +1,4 @@
-"""The route that tells the policy of a table."""
+"""The route that returns the policy of a table."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSp
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints, json_answer
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
-from seamark.metaserver.api.http.requests import IDEMPOTENCY_KEY
+from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.api.indexes.index_state import READER
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.changes.change import (
@@ -72,6 +72,11 @@ _BODY: dict[str, Any] = {
             "type": ["string", "null"],
             "description": "Shared by all attempts of one change. After several collisions, the change gets a table "
             "lock for some time, and other changes to the table wait.",
+        },
+        "fence": {
+            "type": ["integer", "null"],
+            "description": "The fencing number of a job of the table services; 409 if another replica runs them now, "
+            "so that a job which its server has lost commits nothing.",
         },
         "operation": {
             "enum": [*OPERATIONS, None],
@@ -145,6 +150,11 @@ _BODY: dict[str, Any] = {
             },
             "description": f"Index files that are registered with the snapshot; stored below {INDEX_FOLDER} of the "
             "table.",
+        },
+        "undo-snapshot-id": {
+            "type": ["integer", "null"],
+            "description": "Undoes this snapshot, whose operation is replace: removes the files that it added, and "
+            "restores those that it removed. 409 if later commits changed the added files. Without files of its own.",
         },
         "summary": {"type": "object", "additionalProperties": {"type": "string"}},
     },

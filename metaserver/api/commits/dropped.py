@@ -10,7 +10,7 @@ from aiohttp import web
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG
-from seamark.metaserver.api.http.paging import PAGING, page_schema
+from seamark.metaserver.api.http.parameters.paging import PAGING, page_schema
 from seamark.metaserver.catalog.dropped import no_such_dropped
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, MetricsReport
 from seamark.metaserver.wire import check_name, check_namespace, parse_namespace

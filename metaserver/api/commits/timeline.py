@@ -21,7 +21,7 @@ from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route, add_endpoints
 from seamark.metaserver.api.http.errors import error_body
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, SETTINGS, STORE, TIMELINE
-from seamark.metaserver.api.http.paging import page_size
+from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
 from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore

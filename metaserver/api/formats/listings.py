@@ -321,7 +321,7 @@ def partition_json(metadata: TableMetadata, partition: PartitionTuple) -> dict[s
             made[field.name] = None
             continue
         kind = field_kind(metadata, field) or value.kind
-        made[field.name] = _json(*_promoted(value.kind, kind, value.value))
+        made[field.name] = bound_json(*_promoted(value.kind, kind, value.value))
     return made
 
 
@@ -333,7 +333,7 @@ def _promoted(stored: str, kind: str, value: Value) -> tuple[str, Value]:
     return kind, value
 
 
-def _json(kind: str, value: Value) -> object:
+def bound_json(kind: str, value: Value) -> object:
     """None for bytes that are no value of the type, such as truncated bounds of UUIDs."""
     try:
         return encode_json(kind, value)
@@ -345,12 +345,14 @@ def _values(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> lis
     """Bounds as JSON single values."""
     if isinstance(values, Strings):
         return [
-            None if string is None else _json(kind, value_of(Form.STRINGS, kind, string)) for string in values.values()
+            None if string is None else bound_json(kind, value_of(Form.STRINGS, kind, string))
+            for string in values.values()
         ]
     if values.dtype == np.float64:
-        return [None if math.isnan(number) else _json(kind, number) for number in values.tolist()]
+        return [None if math.isnan(number) else bound_json(kind, number) for number in values.tolist()]
     return [
-        None if number == MISSING else _json(kind, value_of(Form.INTEGERS, kind, number)) for number in values.tolist()
+        None if number == MISSING else bound_json(kind, value_of(Form.INTEGERS, kind, number))
+        for number in values.tolist()
     ]
 
 

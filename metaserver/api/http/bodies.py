@@ -1,9 +1,9 @@
 """Reads the bodies of requests within bounds: of size by operation, of time, and of what all of them hold together.
 
-Sizes are of the body unpacked, counted while it arrives, whatever its headers announce. Packed bodies are inflated here
+Sizes are of the body unpacked, counted while it arrives; its headers are not trusted. Packed bodies are inflated here
 in small steps, one at a time in all, and the loop serves others between them. A route declares the class of its limit:
 lists of files, keys and values need more, logins less. Who sends a body has passed the login and, as far as the path
-says where, the check of its role; only `getToken` reads from strangers.
+says where, the check of its role; only `getToken` reads from unauthenticated clients.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def body_limit(size: BodySize, settings: Settings) -> int:
 
 
 async def read(request: web.Request) -> bytes:
-    """The body's bytes, unpacked as its Content-Encoding says; the same ones when asked again.
+    """The body's bytes, unpacked as its Content-Encoding says; a second call returns the same bytes.
 
     TooLarge; BadRequest for one that does not unpack; UnsupportedMediaType for a coding that is not read here;
     RequestTimeout for one that takes too long; ClientGone; RetryLater and TooManyRequests where all bodies together, or
@@ -145,8 +145,8 @@ def _holder(request: web.Request) -> str:
 
 
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:
-    """Ends the connection after an answer to a request whose body was not read to its end: nobody can tell where the
-    next request begins, and what is still to come is not worth unpacking."""
+    """Ends the connection after an answer to a request whose body was not read to its end: it is unknown where the
+    next request begins, and the rest is not worth unpacking."""
     if _UNREADABLE not in request and request.content.is_eof():
         return
     response.force_close()
@@ -158,7 +158,7 @@ def end_unread(request: web.Request, response: web.StreamResponse) -> None:
 
 
 async def parse(request: web.Request, body: bytes, shape: type[T]) -> T:
-    """`body` as `shape`, a msgspec type; a large one in a thread, one at a time, since what comes of it takes many
+    """`body` as `shape`, a msgspec type; a large body in a thread, one at a time, because the result takes many
     times its memory. BadRequest names the field that is wrong."""
     if len(body) <= QUICK_BYTES:
         return parse_now(body, shape)

@@ -1,8 +1,8 @@
 """Content codings of request bodies (RFC 9110, 8.4), undone in steps of bounded size. No clock, no input or output.
 
-aiohttp inflates whatever has arrived at once, in the event loop, before a handler can refuse it. Here a caller takes as
+aiohttp inflates all that has arrived at once, in the event loop, before a handler can refuse it. Here a caller takes as
 much as it has time for, and both bounds are checked before more is inflated: the limit on bytes, and the ratio of
-unpacked bytes to sent ones.
+unpacked bytes to sent bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 
 
 def coding_of(values: Sequence[str]) -> str:
-    """The one coding that the values of Content-Encoding list; "" for none. UnsupportedMediaType for another one than
+    """The coding that the values of Content-Encoding list; "" for none. UnsupportedMediaType for a coding that is not
     `ACCEPTED` and for several: each more of them multiplies what a byte may unpack to."""
     listed = [one.strip().lower() for value in values for one in value.split(",")]
     codings = [one for one in listed if one not in ("", "identity")]

@@ -39,6 +39,7 @@ _PATH = {
     "column": "Full name of the column, levels joined by dots.",
     "id": "Id of the dropped entry, from the list.",
     "name": "Name of the token.",
+    "statement": "Id of the statement, from the request or the header X-Seamark-Statement.",
 }
 """Variables of Seamark's paths."""
 

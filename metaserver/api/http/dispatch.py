@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -22,16 +22,17 @@ from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach
 from seamark.metaserver.api.http.endpoints import served_paths
 from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, PRINCIPAL, REQUEST_ID, SETTINGS
-from seamark.metaserver.api.http.paging import page_size
-from seamark.metaserver.api.http.plan_audience import audience_of
-from seamark.metaserver.api.http.requests import key_of, path_names, path_namespace
+from seamark.metaserver.api.http.parameters.paging import page_size
+from seamark.metaserver.api.http.parameters.plan_audience import audience_of
+from seamark.metaserver.api.http.parameters.requests import key_of, path_names, path_namespace
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
-from seamark.metaserver.errors import NoSuchTable
+from seamark.metaserver.errors import CacheDamaged, NoSuchTable
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.wire import check_changeable, decode_as, encode_json, is_plan_name, show
 
 B = TypeVar("B")
-_NOT_NAMES = ("namespace", "name", "plan_id")
+P = ParamSpec("P")
+_NOT_NAMES = ("namespace", "name", "plan_id", "statement")
 """Variables that are not names of entries; handlers read them from `Call.variables`."""
 
 
@@ -112,7 +113,7 @@ class Call:
         )
 
     async def parse(self, body: bytes, shape: type[B]) -> B:
-        """A body that the handler takes as bytes; a large one in a thread."""
+        """A body that the handler takes as bytes; large bodies are parsed in a thread."""
         return await bodies.parse(self._request, body, shape)
 
     async def idempotency_key(self) -> IdempotencyKey | None:
@@ -139,7 +140,7 @@ class Call:
         self.allow(*namespaces)
 
     def may(self, namespace: NamespacePath, operation: str | None = None) -> bool:
-        """Whether the caller may do `operation`, by default this one, in `namespace`."""
+        """Whether the caller may do `operation`, by default that of the route, in `namespace`."""
         return self.app[AUTHORIZER].allows(self.principal, operation or self._route.operation, namespace)
 
     def sees(self, namespace: NamespacePath) -> bool:
@@ -169,11 +170,11 @@ class Route(Description, frozen=True):
     """Whether the handler sends its answer itself and therefore sees the request."""
 
     def __call__(self, work: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
-        open_call, encode = self._opener(), self._encoder()
+        open_call, encode, answer = self._opener(), self._encoder(), self._repeated(work)
 
         async def handle(request: web.Request) -> web.StreamResponse:
             call = open_call(request)
-            return encode(call, await work(call))
+            return encode(call, await answer(call))
 
         return self._endpoint(handle)
 
@@ -183,6 +184,8 @@ class Route(Description, frozen=True):
         open_call, encode, is_optional = self._opener(), self._encoder(), self.is_body_optional
 
         def make(work: Callable[[Call, B], Awaitable[Answer]]) -> Endpoint:
+            answer = self._repeated(work)
+
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = open_call(request)
                 data = await bodies.read(request)
@@ -190,7 +193,7 @@ class Route(Description, frozen=True):
                     parsed = decode_as(data, body, "The body") if data else body()
                 else:
                     parsed = await bodies.parse(request, data, body)
-                return encode(call, await work(call, parsed))
+                return encode(call, await answer(call, parsed))
 
             return msgspec.structs.replace(self, body=self.body or body)._endpoint(handle)
 
@@ -202,9 +205,11 @@ class Route(Description, frozen=True):
         open_call, encode = self._opener(), self._encoder()
 
         def make(work: Callable[[Call, bytes], Awaitable[Answer]]) -> Endpoint:
+            answer = self._repeated(work)
+
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = open_call(request)
-                return encode(call, await work(call, await bodies.read(request)))
+                return encode(call, await answer(call, await bodies.read(request)))
 
             return msgspec.structs.replace(self, body=body)._endpoint(handle)
 
@@ -219,6 +224,20 @@ class Route(Description, frozen=True):
             return await handle(request)
 
         return self._endpoint(answer)
+
+    def _repeated(self, work: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[Answer]]:
+        """`work`; if the operation changes nothing, it is repeated once after it found a damaged file of the local
+        cache, which is then read from the storage."""
+        if changes(self.operation):
+            return work
+
+        async def repeated(*args: P.args, **options: P.kwargs) -> Answer:
+            try:
+                return await work(*args, **options)
+            except CacheDamaged:
+                return await work(*args, **options)
+
+        return repeated
 
     def _check_body(self) -> None:
         if self.check in (Check.HANDLER, Check.LOGIN):

@@ -43,7 +43,7 @@ def error_body(status: int, kind: str, message: str) -> bytes:
 
 def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Response:
     """The answer for `error`, with Retry-After for errors that may pass, a challenge for a missing login, and the
-    supported codings for a body in another one."""
+    supported codings for a body in another coding."""
     response = error_response(error.code, error.type, error.message, head=head)
     if isinstance(error, RetryLater):
         response.headers["Retry-After"] = str(max(1, error.retry_after_s))

@@ -15,7 +15,7 @@ from aiohttp import web
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.errors import from_seamark_error
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STORE
-from seamark.metaserver.api.http.requests import IDEMPOTENCY_KEY
+from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.catalog.quotas import Quota
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.errors import (

@@ -8,7 +8,9 @@ query string, a header or a body, which may contain secrets.
 from __future__ import annotations
 
 import logging
+import math
 import re
+from collections.abc import Coroutine
 
 import structlog
 from aiohttp import web
@@ -16,16 +18,18 @@ from aiohttp.typedefs import Handler, Middleware
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import ANONYMOUS, Principal
 from seamark.metaserver.access.refusals import Refusals
 from seamark.metaserver.api.http.bodies import PLACE, end_unread
 from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
-from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
+from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID, STALENESS
 from seamark.metaserver.api.http.parts import ServerParts
-from seamark.metaserver.api.http.slots import Bounds, RequestSlot
+from seamark.metaserver.api.http.slots import RequestSlot, WorkerLimits
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import ClientGone, SeamarkError
+from seamark.metaserver.staleness import Staleness, allowing, requested_staleness_s
 
 _log = structlog.get_logger("seamark.request")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
@@ -39,7 +43,7 @@ _propagator = TraceContextTextMapPropagator()
 class _RequestPipeline:
     """The state and the steps of the middleware."""
 
-    def __init__(self, parts: ServerParts, bounds: Bounds) -> None:
+    def __init__(self, parts: ServerParts, bounds: WorkerLimits) -> None:
         self._bounds = bounds
         self._clock = parts.clock
         self._metrics = parts.metrics
@@ -51,6 +55,8 @@ class _RequestPipeline:
         self._routes: dict[int, tuple[str, Description]] = {}
         self._ids = _RequestIds(parts.clock)
         self._unrouted = Refusals(each_address=20, each_principal=0, keys_max=1000)
+        self._stale_limit_s = parts.settings.stale_limit_s
+        self._stale_wait_s = parts.settings.stale_wait_s
         self._audited: dict[tuple[str, int], bool] = {}
 
     @web.middleware
@@ -62,10 +68,13 @@ class _RequestPipeline:
         given = headers.get("X-Request-Id")
         request_id = given if given is not None and _SANE_ID.match(given) else self._ids.new()
         request[REQUEST_ID] = request_id
-        if self._tracer is None:
-            response, error = await self._answer(request, handler, described, request_id)
+        staleness = self._staleness(request, described) if self._stale_limit_s else None
+        if staleness is None:
+            response, error = await self._respond(request, handler, template, described, request_id)
         else:
-            response, error = await self._traced(self._tracer, request, handler, template, described, request_id)
+            request[STALENESS] = staleness
+            with allowing(staleness):
+                response, error = await self._respond(request, handler, template, described, request_id)
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id
             response.headers["Server"] = "seamark"  # otherwise aiohttp sends its version and that of Python
@@ -93,6 +102,14 @@ class _RequestPipeline:
             self._log_line(request, response, template, described, seconds, request_id)
         return response
 
+    def _staleness(self, request: web.Request, described: Description) -> Staleness | None:
+        """What a request allows that only reads."""
+        given = request.headers.get("Cache-Control")
+        if given is None or described.public or described.waits or changes(described.operation):
+            return None
+        allowed_s = requested_staleness_s(given)
+        return Staleness(min(allowed_s, self._stale_limit_s), self._stale_wait_s) if allowed_s else None
+
     def _log_line(
         self,
         request: web.Request,
@@ -117,12 +134,19 @@ class _RequestPipeline:
             fields["trace_id"] = parsed[1]
         _log.info("request", **fields)
 
+    def _respond(
+        self, request: web.Request, handler: Handler, template: str, described: Description, request_id: str
+    ) -> Coroutine[None, None, tuple[web.StreamResponse, Exception | None]]:
+        if self._tracer is None:
+            return self._answer(request, handler, described, request_id)
+        return self._traced(self._tracer, request, handler, template, described, request_id)
+
     async def _answer(
         self, request: web.Request, handler: Handler, described: Description, request_id: str
     ) -> tuple[web.StreamResponse, Exception | None]:
         """The handler's answer and None, or the error's answer and the error."""
-        metrics = self._metrics
-        metrics.answering += 1
+        requests = self._metrics.requests
+        requests.answering += 1
         try:
             if not described.public:
                 principal = request[PRINCIPAL] = await self._identify(request)
@@ -142,7 +166,7 @@ class _RequestPipeline:
             _log.error("unexpected error", request_id=request_id, operation=described.operation, exc_info=error)
             return from_unexpected(request_id, head=request.method == "HEAD"), error
         finally:
-            metrics.answering -= 1
+            requests.answering -= 1
             place = request.get(PLACE)
             if place is not None:
                 place.leave()
@@ -228,5 +252,12 @@ class _RequestIds:
         return f"{stamp[:8]}-{stamp[8:]}-7{count:03x}-{self._tail}"
 
 
-def build_middleware(parts: ServerParts, bounds: Bounds) -> Middleware:
+async def add_age(request: web.Request, response: web.StreamResponse) -> None:
+    """Says how old an answer is that was made without the database or the storage (RFC 9111, 5.1)."""
+    staleness = request.get(STALENESS)
+    if staleness is not None and staleness.age_s > 0 and response.status < 400:
+        response.headers["Age"] = str(math.ceil(staleness.age_s))
+
+
+def build_middleware(parts: ServerParts, bounds: WorkerLimits) -> Middleware:
     return _RequestPipeline(parts, bounds).handle

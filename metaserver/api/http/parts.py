@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from opentelemetry.trace import Tracer
 
 from seamark.metaserver.access.audit import AuditLog
 from seamark.metaserver.access.authenticator import Authenticator
 from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.keyring import StoredKeyring
-from seamark.metaserver.api.http.metrics import ServerMetrics
+from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
 from seamark.metaserver.commit.native.group_commit import Commits
+from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.registry import Registry
@@ -27,6 +30,9 @@ from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
+
+if TYPE_CHECKING:
+    from seamark.metaserver.peers.peers import Peers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +54,14 @@ class ServerParts:
     commits: Commits
     expiration: Expiration
     orphan_removal: OrphanRemoval
+    manifest_rewrite: ManifestRewrite
     metrics: ServerMetrics
     authenticator: Authenticator
     authorizer: Authorizer
     keyring: StoredKeyring
+    gateway_keys: GatewayKeys
+    peers: Peers | None
+    """None without `peer_address`."""
     audit: AuditLog
     tracer: Tracer | None
     """None when tracing is off."""

@@ -19,16 +19,17 @@ from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
-from seamark.metaserver.api.http.plan_audience import HEADER
-from seamark.metaserver.api.http.requests import table_path
+from seamark.metaserver.api.http.keys import CATALOG, GATEWAY_KEYS, SETTINGS
+from seamark.metaserver.api.http.parameters.plan_audience import HEADER
+from seamark.metaserver.api.http.parameters.requests import table_path
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.plans.plan_tables import LoadedPlan
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
-from seamark.metaserver.objects.vending import storage_config
+from seamark.metaserver.objects.credentials import VendedKeys
+from seamark.metaserver.objects.vending import gateway_address, storage_config
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import NamespacePath, ShownPlan
@@ -42,6 +43,8 @@ GZIP_FROM_BYTES = 16_384
 PLANNING_MODE = "scan-planning-mode"
 """The key in a table's `config`, which Iceberg Java reads, and in `/v1/config`, which PyIceberg reads."""
 PLANNING_PROPERTY = "seamark.scan-planning-mode"
+CACHE_PINNED = "seamark.cache.pinned"
+"""The property of a table whose objects the objects gateway pins in its cache."""
 _PLANNERS = ("server", "client")
 _MODES = ("all", "refs")
 _REVISION = "2"
@@ -71,7 +74,7 @@ def table_etag(
     """The ETag of the answer that `table_answer` would return."""
     settings = call.app[SETTINGS]
     path = table_path(namespace, name, settings.prefix)
-    config = (settings.scan_planning_mode, *_storage_settings(settings))
+    config = (settings.scan_planning_mode, *_storage_settings(settings), *_grant_stamp(call, namespace))
     ids = ",".join(str(plan.shown_id) for plan in shown)
     tag = _shown_etag if shown else _etag
     return tag(_REVISION, metadata_location, mode, call.headers.get(DELEGATION, ""), path, *config, ids)
@@ -110,7 +113,9 @@ async def table_answer(
 ) -> web.Response:
     """A LoadTableResult. `compress` is False for answers that are requested only once. `shown` are plan snapshots that
     follow those of the table."""
-    config, credentials = access_config(call, loaded.metadata.location, namespace, name, staged=loaded.entry is None)
+    staged = loaded.entry is None
+    uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
+    config, credentials = access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
     if loaded.entry is not None:
         config = {**config, PLANNING_MODE: planning_mode(call.app[SETTINGS], loaded.metadata)}
     tail = _tail(config, credentials)
@@ -127,7 +132,8 @@ async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web
     """A LoadTableResult of a plan table: storage of its table, planning by the client."""
     plan, table = loaded.plan, loaded.table
     assert plan.name is not None
-    config, credentials = access_config(call, table.metadata.location, plan.namespace, plan.of_name)
+    assert table.entry is not None
+    config, credentials = access_config(call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name)
     tail = _tail({**config, PLANNING_MODE: "client"}, credentials)
     etag = table_etag(call, plan.location, plan.namespace, plan.name, mode)
     return await _located_answer(call, plan.location, loaded.metadata, mode, tail, etag)
@@ -211,20 +217,42 @@ def view_answer(call: Call, loaded: LoadedView) -> web.Response:
 
 def access_config(
     call: Call,
-    location: str,
+    table_uuid: str,
+    metadata: TableMetadata,
     namespace: NamespacePath,
     name: str,
     delegation: str | None = None,
     *,
     staged: bool = False,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
-    """`config` and `storage-credentials` for a table at `location`. `delegation` None: the request's header."""
-    settings = call.app[SETTINGS]
+    """`config` and `storage-credentials` for a table. `delegation` None: the request's header."""
+    settings, location = call.app[SETTINGS], metadata.location
     sign_path = table_path(namespace, name, settings.prefix) + "/sign"
     if staged:  # a staged table cannot be looked up for a signature, so the URL carries a pass
         sign_path += f"?stage={call.app[CATALOG].staging.issue(namespace, name, location)}"
     requested = delegation or call.headers.get(DELEGATION)
-    return storage_config(settings, location, delegation=requested, sign_path=sign_path)
+
+    def vend() -> VendedKeys:
+        who, writable = call.principal.name, call.may(namespace, "updateTable")
+        pinned = metadata.properties.get(CACHE_PINNED, "").lower() == "true"
+        keys = call.app[GATEWAY_KEYS]
+        return keys.issue(table_uuid, location, writable=writable, who=who, pinned=pinned, staged=staged)
+
+    return storage_config(
+        settings,
+        location,
+        delegation=requested,
+        sign_path=sign_path,
+        refresh_path="" if staged else table_path(namespace, name, settings.prefix) + "/credentials",
+        vend=vend,
+    )
+
+
+def _grant_stamp(call: Call, namespace: NamespacePath) -> tuple[str | bool, ...]:
+    """What the keys in an answer depend on besides the table: they may not be reused by another principal."""
+    if call.app[SETTINGS].s3_client_access != "gateway":
+        return ()
+    return call.principal.name, call.may(namespace, "updateTable"), call.app[GATEWAY_KEYS].stamp()
 
 
 def _located(call: Call, loaded: LoadedTable) -> bytes:
@@ -238,6 +266,7 @@ def _storage_settings(settings: Settings) -> tuple[str | bool, ...]:
     """The settings that `storage_config` uses: clients must not reuse answers with rotated keys."""
     return (
         settings.s3_client_access,
+        gateway_address(settings),
         settings.s3_endpoint,
         settings.s3_region,
         settings.s3_path_style,

@@ -64,13 +64,13 @@ class FairLock:
 
     @asynccontextmanager
     async def of(self, holder: str) -> AsyncIterator[None]:
-        """The turn of `holder`, for as long as the block runs."""
+        """A slot of `holder`, for as long as the block runs."""
         own = self._own.setdefault(holder, asyncio.Lock())
         async with own, self._all:
             yield
 
 
-class Bounds:
+class WorkerLimits:
     """The limits of one worker."""
 
     def __init__(self, *, requests: int, watchers: int, body_bytes: int) -> None:
@@ -97,7 +97,7 @@ Kind = Literal["working", "watching", "tokens"]
 class RequestSlot:
     """The slots of one request, from its login to its answer. The owner calls `leave` in any case."""
 
-    def __init__(self, bounds: Bounds, holder: str | None, kind: Kind) -> None:
+    def __init__(self, bounds: WorkerLimits, holder: str | None, kind: Kind) -> None:
         self._bounds = bounds
         self._holder = holder
         self._own = getattr(bounds, kind)

@@ -22,7 +22,7 @@ from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, i
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CLOCK, PAGES, REGISTRY, SETTINGS, STORE, TIMELINE
-from seamark.metaserver.api.http.paging import page_size
+from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.indexes.build_state import (
     Build,
     load_build,

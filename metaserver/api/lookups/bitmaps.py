@@ -30,8 +30,8 @@ from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, PLANNER, SETTINGS
-from seamark.metaserver.api.http.paging import read_token, write_token
-from seamark.metaserver.api.http.snapshots import by_schema, snapshot_of
+from seamark.metaserver.api.http.parameters.paging import read_token, write_token
+from seamark.metaserver.api.http.parameters.snapshots import by_schema, snapshot_of
 from seamark.metaserver.api.lookups.lookups import COVERS, DELETED, FileProblem, paths_at
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, TooLarge

@@ -26,8 +26,8 @@ from seamark.metaserver.api.http.bodies import parse_now
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, PLANNER, SETTINGS, USAGE
-from seamark.metaserver.api.http.requests import boolean_query
-from seamark.metaserver.api.http.snapshots import SNAPSHOT, requested_snapshot, snapshot_of
+from seamark.metaserver.api.http.parameters.requests import boolean_query
+from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot, snapshot_of
 from seamark.metaserver.api.indexes.indexes import defined_index
 from seamark.metaserver.errors import BadRequest, TooLarge
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata

@@ -34,14 +34,14 @@ from seamark.metaserver.api.formats.listings import (
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
-from seamark.metaserver.api.http.paging import page_size, read_token, write_token
-from seamark.metaserver.api.http.snapshots import SNAPSHOT, requested_snapshot
+from seamark.metaserver.api.http.parameters.paging import page_size, read_token, write_token
+from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.types import canonical_primitive
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
-from seamark.metaserver.planner.lookup.prefix import parse_prefix
+from seamark.metaserver.planner.lookup.prefix import Prefix, PrefixCache, parse_prefix
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.wire import encode_json
@@ -52,6 +52,9 @@ IN_THREAD_ARROW, IN_THREAD_JSON = 20_000, 500
 """Larger pages, from about 2 ms of work, are encoded in a thread."""
 IN_THREAD_FILES = 5_000
 """Partitions of larger tables are computed in a thread: each page needs all files."""
+PREFIXES: web.AppKey[PrefixCache] = web.AppKey("prefixes", PrefixCache)
+_PREFIXES_SHARE = 8
+"""The part of `plan_answers_bytes` for parsed partition filters: an eighth."""
 _TABLE = "/api/v1/tables/{namespace}/{table}"
 _PREFIX = Parameter(
     "partition",
@@ -136,7 +139,7 @@ async def list_files(call: Call) -> web.Response:
         raise BadRequest(f"content is {content[:40]!r}; it must be all, data or deletes")
     page = _page(call, metadata, ("files", content))
     view = await _view(call, metadata, page)
-    prefix = parse_prefix(call.query.get("partition", ""), metadata)
+    prefix = _prefix(call, metadata)
     planner = call.app[PLANNER]
     scan = None
     if content != "deletes" and view.delete_rows:
@@ -172,7 +175,7 @@ async def list_column_stats(call: Call) -> web.Response:
     fields = _fields(call.query.get("fields"))
     page = _page(call, metadata, ("stats", str(column.id)))
     view = await _view(call, metadata, page)
-    prefix = parse_prefix(call.query.get("partition", ""), metadata)
+    prefix = _prefix(call, metadata)
     return await _answer(page, "stats", fields, ColumnStats(lookup(view, prefix), column))
 
 
@@ -189,7 +192,7 @@ async def list_partitions(call: Call) -> web.Response:
     metadata = await _metadata(call)
     page = _page(call, metadata, ("partitions",))
     view = await _view(call, metadata, page)
-    prefix = parse_prefix(call.query.get("partition", ""), metadata)
+    prefix = _prefix(call, metadata)
 
     def read() -> PartitionListing:
         return PartitionListing(metadata, lookup(view, prefix), lookup(_delete_view(view), prefix))
@@ -227,6 +230,10 @@ def _inside(schema: Schema, name: str) -> str:
 
 async def _metadata(call: Call) -> TableMetadata:
     return (await call.app[CATALOG].tables.load(call.namespace, call.name)).metadata
+
+
+def _prefix(call: Call, metadata: TableMetadata) -> Prefix:
+    return parse_prefix(call.query.get("partition", ""), metadata, call.app[PREFIXES])
 
 
 def _page(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
@@ -288,4 +295,5 @@ def _json_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing)
 
 
 def add_routes(app: web.Application) -> None:
+    app[PREFIXES] = PrefixCache(app[SETTINGS].plan_answers_bytes // _PREFIXES_SHARE)
     add_endpoints(app, list_files, list_column_stats, list_partitions)

@@ -17,8 +17,9 @@ from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, i
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
-from seamark.metaserver.api.http.snapshots import snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
+from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, predicates_of
@@ -27,6 +28,8 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
+from seamark.metaserver.planner.plan.layout_estimates import estimate_layouts
+from seamark.metaserver.planner.plan.term_effects import TermEffect, effects_of_terms
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan, Stage
 from seamark.metaserver.wire import decode_json, encode_json
@@ -64,6 +67,26 @@ class ExplainedIndex(msgspec.Struct, rename="kebab"):
     files_removed: int
 
 
+class ExplainedTerm(msgspec.Struct, rename="kebab"):
+    filter: Annotated[Any, doc("The part, as an Iceberg expression.")]
+    column: Annotated[str | None, doc("The column, if the part is a predicate on one.")]
+    files_in: int
+    files_left: Annotated[int, doc("Files that partition values and bounds of columns keep for this part alone.")]
+    has_bounds: Annotated[bool, doc("False when no file has bounds for the column.")]
+    index: Annotated[str | None, doc("An enabled index of the table on the column.")]
+    index_kind: Annotated[str | None, doc("The kind of an index that would help, if the table has none.")]
+    index_files: Annotated[
+        int | None,
+        doc("Files that such an index keeps for a value that no file holds: its false positives."),
+    ]
+
+
+class ExplainedLayout(msgspec.Struct, rename="kebab"):
+    columns: Annotated[list[str], doc("One column: a sort by it. Several: a clustering by them. Within partitions.")]
+    files_in: Annotated[int, doc("Files that partitions keep; the layout has as many.")]
+    files: Annotated[int, doc("About how many of them the filter would keep.")]
+
+
 class ComparedColumn(msgspec.Struct):
     name: str
     id: int
@@ -93,6 +116,18 @@ class ExplainResponse(msgspec.Struct, rename="kebab"):
     not_used: Annotated[
         tuple[str, ...],
         doc("Parts of the SQL that Iceberg expressions cannot represent; the planner takes them as true."),
+    ]
+    not_used_reasons: Annotated[tuple[str, ...], doc("Why each part of `not-used` is not used, in the same order.")]
+    terms: Annotated[
+        list[ExplainedTerm],
+        doc("The parts of the filter that all rows must satisfy, and what partitions and bounds do for each alone."),
+    ]
+    layouts: Annotated[
+        list[ExplainedLayout],
+        doc(
+            "Layouts with which the plan would keep clearly fewer files, fewest first: an estimate from the bounds and "
+            "record counts of the files."
+        ),
     ]
     columns: Annotated[list[ComparedColumn], doc("Columns whose statistics or partition values were compared.")]
     residuals: Annotated[
@@ -148,24 +183,31 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)
     read = await _filter(body, metadata)
     scan_request = ScanRequest(filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
-    bound_scan = BoundScan.bind(metadata, scan_request)
-    filters, outcomes = await evaluate_joins(call, metadata, body.joins)
-    if filters.dynamic_filters:
-        bound_scan = bound_scan.joined_with(filters.dynamic_filters)
-    scan = await call.app[PLANNER].explain(bound_scan, loaded.entry)
     listed = min(body.limit, call.app[SETTINGS].page_limit) if body.files else 0
+    explained = await explain_scan(call, loaded, scan_request, read, body.joins, listed)
+    return web.Response(body=explained, content_type="application/json")
+
+
+async def explain_scan(
+    call: Call, loaded: LoadedTable, wanted: ScanRequest, read: sql.SqlFilter, joins: Joins, listed: int = 0
+) -> bytes:
+    """The `ExplainResponse` of one scan, encoded. `read`: what the filter of `wanted` was read from. Forbidden and
+    NotFound for a table of `joins`; BadRequest for a filter or a join that cannot be bound."""
+    bound_scan = BoundScan.bind(loaded.metadata, wanted)
+    filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
+    bound_scan = filters.applied(bound_scan)
+    scan = await call.app[PLANNER].explain(bound_scan, loaded.entry)
 
     def answer() -> bytes:
-        return encode_json(_explained(scan, read.unused, listed, outcomes))
+        return encode_json(_explained(scan, read, listed, outcomes))
 
-    encoded = answer() if scan.files <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
-    return web.Response(body=encoded, content_type="application/json")
+    return answer() if scan.considered <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
 
 
 async def _filter(body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
     if body.where is None:
         given = bytes(body.filter)
-        return sql.SqlFilter(parse_expression(decode_json(given, "The filter")) if given else TRUE, ())
+        return sql.SqlFilter(parse_expression(decode_json(given, "The filter"), unknown=True) if given else TRUE, ())
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
     if len(body.where) <= _IN_THREAD_CHARACTERS:
@@ -173,7 +215,7 @@ async def _filter(body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilte
     return await asyncio.to_thread(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas)
 
 
-def _explained(scan: Scan, unused: tuple[str, ...], listed: int, outcomes: JoinOutcomes) -> ExplainResponse:
+def _explained(scan: Scan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes) -> ExplainResponse:
     files = files_at(scan.view, scan.rows)
     deletes = {delete for applying in scan.deletes_of(scan.rows) for delete in applying}
     residuals, complete = _residuals(scan)
@@ -191,12 +233,28 @@ def _explained(scan: Scan, unused: tuple[str, ...], listed: int, outcomes: JoinO
         records=int(files.longs("record_count").clip(0).sum()),
         delete_files=len(deletes),
         filter=expression_json(scan.bound),
-        not_used=unused,
+        not_used=read.unused,
+        not_used_reasons=read.reasons,
+        terms=[_term(effect) for effect in effects_of_terms(scan)],
+        layouts=[ExplainedLayout(list(one.columns), one.files_in, one.files) for one in estimate_layouts(scan)],
         columns=list(_columns(scan.bound, set())),
         residuals=residuals,
         residuals_complete=complete,
         kept=kept,
         joins=outcomes,
+    )
+
+
+def _term(effect: TermEffect) -> ExplainedTerm:
+    return ExplainedTerm(
+        filter=expression_json(effect.expression),
+        column=effect.column,
+        files_in=effect.files_in,
+        files_left=effect.files_left,
+        has_bounds=effect.has_bounds,
+        index=effect.index_name,
+        index_kind=effect.index_kind,
+        index_files=effect.index_files,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from aiohttp import web
@@ -16,16 +16,26 @@ from aiohttp import web
 from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
-from seamark.metaserver.api.http.snapshots import snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import Dimensions, limits_of
 from seamark.metaserver.planner.joins.joins import Join, JoinFilters, JoinOutcome, Pair, join_filters, kind_of
-from seamark.metaserver.wire import check_name
+from seamark.metaserver.planner.joins.like_predicates import (
+    AnyLike,
+    BoundLike,
+    LikePredicate,
+)
+from seamark.metaserver.planner.joins.periods import has_periods
+from seamark.metaserver.wire import LIKES_MAX, PATTERN_MAX, check_name, decode_json
 
 if TYPE_CHECKING:
     from seamark.metaserver.iceberg.expressions import sql
@@ -57,6 +67,35 @@ class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     predicate: Annotated[
         str | None, doc("A predicate in SQL on columns of the other table.", examples=["s_region = 'AMERICA'"])
     ] = None
+    filter: Annotated[
+        msgspec.Raw,
+        doc("An expression of the Iceberg REST specification on the other table, instead of `predicate`."),
+    ] = msgspec.field(default_factory=msgspec.Raw)
+    likes: Annotated[
+        list[list[LikePredicate]],
+        doc(
+            "LIKE predicates on string columns of the other table, also in lower or upper case. Of each inner list at "
+            f"least one is true. At most {LIKES_MAX}, with patterns of at most {PATTERN_MAX} characters.",
+            examples=[[{"column": "p_name", "pattern": "%green%"}]],
+        ),
+    ] = []
+    transform: Annotated[
+        Literal["day", "month", "year", "hour"] | None,
+        doc(
+            "The only value in `on` is then the start of this period of the column, a date or a timestamp; for `year` "
+            "also the number of the year."
+        ),
+    ] = None
+    any_of: Annotated[
+        int | None, doc("Joins of this list with the same number are alternatives: a row must satisfy one of them.")
+    ] = None
+    unless: Annotated[
+        msgspec.Raw,
+        doc(
+            "An expression of the Iceberg REST specification on this table: rows that match it need no row of the "
+            "other table, and none of an alternative."
+        ),
+    ] = msgspec.field(default_factory=msgspec.Raw)
     snapshot_id: Annotated[int | None, doc("A snapshot of the other table; default: the current snapshot.")] = None
     joins: Annotated[
         list[JoinSpec],
@@ -123,20 +162,84 @@ async def _resolved(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join
     try:
         snapshot_id = snapshot_of(other, spec.snapshot_id, None, None)
         pairs = tuple(_pair(metadata, other, *names) for names in spec.on.items())
-        expression = TRUE if spec.predicate is None else await _bound(spec.predicate, other)
+        expression = await _bound(spec, other)
+        unless = await _unless(spec, metadata)
+        likes = _likes(spec, other)
         joins = [await _resolved(call, other, join) for join in spec.joins]
     except BadRequest as error:
         raise BadRequest(f"The join with {shown}: {error.message}") from None
-    return Join(tuple(spec.table), other, entry, snapshot_id, expression, pairs, tuple(joins))
+    transform = spec.transform or IDENTITY
+    if transform != IDENTITY:
+        kinds = pairs[0].kind, pairs[0].other_kind
+        if len(pairs) > 1 or not has_periods(transform, *kinds):
+            raise BadRequest(
+                f"The join with {shown}: the {transform} of {kinds[0]} is not compared with {kinds[1]}; give one pair "
+                "of a date or timestamp, and a date, timestamp or (of year) int"
+            )
+    return Join(
+        tuple(spec.table),
+        other,
+        entry,
+        snapshot_id,
+        expression,
+        pairs,
+        tuple(joins),
+        likes,
+        transform,
+        spec.any_of,
+        unless,
+    )
 
 
-async def _bound(predicate: str, metadata: TableMetadata) -> Expression:
-    schema, schemas = metadata.current_schema, metadata.schemas
+async def _unless(spec: JoinSpec, metadata: TableMetadata) -> Expression:
+    given = bytes(spec.unless)
+    if not given:
+        return FALSE
 
     def read() -> Expression:
+        return bind(parse_filter(given, metadata), metadata.current_schema, metadata.schemas, case_sensitive=False)
+
+    return read() if len(given) <= _IN_THREAD_CHARACTERS else await asyncio.to_thread(read)
+
+
+async def _bound(spec: JoinSpec, metadata: TableMetadata) -> Expression:
+    schema, schemas = metadata.current_schema, metadata.schemas
+    given, predicate = bytes(spec.filter), spec.predicate
+    if given and predicate is not None:
+        raise BadRequest("it has both predicate and filter; send SQL or an Iceberg expression")
+
+    def read() -> Expression:
+        if predicate is None:
+            return bind(parse_filter(given, metadata), schema, schemas, case_sensitive=False)
         return bind(sql.parse_sql(predicate, schema, schemas).expression, schema, schemas, case_sensitive=True)
 
-    return read() if len(predicate) <= _IN_THREAD_CHARACTERS else await asyncio.to_thread(read)
+    size = len(given) + len(predicate or "")
+    return read() if size <= _IN_THREAD_CHARACTERS else await asyncio.to_thread(read)
+
+
+def _likes(spec: JoinSpec, metadata: TableMetadata) -> tuple[AnyLike, ...]:
+    if sum(map(len, spec.likes)) > LIKES_MAX:
+        raise BadRequest(f"it has more than {LIKES_MAX} LIKE predicates")
+    return tuple(tuple(_like(metadata, one) for one in either) for either in spec.likes if either)
+
+
+def _like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
+    column = _column(metadata.current_schema, predicate.column)
+    if column.type != "string":
+        raise BadRequest(f"LIKE needs a string; the column {column.name} is a {type_name(column.type)}")
+    try:
+        _ = predicate.regex
+    except ValueError as error:
+        raise BadRequest(f"The pattern of the column {column.name} is invalid: {error}") from None
+    return BoundLike(DimensionColumn(column.id, "string"), predicate)
+
+
+def parse_filter(data: bytes, metadata: TableMetadata) -> Expression:
+    """The unbound expression of a `filter` with typed literals; TRUE without one. BadRequest."""
+    if not data:
+        return TRUE
+    expression = parse_expression(decode_json(data, "The filter"), typed=True)
+    return resolve_literals(expression, metadata.current_schema, metadata.schemas)
 
 
 def _pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:

@@ -15,7 +15,7 @@ from aiohttp import web
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
-from seamark.metaserver.api.http.plan_audience import AUDIENCE, HEADER
+from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.catalog.plans.plan_tables import too_many_plans
 from seamark.metaserver.errors import BadRequest, NoSuchTable
 from seamark.metaserver.iceberg.types.reading import Int64

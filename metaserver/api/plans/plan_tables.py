@@ -18,27 +18,28 @@ from aiohttp import web
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
+from seamark.cache.sizes import object_bytes
 from seamark.metaserver.api.http.bodies import parse_now
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
-from seamark.metaserver.api.http.plan_audience import AUDIENCE
-from seamark.metaserver.api.http.snapshots import snapshot_of
-from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins
+from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
+from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins, parse_filter
 from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, plan_name, shown_snapshot
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.expressions.expression import Expression
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
+from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
 from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.store.model import Entry, PlanTable
-from seamark.metaserver.wire import PLANS_FOLDER, decode_json
+from seamark.metaserver.wire import PLANS_FOLDER
 
 if TYPE_CHECKING:
     from seamark.metaserver.iceberg.expressions import sql
@@ -49,7 +50,7 @@ _IN_THREAD_BYTES = 4000
 """Longer requests are decoded and bound in a thread."""
 _IN_THREAD_FILES, _IN_THREAD_MANIFESTS = 100_000, 200
 """Plans of larger snapshots are sized in a thread, too."""
-_READ_BYTES, _BYTES_PER_READ_BYTE = 1 << 20, 40
+_READ_BYTES = 1 << 20
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
 """Memory of decoded requests, and of requests that get no plan table."""
 
@@ -57,7 +58,10 @@ _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
 class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     filter: Annotated[
         msgspec.Raw,
-        doc("An expression of the Iceberg REST specification. Without filter and predicate: all files."),
+        doc(
+            "An expression of the Iceberg REST specification. Without filter and predicate: all files. A literal with "
+            "a `data-type` is compared as in SQL; a comparison about which engines differ is not used."
+        ),
     ] = msgspec.field(default_factory=msgspec.Raw)
     predicate: Annotated[
         str | None,
@@ -154,8 +158,7 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     body, bound_scan = await _bound_request(call.app[READ], data, loaded)
     holder = None if audience is None else Holder(audience, body.holder)
     filters, outcomes = await evaluate_joins(call, loaded.metadata, body.joins)
-    if filters.dynamic_filters:
-        bound_scan = bound_scan.joined_with(filters.dynamic_filters)
+    bound_scan = filters.applied(bound_scan)
     made = await _made(call.app, loaded, body, bound_scan, holder, call.principal.name)
     if holder is not None:
         made = msgspec.structs.replace(made, name=None)
@@ -173,7 +176,7 @@ async def _bound_request(
     read = known.get(key)
     if read is None:
         read = _read(data, metadata)
-        known.put(key, read, _BYTES_PER_READ_BYTE * len(data))
+        known.put(key, read, object_bytes(read) + len(data))
     return _bound(read, metadata)
 
 
@@ -195,7 +198,7 @@ def _bound(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, Boun
 def _filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
     given = bytes(body.filter)
     if body.predicate is None:
-        return parse_expression(decode_json(given, "The filter")) if given else TRUE
+        return parse_filter(given, metadata)
     if given:
         raise BadRequest("The request has both predicate and filter; send SQL or an Iceberg expression")
     return sql.parse_sql(body.predicate, metadata.current_schema, metadata.schemas).expression
@@ -260,7 +263,11 @@ async def _make(
     too_many = kept.entries > app[SETTINGS].plan_table_files_limit
     if too_many or not await app[CATALOG].plan_tables.has_room(who):
         return msgspec.structs.replace(made, name=None)
-    return _answer(await _stored(app, entry, bound_scan, kept, made, plan_id, lease_s, holder, who))
+    plan = await _stored(app, entry, bound_scan, kept, made, plan_id, lease_s, holder, who)
+    usage = app[CATALOG].column_usage
+    if plan.shown_id is not None and usage.is_on:
+        usage.plans.put(plan.shown_id, oldest_end_ms(scan.view, scan.rows, scan.metadata), 0)
+    return _answer(plan)
 
 
 async def _stored(
@@ -341,7 +348,7 @@ async def _open(app: web.Application) -> None:
 def add_routes(app: web.Application) -> None:
     add_joins(app)
     app[MAKING] = SingleFlight()
-    app[READ] = MemoryCache(_READ_BYTES)
-    app[DECLINED] = MemoryCache(_DECLINED_BYTES)
+    app[READ] = MemoryCache(_READ_BYTES, "statements")
+    app[DECLINED] = MemoryCache(_DECLINED_BYTES, "statements")
     app.on_startup.append(_open)
     add_endpoints(app, make_plan_table)

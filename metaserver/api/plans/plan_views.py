@@ -17,7 +17,7 @@ from aiohttp import web
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, SETTINGS
-from seamark.metaserver.api.http.plan_audience import AUDIENCE, HEADER
+from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author

@@ -23,11 +23,13 @@ from seamark.metaserver.api.formats.pieces import send
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, KEYRING, PLANNER, SETTINGS
-from seamark.metaserver.api.http.metrics import METRICS
+from seamark.metaserver.api.http.observability.metrics import METRICS
+from seamark.metaserver.api.http.parameters.snapshots import by_schema
 from seamark.metaserver.api.http.render import DELEGATION, access_config
-from seamark.metaserver.api.http.snapshots import by_schema
+from seamark.metaserver.api.plans.column_reads import count_read, read_of_plan
 from seamark.metaserver.api.plans.pending import PendingPlans
 from seamark.metaserver.api.plans.pointers import PointerCache
+from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
@@ -35,7 +37,7 @@ from seamark.metaserver.iceberg.expressions.expression_json import parse_express
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
-from seamark.metaserver.planner.answer.partition_text import ClientDialect, dialect_of
+from seamark.metaserver.planner.answer.partition_text import ClientDialect, PartitionTextCache, dialect_of
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java, expired_ancestor
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
@@ -63,13 +65,16 @@ class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
 
     residuals: bool = True
     sequence_numbers: bool = False
+    usage: bool = True
+    """Whether the read counts as one of the columns; maintenance reads all columns of old files."""
     schema_id: int | None = None
     """The schema that resolves the names in the filter; it may differ from the current one."""
 
 
 class _PlanTableScan(msgspec.Struct, rename="kebab"):
-    """`select` is ignored: the selected columns do not affect the files."""
+    """`select` does not affect the files; it is counted (`column_reads.py`)."""
 
+    select: tuple[str, ...] | None = None
     snapshot_id: int | None = None
     start_snapshot_id: int | None = None
     end_snapshot_id: int | None = None
@@ -88,6 +93,7 @@ class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
     headers: CIMultiDict[str]
     considered: int
     files: int
+    read: ColumnRead | None
 
 
 class _FetchScanTasks(msgspec.Struct, rename="kebab"):
@@ -95,6 +101,9 @@ class _FetchScanTasks(msgspec.Struct, rename="kebab"):
 
 
 ANSWERS: web.AppKey[MemoryCache[tuple[object, ...], _CachedAnswer]] = web.AppKey("plan-answers")
+PARTITION_TEXTS: web.AppKey[PartitionTextCache] = web.AppKey("partition-texts", PartitionTextCache)
+_TEXTS_SHARE, _ANSWERS_SHARE = 1 / 4, 5 / 8
+"""The parts of `plan_answers_bytes` for encoded partition tuples and for answers; `lookups` uses the rest."""
 PENDING: web.AppKey[PendingPlans] = web.AppKey("pending", PendingPlans)
 POINTERS: web.AppKey[PointerCache] = web.AppKey("pointers", PointerCache)
 TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
@@ -104,7 +113,7 @@ TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 async def plan_table_scan(call: Call, body: bytes) -> Answer:
     """Identity and pointer are checked for each request; only what depends on nothing else is cached."""
     app, namespace, name = call.app, call.namespace, call.name
-    if is_plan_name(name):  # its lease may end at any time; most clients plan these tables by themselves
+    if is_plan_name(name):  # its lease may end at any time; most clients plan scans of these tables
         return (await _plan(call, await app[CATALOG].plan_tables.read(namespace, name), body))[0]
     entry = await app[POINTERS].entry(namespace, name)
     given = call.headers.get
@@ -125,33 +134,35 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     )
     kept = app[ANSWERS].get(known)
     if kept is not None:
-        app[METRICS].planned(kept.considered, kept.files, 0.0)
+        app[METRICS].plans.observe(kept.considered, kept.files, 0.0)
+        count_read(call, kept.read)
         return web.Response(body=kept.body, headers=kept.headers)
-    answer, scan = await _plan(call, await _loaded_from(call, entry), body)
+    answer, scan, read = await _plan(call, await _loaded_from(call, entry), body)
     if scan is not None and scan.complete and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
-        sent = _CachedAnswer(answer.body, answer.headers.copy(), scan.considered, scan.files)
+        sent = _CachedAnswer(answer.body, answer.headers.copy(), scan.considered, scan.files, read)
         app[ANSWERS].put(known, sent, len(sent.body) + len(body) + 1000)
     return answer
 
 
-async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, Scan | None]:
-    """The answer, and the plan if the answer can be cached."""
+async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, Scan | None, ColumnRead | None]:
+    """The answer; the plan if the answer can be cached; and the read if it is counted."""
     body = await call.parse(data, _PlanTableScan)
     pinned = _pinned(body, loaded.metadata)
     loaded = msgspec.structs.replace(loaded, metadata=by_schema(loaded.metadata, pinned.schema_id))
     # Validates the request before anything is read, also for an empty table.
     bound_scan = await _bind(loaded.metadata, pinned)
     if bound_scan.snapshot is None:
-        return {"status": "completed", "file-scan-tasks": []}, None
+        return {"status": "completed", "file-scan-tasks": []}, None, None
     plan_id = await _start_if_long(call, loaded, pinned, bound_scan)
     if plan_id is not None:
-        return {"status": "submitted", "plan-id": plan_id}, None
+        return {"status": "submitted", "plan-id": plan_id}, None, None
     began_s = call.app[CLOCK].monotonic()
     scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
-    call.app[METRICS].planned(scan.considered, scan.files, call.app[CLOCK].monotonic() - began_s)
+    call.app[METRICS].plans.observe(scan.considered, scan.files, call.app[CLOCK].monotonic() - began_s)
+    read = count_read(call, read_of_plan(call, loaded.entry, scan, body.select) if body.seamark.usage else None)
     credentials = _credentials(call, loaded)
     answer = await _completed(call, loaded, pinned, scan, body.min_rows_requested or 0, credentials)
-    return answer, None if credentials else scan  # credentials are not cached: they may have been rotated
+    return answer, None if credentials else scan, read  # credentials are not cached: they may have been rotated
 
 
 @Route("GET", f"{_TABLE}/plan/{{plan-id}}", "fetchPlanningResult", streams=True)
@@ -172,7 +183,7 @@ async def fetch_planning_result(call: Call) -> Answer:
         scan = task.result()
     except BadRequest as error:  # valid when the plan was begun; a snapshot of its range has expired since
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
-    call.app[METRICS].planned(scan.considered, scan.files, 0.0)
+    call.app[METRICS].plans.observe(scan.considered, scan.files, 0.0)
     return await _completed(call, loaded, pinned, scan, 0, _credentials(call, loaded))
 
 
@@ -273,7 +284,7 @@ def _metadata_at(metadata: TableMetadata, pinned: PinnedRequest) -> TableMetadat
 
 
 def _filter(pinned: PinnedRequest) -> Expression:
-    return parse_expression(decode_json(pinned.filter, "The filter")) if pinned.filter else TRUE
+    return parse_expression(decode_json(pinned.filter, "The filter"), unknown=True) if pinned.filter else TRUE
 
 
 async def _bind(metadata: TableMetadata, pinned: PinnedRequest) -> BoundScan:
@@ -336,7 +347,13 @@ def _answer(call: Call, pinned: PinnedRequest, scan: Scan) -> ScanTaskWriter:
         exact_residuals=_wants_exact_residuals(call),
         sequence_numbers=pinned.sequence_numbers,
     )
-    return ScanTaskWriter(scan, stats=_columns(scan.metadata, pinned), dialect=_dialect(call), form=form)
+    return ScanTaskWriter(
+        scan,
+        stats=_columns(scan.metadata, pinned),
+        dialect=_dialect(call),
+        form=form,
+        texts=call.app[PARTITION_TEXTS],
+    )
 
 
 def _dialect(call: Call) -> ClientDialect:
@@ -376,7 +393,7 @@ def _credentials(call: Call, loaded: LoadedTable) -> bytes:
     """JSON of the `storage-credentials`; empty for none."""
     entry = loaded.entry
     assert entry is not None
-    _, credentials = access_config(call, loaded.metadata.location, entry.namespace, entry.name)
+    _, credentials = access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
     return encode_json(credentials) if credentials else b""
 
 
@@ -473,7 +490,9 @@ async def _opened(app: web.Application) -> AsyncIterator[None]:
 
 def add_routes(app: web.Application) -> None:
     app[PENDING] = PendingPlans()
-    app[ANSWERS] = MemoryCache(app[SETTINGS].plan_answers_bytes)
+    budget_bytes = app[SETTINGS].plan_answers_bytes
+    app[PARTITION_TEXTS] = PartitionTextCache(int(budget_bytes * _TEXTS_SHARE))
+    app[ANSWERS] = MemoryCache(int(budget_bytes * _ANSWERS_SHARE), "answers")
     app.cleanup_ctx.append(_opened)
     app.on_cleanup.append(app[PENDING].close)
     add_endpoints(app, plan_table_scan, fetch_planning_result, cancel_planning, fetch_scan_tasks)

@@ -9,7 +9,7 @@ from aiohttp import web
 from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG
-from seamark.metaserver.api.http.requests import page_query
+from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.catalog.values import LoadedFunction
 from seamark.metaserver.wire import encode_json
 

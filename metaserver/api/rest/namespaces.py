@@ -10,7 +10,7 @@ from aiohttp import web
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints, json_answer
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
-from seamark.metaserver.api.http.requests import page_query
+from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.catalog.values import Caller, PropertyChanges
 from seamark.metaserver.errors import NoSuchNamespace
 from seamark.metaserver.store.model import Namespace

@@ -11,7 +11,8 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.idempotency import once
-from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, STOCK_COMMITS
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STOCK_COMMITS
+from seamark.metaserver.api.http.parameters.requests import boolean_query, page_query
 from seamark.metaserver.api.http.render import (
     GZIPS,
     access_config,
@@ -23,7 +24,7 @@ from seamark.metaserver.api.http.render import (
     table_etag,
     unregistered_answer,
 )
-from seamark.metaserver.api.http.requests import boolean_query, page_query
+from seamark.metaserver.api.plans.column_reads import read_of_report, usage_of
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.errors import NoSuchTable, TooLarge
@@ -174,7 +175,8 @@ async def load_credentials(call: Call) -> dict[str, Any]:
         name = (await catalog.plan_tables.named(call.namespace, name))[1].name
     loaded = await catalog.tables.load(call.namespace, name)
     # The route itself requests credentials, so the header is not needed.
-    _, credentials = access_config(call, loaded.metadata.location, call.namespace, name, VENDED)
+    assert loaded.entry is not None
+    _, credentials = access_config(call, loaded.entry.uuid, loaded.metadata, call.namespace, name, VENDED)
     return {"storage-credentials": credentials}
 
 
@@ -184,9 +186,15 @@ async def report_metrics(call: Call, data: bytes) -> None:
     if len(data) > limit:  # every reader may send reports, and the database stores them
         raise TooLarge(f"The report has {len(data):,} bytes; the limit is {limit:,}")
     report = await call.parse(data, dict[str, Any])
+    catalog = call.app[CATALOG]
     if is_plan_name(name):
-        name = (await call.app[CATALOG].plan_tables.named(call.namespace, name))[1].name
-    await call.app[CATALOG].metrics.report(call.caller, call.namespace, name, report, len(data))
+        name = (await catalog.plan_tables.named(call.namespace, name))[1].name
+    entry = await catalog.metrics.report(call.caller, call.namespace, name, report, len(data))
+    if entry is not None and report["report-type"] == "scan-report" and (usage := usage_of(call)) is not None:
+        metadata = await catalog.documents.table(entry.metadata_location)
+        read = read_of_report(entry.uuid, metadata, report, usage, call.app[CLOCK].now_ms())
+        if read is not None:
+            usage.add(read)
 
 
 def add_routes(app: web.Application) -> None:

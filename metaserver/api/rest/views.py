@@ -12,8 +12,8 @@ from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
+from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.api.http.render import view_answer
-from seamark.metaserver.api.http.requests import page_query
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView
 from seamark.metaserver.errors import NoSuchView
 from seamark.metaserver.wire import is_plan_name, show

@@ -79,11 +79,7 @@ async def claim(
 async def _check_free(parts: CatalogContext, operation: ClaimLocations) -> None:
     """BadRequest for a UUID or a location of another entry, so that no file is written before the transaction, which
     checks again."""
-    own = {
-        claimed_location.location
-        for claimed_location in await parts.store.claims(operation.uuid)
-        if not claimed_location.allowed
-    }
+    own = await _own_keys(parts, operation.uuid)
     if operation.fresh and own:
         raise BadRequest(f"The UUID {operation.uuid} is in use, or its files are being purged; choose another UUID")
     named = (operation.namespace, operation.name) if operation.name else None
@@ -96,6 +92,10 @@ async def _check_free(parts: CatalogContext, operation: ClaimLocations) -> None:
             if other.location == candidate.key and named and await parts.store.released_name(other.uuid, *named):
                 continue
             raise _taken(candidate.what, candidate.shown)
+
+
+async def _own_keys(parts: CatalogContext, uuid: str) -> set[str]:
+    return {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
 
 
 def _taken(what: str, location: str) -> BadRequest:
@@ -167,17 +167,11 @@ async def check_staged(parts: CatalogContext, location: str, namespace: Namespac
 async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
     """Forbidden when the location is not claimed by `uuid`. The table's writers can overwrite metadata files, so that
     the database decides which files a client may open."""
-    claims = {
-        claimed_location.location for claimed_location in await parts.store.claims(uuid) if not claimed_location.allowed
-    }
+    claims = await _own_keys(parts, uuid)
     if not claims and await fill(parts):  # created by a concurrent server of a version without claims
-        claims = {
-            claimed_location.location
-            for claimed_location in await parts.store.claims(uuid)
-            if not claimed_location.allowed
-        }
+        claims = await _own_keys(parts, uuid)
     if not claims and parts.unclaimed.unread:
-        raise RetryLater("Where the table lies is not known yet, since the storage does not answer; try again")
+        raise RetryLater("The location of the table is not known yet, because the storage does not answer; try again")
     (key,) = await _keys([location])
     if claims.isdisjoint(with_folders(key)):
         raise Forbidden(f"The table's metadata has the location {location!r}, which the table has not claimed")

@@ -47,7 +47,7 @@ _DELETED_AT_ONCE = 16
 _SHOWN_ID_MIN = 1 << 32
 """Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
 _PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]")
-"""A file of a plan; the folders of this version and of earlier ones end with the same name."""
+"""A file of a plan; the folders of this version and of earlier versions end with the same name."""
 _log = structlog.get_logger("seamark.plans")
 
 _LOGGED_EVERY_S = 60.0

@@ -11,7 +11,7 @@ import click
 
 from seamark.connector.client.engines import ENGINES, TOKEN, connection_text
 from seamark.connector.client.indexes import IndexClient
-from seamark.metaserver.cli.index import server_options
+from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT
 from seamark.metaserver.cli.terminal import say
 

@@ -5,7 +5,6 @@ Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from typing import Any
@@ -16,11 +15,9 @@ import msgspec
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name
 from seamark.connector.client.values import Instant
-from seamark.metaserver.cli.catalog.output import json_option, print_json, print_rows, time_text
-from seamark.metaserver.cli.explain import show_size
-from seamark.metaserver.cli.index import server_options
-from seamark.metaserver.cli.options import CONTEXT
-from seamark.metaserver.cli.terminal import say
+from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_size, time_text
 
 _LIMIT = 20
 _FOLLOW_S = 1.0
@@ -143,7 +140,7 @@ def timeline(
 def _show(instants: list[Instant], *, as_json: bool) -> None:
     if as_json:
         for one in instants:
-            click.echo(json.dumps(dataclasses.asdict(one)))
+            click.echo(json.dumps(msgspec.structs.asdict(one)))
     elif instants:
         print_rows(("time", "action", "state", "what", "who", "details"), map(_row, instants))
 

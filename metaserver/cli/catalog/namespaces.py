@@ -11,10 +11,9 @@ from seamark.connector.client.catalog import create_namespace, drop_namespace, n
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties
-from seamark.metaserver.cli.catalog.output import json_option, parse_properties, print_json, print_rows
-from seamark.metaserver.cli.index import server_options
-from seamark.metaserver.cli.options import CONTEXT
-from seamark.metaserver.cli.terminal import say
+from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
+from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say
 
 
 @click.group(context_settings=CONTEXT)
@@ -60,31 +59,41 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
 @namespace.command(context_settings=CONTEXT)
 @click.argument("name")
 @click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="A property; repeatable.")
+@json_option
 @server_options
-def create(client: IndexClient, name: str, properties: tuple[str, ...]) -> None:
+def create(client: IndexClient, name: str, properties: tuple[str, ...], as_json: bool) -> None:
     """Creates the namespace NAME. The namespace above it must exist."""
     create_namespace(client, name, parse_properties(properties, "--property"))
-    say(f"Namespace {name} is created")
+    _print_changed(client, name, f"Namespace {name} is created", as_json=as_json)
 
 
 @namespace.command("set", context_settings=CONTEXT)
 @click.argument("name")
 @click.argument("properties", metavar="PROPERTY=VALUE...", nargs=-1)
 @click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
+@json_option
 @server_options
-def set_properties(client: IndexClient, name: str, properties: tuple[str, ...], removals: tuple[str, ...]) -> None:
+def set_properties(
+    client: IndexClient, name: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
+) -> None:
     """Changes properties of the namespace NAME."""
     changes = parse_properties(properties, "property")
     if not changes and not removals:
         raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
     change_namespace_properties(client, name, changes, removals)
-    say(f"Namespace {name} is changed")
+    _print_changed(client, name, f"Namespace {name} is changed", as_json=as_json)
+
+
+def _print_changed(client: IndexClient, name: str, text: str, *, as_json: bool) -> None:
+    properties = namespace_properties(client, name) if as_json else {}
+    print_result({"namespace": list(split_name(name)), "properties": properties}, text, as_json=as_json)
 
 
 @namespace.command(context_settings=CONTEXT)
 @click.argument("name")
+@json_option
 @server_options
-def drop(client: IndexClient, name: str) -> None:
+def drop(client: IndexClient, name: str, as_json: bool) -> None:
     """Drops the namespace NAME, which must be empty."""
     drop_namespace(client, name)
-    say(f"Namespace {name} is dropped")
+    print_result({"dropped": list(split_name(name))}, f"Namespace {name} is dropped", as_json=as_json)

@@ -5,7 +5,7 @@ Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -19,19 +19,19 @@ from seamark.connector.client.catalog import (
     restore_dropped,
 )
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.names import join_name, split_name, split_table
+from seamark.connector.client.names import join_name
 from seamark.connector.client.policies import change_table_properties
 from seamark.metaserver import errors
-from seamark.metaserver.cli.catalog.output import (
-    json_option,
-    parse_properties,
-    print_json,
-    print_rows,
-    time_text,
+from seamark.metaserver.cli.catalog.entries import (
+    NamedEntries,
+    add_commands,
+    latest_dropped,
+    print_changed,
+    print_properties,
 )
-from seamark.metaserver.cli.index import server_options
-from seamark.metaserver.cli.options import CONTEXT
-from seamark.metaserver.cli.terminal import say
+from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
+from seamark.metaserver.cli.terminal import print_json, print_rows, say, time_text
 from seamark.metaserver.iceberg.types.types import canonical_primitive
 from seamark.metaserver.index.keys.terms import parse_term
 
@@ -46,25 +46,13 @@ def table() -> None:
     """
 
 
-@table.command("list", context_settings=CONTEXT)
-@click.argument("namespace", required=False)
-@json_option
-@server_options
-def list_tables(client: IndexClient, namespace: str | None, as_json: bool) -> None:
-    """Lists the tables of NAMESPACE, or all tables that you may see."""
-    tables = sorted(_tables(client, namespace))
-    if as_json:
-        print_json([list(name) for name in tables])
-        return
-    if not tables:
-        say("There are no tables." if namespace is None else f"{namespace} has no tables.")
-    for name in tables:
-        say(join_name(name))
+def _load(client: IndexClient, table: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = msgspec.json.decode(client.load_table(table).metadata)
+    return metadata
 
 
-def _tables(client: IndexClient, namespace: str | None) -> Iterator[tuple[str, ...]]:
-    for levels in client.namespaces() if namespace is None else [split_name(namespace)]:
-        yield from client.tables(levels)
+_TABLES = NamedEntries("table", IndexClient.tables, _load, rename_table, drop_table, is_purgeable=True)
+add_commands(table, _TABLES)
 
 
 @table.command(context_settings=CONTEXT)
@@ -73,7 +61,7 @@ def _tables(client: IndexClient, namespace: str | None) -> Iterator[tuple[str, .
 @server_options
 def show(client: IndexClient, table: str, as_json: bool) -> None:
     """Shows the schema, the partitions, the properties and the size of TABLE."""
-    metadata: dict[str, Any] = msgspec.json.decode(client.load_table(table).metadata)
+    metadata = _load(client, table)
     if as_json:
         print_json(metadata)
         return
@@ -100,8 +88,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
         ((str(f["id"]), f["name"], _type_text(f["type"]), "yes" if f["required"] else "") for f in fields),
         numbers=("id",),
     )
-    if properties := metadata.get("properties"):
-        print_rows(("property", "value"), sorted(properties.items()))
+    print_properties(metadata)
 
 
 def _source(field: dict[str, Any], names: dict[int, str]) -> str:
@@ -135,6 +122,7 @@ def _type_text(kind: Any) -> str:
 )
 @click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="A property; repeatable.")
 @click.option("--location", help="Default: chosen by the server in its warehouse.")
+@json_option
 @server_options
 def create(
     client: IndexClient,
@@ -143,6 +131,7 @@ def create(
     partition: tuple[str, ...],
     properties: tuple[str, ...],
     location: str | None,
+    as_json: bool,
 ) -> None:
     """Creates TABLE, empty. The namespace must exist."""
     fields = [_field(number, text) for number, text in enumerate(columns, 1)]
@@ -150,7 +139,7 @@ def create(
     given = parse_properties(properties, "--property")
     spec = _spec(partition, fields) if partition else None
     create_table(client, table, schema, partition_spec=spec, location=location, properties=given)
-    say(f"Table {table} is created")
+    print_changed(client, _TABLES, table, f"Table {table} is created", as_json=as_json)
 
 
 def _field(number: int, text: str) -> dict[str, Any]:
@@ -184,40 +173,17 @@ def _spec(terms: Sequence[str], fields: Sequence[dict[str, Any]]) -> dict[str, A
 @click.argument("table")
 @click.argument("properties", metavar="PROPERTY=VALUE...", nargs=-1)
 @click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
+@json_option
 @server_options
-def set_properties(client: IndexClient, table: str, properties: tuple[str, ...], removals: tuple[str, ...]) -> None:
+def set_properties(
+    client: IndexClient, table: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
+) -> None:
     """Changes properties of TABLE."""
     changes = parse_properties(properties, "property")
     if not changes and not removals:
         raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
     change_table_properties(client, table, changes, removals)
-    say(f"Table {table} is changed")
-
-
-@table.command(context_settings=CONTEXT)
-@click.argument("table")
-@click.argument("new_name")
-@server_options
-def rename(client: IndexClient, table: str, new_name: str) -> None:
-    """Renames TABLE to NEW_NAME, which has a namespace too. Its files stay where they are."""
-    rename_table(client, table, new_name)
-    say(f"Table {table} is now {new_name}")
-
-
-@table.command(context_settings=CONTEXT)
-@click.argument("table")
-@click.option("--purge", is_flag=True, help="Delete its files after the retention.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@server_options
-def drop(client: IndexClient, table: str, purge: bool, yes: bool) -> None:
-    """Drops TABLE. `seamark undrop` restores it within the server's retention."""
-    client.load_table(table)  # a name with a typing error is no question
-    if not yes:
-        click.confirm(f"Drop {table}{' and delete its files after the retention' if purge else ''}?", abort=True)
-    drop_table(client, table, purge=purge)
-    entry = _latest_dropped(client, table)
-    until = "" if entry is None else f" until {time_text(entry['expires-ms'])}"
-    say(f"Table {table} is dropped; seamark undrop {table} restores it{until}")
+    print_changed(client, _TABLES, table, f"Table {table} is changed", as_json=as_json)
 
 
 @click.command(context_settings=CONTEXT)
@@ -236,7 +202,7 @@ def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str
         return
     if entry_id is None:
         assert table is not None
-        entry = _latest_dropped(client, table)
+        entry = latest_dropped(client, table)
         if entry is None:
             raise click.ClickException(f"No dropped table or view {table} can be restored; seamark undrop lists them")
         entry_id = str(entry["id"])
@@ -245,13 +211,6 @@ def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str
         print_json(restored)
         return
     say(f"The {restored['kind']} {join_name((*restored['namespace'], restored['name']))} is restored")
-
-
-def _latest_dropped(client: IndexClient, table: str) -> dict[str, Any] | None:
-    """Of its namespace alone: a user may have no right in the others."""
-    levels = split_table(table)
-    matches = [entry for entry in dropped_entries(client, levels[:-1]) if entry["name"] == levels[-1]]
-    return max(matches, key=lambda entry: int(entry["dropped-ms"]), default=None)
 
 
 def _show_dropped(entries: list[dict[str, Any]], *, as_json: bool) -> None:

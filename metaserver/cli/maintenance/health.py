@@ -6,32 +6,43 @@ arguments.
 
 from __future__ import annotations
 
-import json
+import math
 from typing import Any
 
 import click
-from rich.table import Table
 
 from seamark.connector.client.indexes import Index, IndexClient
-from seamark.metaserver.cli.explain import show_size
-from seamark.metaserver.cli.index import server_options
-from seamark.metaserver.cli.options import CONTEXT
-from seamark.metaserver.cli.terminal import open_console, say
+from seamark.connector.client.values import Instant
+from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_size, time_text
+from seamark.metaserver.timeline.instants import MAINTENANCE
 
-_COMMANDS = {"compaction": "compact", "expiration": "expire", "indexing": "index"}
+_COMMANDS = {
+    "bucket-splitting": "split-buckets",
+    "clustering": "cluster",
+    "column-ttl": "column-ttl",
+    "compaction": "compact",
+    "expiration": "expire",
+    "indexing": "index",
+    "manifests": "manifests",
+    "statistics": "statistics",
+}
 """The subcommand of `seamark run` for each table service."""
+_RUNS = 50
+"""Latest runs among which the last run of each service is looked for."""
 
 
 @click.command(context_settings=CONTEXT)
 @click.argument("table")
-@click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
+@json_option
 @server_options
 def health(client: IndexClient, table: str, as_json: bool) -> None:
     """Shows what is wrong with TABLE, what it costs queries, and which table service corrects it."""
     found = client.health(table)
     problems = [*found["problems"], *(_of_index(index) for index in client.indexes(table) if _lags(index))]
     if as_json:
-        click.echo(json.dumps({**found, "problems": problems}, indent=2))
+        print_json({**found, "problems": problems})
         return
     say(
         f"{table}: {found['files']:,} data files ({show_size(found['size-in-bytes'])}), {found['records']:,} rows, "
@@ -39,7 +50,11 @@ def health(client: IndexClient, table: str, as_json: bool) -> None:
         f"format version {found['format-version']}"
     )
     if problems:
-        open_console().print(_listed(table, problems))
+        last = _last_runs(client, table)
+        print_rows(
+            ("problem", "detail", "cost", "remedy"),
+            ((found["problem"], found["detail"], found["cost"], _remedy(table, found, last)) for found in problems),
+        )
     else:
         say("No problems found.")
 
@@ -64,20 +79,24 @@ def _of_index(index: Index) -> dict[str, Any]:
     }
 
 
-def _listed(table: str, problems: list[dict[str, Any]]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("problem", "detail", "cost", "remedy"):
-        shown.add_column(head, overflow="fold")
-    for problem in problems:
-        shown.add_row(problem["problem"], problem["detail"], problem["cost"], _remedy(table, problem))
-    return shown
+def _last_runs(client: IndexClient, table: str) -> dict[str, Instant]:
+    """The last run of each service that did something or failed."""
+    newest = list(client.timeline(table, action=MAINTENANCE, newest_first=True, limit=_RUNS))
+    return {str(run.summary.get("service")): run for run in reversed(newest)}
 
 
-def _remedy(table: str, problem: dict[str, Any]) -> str:
+def _remedy(table: str, problem: dict[str, Any], last: dict[str, Instant]) -> str:
+    """What corrects the problem, when, and why it has not happened."""
     service = problem.get("service")
     if service is None:
         return ""
     command = f"seamark run {_COMMANDS[service]} {table}"
-    if problem.get("enabled"):
-        return f"the server does it after the next commit, or: {command}"
-    return f"{command}, or set seamark.{service}.enabled"
+    if not problem.get("enabled"):
+        return f"{command}, or set seamark.{service}.enabled"
+    minutes = math.ceil(problem.get("after_s", 0) / 60)
+    when = f"in {minutes // 60} h {minutes % 60} min, when its window begins" if minutes else "after the next commit"
+    text = f"the server does it {when}, or: {command}"
+    run = last.get(service)
+    if run is not None and "error" in run.summary:
+        text += f". Its last run, at {time_text(run.requested_ms)}, failed: {run.summary['error']}"
+    return text

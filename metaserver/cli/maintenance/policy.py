@@ -5,21 +5,25 @@ Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.table import Table
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import split_name
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties, load_policy
 from seamark.metaserver.catalog.policies import PREFIXES
-from seamark.metaserver.cli.index import server_options
-from seamark.metaserver.cli.options import CONTEXT
-from seamark.metaserver.cli.terminal import open_console, say
-from seamark.metaserver.iceberg.metadata.clustering import COLUMNS
+from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
+from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say
+from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
+from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
+from seamark.metaserver.iceberg.metadata.column_ttl import TIME_COLUMN
 from seamark.metaserver.services.policy import check_policy
+
+_NONE = (CLUSTERING_COLUMNS, TTL_COLUMNS, TIME_COLUMN)
+"""Properties for which an empty value is no limit, but no column."""
 
 
 @click.command(context_settings=CONTEXT)
@@ -27,7 +31,7 @@ from seamark.metaserver.services.policy import check_policy
 @click.option("--set", "updates", metavar="PROPERTY=VALUE", multiple=True, help="Set a property; repeatable.")
 @click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
 @click.option("--namespace", "of_namespace", is_flag=True, help="NAME is a namespace: change it for all its tables.")
-@click.option("--json", "as_json", is_flag=True, help="Print the policy as JSON.")
+@json_option
 @server_options
 def policy(
     client: IndexClient,
@@ -47,26 +51,24 @@ def policy(
         if not updates and not removals:
             raise click.UsageError("--namespace changes a namespace; add --set or --unset, or name a table")
         change_namespace_properties(client, name, changes, removals)
-        say(f"The tables of {name} follow the new policy within an hour, or after their next commit.")
+        text = f"The tables of {name} follow the new policy within an hour, or after their next commit."
+        print_result(
+            {"namespace": list(split_name(name)), "set": changes, "unset": list(removals)}, text, as_json=as_json
+        )
         return
     if updates or removals:
         change_table_properties(client, name, changes, removals)
     found = load_policy(client, name)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
-    open_console().print(_listed(found))
+    print_rows(("property", "value", "set by"), map(_row, found["properties"]))
     if not found["runs"]:
         say("The server runs no table services (services_workers = 0); `seamark run` follows this policy.")
 
 
 def _checked(updates: Sequence[str], removals: Sequence[str]) -> dict[str, str]:
-    changes: dict[str, str] = {}
-    for text in updates:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise click.UsageError(f"--set {text!r} has no value; write PROPERTY=VALUE")
-        changes[name] = value
+    changes = parse_properties(updates, "--set")
     for name in (*changes, *removals):
         if not name.startswith(PREFIXES):
             raise click.UsageError(f"{name!r} is no property of a policy; their names start with {', '.join(PREFIXES)}")
@@ -78,14 +80,12 @@ def _checked(updates: Sequence[str], removals: Sequence[str]) -> dict[str, str]:
     return changes
 
 
-def _listed(found: dict[str, Any]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("property", "value", "set by"):
-        shown.add_column(head, overflow="fold")
-    for entry in found["properties"]:
-        source = entry["source"]
-        if source == "namespace":
-            source = f"namespace {'.'.join(entry['namespace'])}"
-        empty = "none" if entry["name"] == COLUMNS else "no limit"
-        shown.add_row(entry["name"], entry["value"] or empty, source)
-    return shown
+def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+    source = entry["source"]
+    if source == "namespace":
+        source = f"namespace {'.'.join(entry['namespace'])}"
+    empty = "none" if entry["name"] in _NONE else "no limit"
+    value = entry["value"] or empty
+    if entry.get("ignored"):
+        value += f" (ignored: {entry['ignored']})"
+    return entry["name"], value, source

@@ -5,21 +5,58 @@ Exit codes: 0 when the job is done, 1 when it failed, 2 for invalid arguments.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
 import click
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.rewrite_lease import rewrite_lease
+from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
-from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.column_ttl import expire_columns
+from seamark.connector.jobs.expiration import ExpirationTotals, expire
+from seamark.connector.jobs.file_merges import drop_columns, merge_files
 from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.jobs.manifests import rewrite_manifests
 from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.statement_runs import run_statement
+from seamark.connector.jobs.statements import parse_statement
+from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.replacements import RewriteReport
 from seamark.metaserver.cli.build import interruptible
-from seamark.metaserver.cli.explain import show_size
-from seamark.metaserver.cli.index import server_options
-from seamark.metaserver.cli.options import CONTEXT, parse_duration
+from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.maintenance.launching import PROCESS, launch_options, run_on_spark
+from seamark.metaserver.cli.options import CONTEXT, json_option, parse_duration, parse_size
+from seamark.metaserver.cli.terminal import print_result, show_size
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import SeamarkError
+
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Show which files would be replaced; commit nothing.")
+_WHERE = click.option(
+    "--where", metavar="SQL", help="Only the partitions that this condition selects, as day < DATE '2026-01-01'."
+)
+_WAIT_S = 60.0
+"""How long a command waits for a job of the server that rewrites files of the same table."""
+
+
+@contextmanager
+def _running(refusal: str) -> Iterator[None]:
+    """Within the block, SIGTERM acts like Ctrl-C, and a failure ends the command with `refusal` and the reason."""
+    with interruptible():
+        try:
+            yield
+        except (OSError, SeamarkError) as error:
+            raise click.ClickException(f"{refusal}: {error}") from None
+
+
+@contextmanager
+def _alone(client: IndexClient, table: str, *, dry_run: bool) -> Iterator[None]:
+    """Within the block, no other job rewrites files of the table; waits for one that does."""
+    with nullcontext() if dry_run else rewrite_lease(client, table, wait_s=_WAIT_S):
+        yield
 
 
 @click.group(context_settings=CONTEXT)
@@ -29,38 +66,225 @@ def run() -> None:
 
 @run.command("compact", context_settings=CONTEXT)
 @click.argument("table")
-@click.option("--dry-run", is_flag=True, help="Show which files would be replaced; commit nothing.")
+@_DRY_RUN
+@launch_options
+@json_option
 @server_options
-def compact_command(client: IndexClient, table: str, dry_run: bool) -> None:
+def compact_command(
+    client: IndexClient,
+    table: str,
+    dry_run: bool,
+    on: str,
+    master: str | None,
+    submit_options: str,
+    as_json: bool,
+) -> None:
     """Merges small data files of TABLE and applies its delete files.
 
     Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
     """
+    with _running(f"{table} is not compacted"):
+        if on == PROCESS or dry_run:
+            with _alone(client, table, dry_run=dry_run):
+                report = compact(client, table, dry_run=dry_run)
+        else:
+            report = run_on_spark(client, "compaction", table, on, master, submit_options)
+    _show(report, table, "compact", dry_run=dry_run, as_json=as_json)
+
+
+@run.command("merge-files", context_settings=CONTEXT)
+@click.argument("table")
+@_WHERE
+@click.option("--target-size", metavar="SIZE", help="Size of new files, such as 256MB. Default: that of the table.")
+@_DRY_RUN
+@json_option
+@server_options
+def merge_files_command(
+    client: IndexClient, table: str, where: str | None, target_size: str | None, dry_run: bool, as_json: bool
+) -> None:
+    """Merges data files of TABLE, and applies their delete files.
+
+    Large row groups are copied without decoding them, small row groups are encoded together. Rows stay the same.
+    """
+    target_bytes = None if target_size is None else parse_size(target_size, "--target-size")
+    with _running(f"The files of {table} are not merged"), _alone(client, table, dry_run=dry_run):
+        report = merge_files(client, table, where=where, target_bytes=target_bytes, dry_run=dry_run)
+    _show(report, table, "merge", dry_run=dry_run, as_json=as_json)
+
+
+@run.command("drop-columns", context_settings=CONTEXT)
+@click.argument("table")
+@click.option("--columns", required=True, metavar="NAMES", help="The columns, separated by commas.")
+@_WHERE
+@_DRY_RUN
+@json_option
+@server_options
+def drop_columns_command(
+    client: IndexClient, table: str, columns: str, where: str | None, dry_run: bool, as_json: bool
+) -> None:
+    """Removes the values of columns from data files of TABLE.
+
+    The schema stays; readers see null. The other columns are copied without decoding them. Snapshots that are older
+    keep their files until they expire.
+    """
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    with _running(f"The columns of {table} are not dropped"), _alone(client, table, dry_run=dry_run):
+        report = drop_columns(client, table, names, where=where, dry_run=dry_run)
+    _show(report, table, "drop", dry_run=dry_run, as_json=as_json)
+
+
+@run.command("column-ttl", context_settings=CONTEXT)
+@click.argument("table")
+@click.option("--dry-run", is_flag=True, help="Show how many bytes would be freed; commit nothing.")
+@json_option
+@server_options
+def column_ttl_command(client: IndexClient, table: str, dry_run: bool, as_json: bool) -> None:
+    """Removes the values of expired columns from old partitions of TABLE.
+
+    The ages are those of the table property seamark.column-ttl.columns. The schema stays; readers see null. The other
+    columns are copied without decoding them.
+    """
+    with _running(f"The expired columns of {table} are not dropped"), _alone(client, table, dry_run=dry_run):
+        report = expire_columns(client, table, dry_run=dry_run)
+    _show(report, table, "drop", dry_run=dry_run, as_json=as_json)
+
+
+@run.command("statement", context_settings=CONTEXT)
+@click.argument("statement")
+@json_option
+@server_options
+def statement_command(client: IndexClient, statement: str, as_json: bool) -> None:
+    """Runs STATEMENT: ALTER TABLE … MERGE FILES, or ALTER TABLE … PARTITION (…) DROP COLUMNS (…).
+
+    \b
+    For instance:
+      seamark run statement "ALTER TABLE shop.events PARTITION (day < DATE '2026-01-01') DROP COLUMNS (payload)"
+    """
+    parsed = parse_statement(statement)
+    if parsed is None:
+        raise click.UsageError(
+            "STATEMENT is neither ALTER TABLE … MERGE FILES nor ALTER TABLE … PARTITION (…) DROP COLUMNS (…)"
+        )
     with interruptible():
-        try:
-            report = compact(client, table, dry_run=dry_run)
-        except (OSError, SeamarkError) as error:
-            raise click.ClickException(f"{table} is not compacted: {error}") from None
-    _show(report, table, "compact", dry_run=dry_run)
+        result = run_statement(client, parsed, utc=True)
+    print_result(
+        result,
+        f"{result.files_before:,} files ({show_size(result.bytes_before)}) became {result.files_after:,} "
+        f"({show_size(result.bytes_after)}); {result.row_groups_copied:,} row groups were copied, "
+        f"{result.row_groups_encoded:,} encoded.",
+        as_json=as_json,
+    )
 
 
 @run.command("cluster", context_settings=CONTEXT)
 @click.argument("table")
 @click.option("--full", is_flag=True, help="Also rewrite files that were clustered by other columns.")
-@click.option("--dry-run", is_flag=True, help="Show which files would be replaced; commit nothing.")
+@_DRY_RUN
+@launch_options
+@json_option
 @server_options
-def cluster_command(client: IndexClient, table: str, full: bool, dry_run: bool) -> None:
+def cluster_command(
+    client: IndexClient,
+    table: str,
+    full: bool,
+    dry_run: bool,
+    on: str,
+    master: str | None,
+    submit_options: str,
+    as_json: bool,
+) -> None:
     """Sorts new rows of TABLE into files by its clustering columns.
 
     The columns are those of the table property seamark.clustering.columns. Rows stay the same. Writers do not wait;
     files that they change meanwhile are left to the next run.
     """
-    with interruptible():
-        try:
-            report = cluster_incrementally(client, table, full=full, dry_run=dry_run)
-        except (OSError, SeamarkError) as error:
-            raise click.ClickException(f"{table} is not clustered: {error}") from None
-    _show(report, table, "cluster", dry_run=dry_run)
+    with _running(f"{table} is not clustered"):
+        if on == PROCESS or dry_run:
+            with _alone(client, table, dry_run=dry_run):
+                report = cluster_incrementally(client, table, full=full, dry_run=dry_run)
+        else:
+            report = run_on_spark(client, "clustering", table, on, master, submit_options, full=full)
+    _show(report, table, "cluster", dry_run=dry_run, as_json=as_json)
+
+
+@run.command("split-buckets", context_settings=CONTEXT)
+@click.argument("table")
+@_DRY_RUN
+@json_option
+@server_options
+def split_buckets_command(client: IndexClient, table: str, dry_run: bool, as_json: bool) -> None:
+    """Splits data files of TABLE that were written before its number of buckets grew.
+
+    Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
+    """
+    with _running(f"The buckets of {table} are not split"), _alone(client, table, dry_run=dry_run):
+        report = split_buckets(client, table, dry_run=dry_run)
+    _show(report, table, "split", dry_run=dry_run, as_json=as_json)
+
+
+@run.command("statistics", context_settings=CONTEXT)
+@click.argument("table")
+@click.option("--full", is_flag=True, help="Read all files, also those that earlier statistics count.")
+@click.option("--dry-run", is_flag=True, help="Show how much would be read; compute nothing.")
+@json_option
+@server_options
+def statistics_command(client: IndexClient, table: str, full: bool, dry_run: bool, as_json: bool) -> None:
+    """Computes the statistics of TABLE: distinct values of its columns, and totals of its partitions.
+
+    Only files that earlier statistics do not count are read. Engines use the statistics to order joins.
+    """
+    with _running(f"The statistics of {table} are not computed"):
+        report = compute_statistics(client, table, full=full, dry_run=dry_run)
+    if report.snapshot_id is None:
+        print_result(report, f"{table} has no snapshot.", as_json=as_json)
+        return
+    verb = "would be read" if dry_run else "were read"
+    partitions = f", {report.partitions:,} partitions" if report.partitions else ""
+    print_result(
+        report,
+        f"Statistics of {table}: {report.columns:,} columns{partitions}; {report.files:,} of {report.files_total:,} "
+        f"data files ({report.rows:,} rows) {verb}.",
+        as_json=as_json,
+    )
+
+
+@run.command("manifests", context_settings=CONTEXT)
+@click.argument("table")
+@click.option(
+    "--min-count",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    help="Rewrite from this number of manifests of one partition spec on.",
+)
+@click.option("--dry-run", is_flag=True, help="Show which manifests would be replaced; commit nothing.")
+@json_option
+@server_options
+def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: bool, as_json: bool) -> None:
+    """Lists the files of TABLE in fewer manifests, sorted by partition.
+
+    Files stay the same. If other commits replace the manifests meanwhile, nothing is changed.
+    """
+    with _running(f"The manifests of {table} are not rewritten"):
+        report = rewrite_manifests(client, table, min_count=min_count, dry_run=dry_run)
+    print_result(report, _manifests_text(report, table, dry_run=dry_run), as_json=as_json)
+
+
+def _manifests_text(report: Mapping[str, Any], table: str, *, dry_run: bool) -> str:
+    lines = []
+    if report["conflicts"]:
+        lines.append(f"Other commits have replaced manifests of {table} meanwhile; run it again.")
+    elif not report["manifests-before"]:
+        lines.append(f"{table} has no manifests to rewrite.")
+    if report["manifests-before"]:
+        verb = "would become" if dry_run else "became"
+        lines.append(
+            f"{report['manifests-before']:,} of {report['manifests']:,} manifests of {table} {verb} "
+            f"{report['manifests-after']:,}; the files of a partition are in "
+            f"{report['partition-manifests-after']:g} of them on average, before in "
+            f"{report['partition-manifests-before']:g}."
+        )
+    return "\n".join(lines)
 
 
 @run.command("expire", context_settings=CONTEXT)
@@ -78,9 +302,10 @@ def cluster_command(client: IndexClient, table: str, full: bool, dry_run: bool) 
     "history.expire.min-snapshots-to-keep, or 1.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@json_option
 @server_options
 def expire_command(
-    client: IndexClient, table: str, older_than: str | None, retain_last: int | None, dry_run: bool
+    client: IndexClient, table: str, older_than: str | None, retain_last: int | None, dry_run: bool, as_json: bool
 ) -> None:
     """Removes expired snapshots of TABLE, and the files that no other snapshot needs.
 
@@ -88,23 +313,24 @@ def expire_command(
     that replaced it.
     """
     older_than_ms = _time_before(older_than)
-    with interruptible():
-        try:
-            totals = expire(client, table, older_than_ms=older_than_ms, retain_last=retain_last, dry_run=dry_run)
-        except SeamarkError as error:
-            raise click.ClickException(f"Snapshots of {table} are not expired: {error}") from None
+    with _running(f"Snapshots of {table} are not expired"):
+        totals = expire(client, table, older_than_ms=older_than_ms, retain_last=retain_last, dry_run=dry_run)
+    print_result(totals, _expiration_text(totals, table, dry_run=dry_run), as_json=as_json)
+
+
+def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> str:
     if not totals.snapshots and not totals.refs:
-        click.echo(f"{table} has no expired snapshots.")
-        return
+        return f"{table} has no expired snapshots."
     verb = "would be removed" if dry_run else "were removed"
     refs = f" and {totals.refs:,} branches and tags" if totals.refs else ""
     files = totals.content_files + totals.manifests + totals.other_files
-    click.echo(
+    text = (
         f"{totals.snapshots:,} snapshots{refs} of {table} {verb}, with {files:,} files "
         f"({show_size(totals.size_bytes)}), {totals.content_files:,} of them data and delete files."
     )
     if totals.files_failed:
-        click.echo(f"The storage did not delete {totals.files_failed:,} files; the server logs them and tries again.")
+        text += f"\nThe storage did not delete {totals.files_failed:,} files; the server logs them and tries again."
+    return text
 
 
 @run.command("orphan-files", context_settings=CONTEXT)
@@ -116,34 +342,31 @@ def expire_command(
     "Default: the table property seamark.orphan-files.min-age-ms, or 3 days.",
 )
 @click.option("--dry-run", is_flag=True, help="List the files that would be removed; remove nothing.")
+@json_option
 @server_options
-def orphan_files_command(client: IndexClient, table: str, older_than: str | None, dry_run: bool) -> None:
+def orphan_files_command(client: IndexClient, table: str, older_than: str | None, dry_run: bool, as_json: bool) -> None:
     """Removes files in the folders of TABLE that no snapshot names.
 
     Failed and killed writers leave such files. Files in hidden folders, and files that are not Iceberg's, stay.
     """
-    with interruptible():
-        try:
-            totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
-        except SeamarkError as error:
-            raise click.ClickException(f"The orphan files of {table} are not removed: {error}") from None
-    if dry_run:
-        for location in totals.locations:
-            click.echo(location)
+    with _running(f"The orphan files of {table} are not removed"):
+        totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
     verb = "would be removed" if dry_run else "were removed"
     more = "" if totals.is_complete else "; there are more"
-    click.echo(
+    text = (
         f"{totals.files:,} orphan files ({show_size(totals.size_bytes)}) of {table} {verb}, of {totals.listed:,} files "
         f"in its folders{more}."
     )
+    print_result(totals, "\n".join([*(totals.locations if dry_run else ()), text]), as_json=as_json)
     if totals.files_failed:
         raise click.ClickException(f"the storage did not delete {totals.files_failed:,} files; run it again")
 
 
 @run.command("index", context_settings=CONTEXT)
 @click.argument("table")
+@json_option
 @server_options
-def index_command(client: IndexClient, table: str) -> None:
+def index_command(client: IndexClient, table: str, as_json: bool) -> None:
     """Builds, merges and audits the indexes of TABLE."""
     with interruptible():
         try:
@@ -151,7 +374,7 @@ def index_command(client: IndexClient, table: str) -> None:
         except RuntimeError as error:
             raise click.ClickException(str(error)) from None
     text = ", ".join(f"{name} {count}" for name, count in totals.items())
-    click.echo(text or f"The indexes of {table} are complete.")
+    print_result(totals, text or f"The indexes of {table} are complete.", as_json=as_json)
 
 
 def _time_before(duration: str | None) -> int | None:
@@ -161,8 +384,8 @@ def _time_before(duration: str | None) -> int | None:
     return max(0, SystemClock().now_ms() - 1000 * parse_duration(duration, "--older-than"))
 
 
-def _show(report: RewriteReport, table: str, verb: str, *, dry_run: bool) -> None:
-    click.echo(_text(report, table, verb, dry_run=dry_run))
+def _show(report: RewriteReport, table: str, verb: str, *, dry_run: bool, as_json: bool) -> None:
+    print_result(report, _text(report, table, verb, dry_run=dry_run), as_json=as_json)
     if report.errors:
         raise click.ClickException(f"{len(report.errors):,} parts of {table} are not rewritten: {report.errors[0]}")
 
@@ -176,6 +399,10 @@ def _text(report: RewriteReport, table: str, verb: str, *, dry_run: bool) -> str
         f"{about}{report.files_after:,} ({show_size(report.bytes_after)}); {report.deletes_applied:,} delete files "
         "applied."
     )
+    if report.row_groups_copied or report.row_groups_encoded:
+        encoded = sum(report.row_groups_encoded.values())
+        text += f" {report.row_groups_copied:,} row groups were copied, {encoded:,} encoded"
+        text += "".join(f"; {reason}: {count:,}" for reason, count in sorted(report.row_groups_encoded.items())) + "."
     if report.conflicts:
         text += f" {report.conflicts:,} batches were given up, because writers changed too much of them; run it again."
     if report.files_skipped:

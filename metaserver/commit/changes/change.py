@@ -83,55 +83,49 @@ class IndexFileGiven(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown
     size_in_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class ChangeBody(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """The JSON body of the request."""
-
+class _ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     table_uuid: str | None = None
     branch: str = MAIN
     producer: Producer | None = None
     repeats_only: bool = False
+    """Whether only a repeat is answered, and nothing is ever committed."""
     change_id: str | None = None
+    """All attempts of one change share it. It identifies the change that holds a table lock (`table_locks.py`)."""
+    fence: Int64 | None = None
+    """The fencing number of the table services' lease, for the change of a job; None: of no job."""
     operation: str | None = None
-    read_snapshot_id: Int64 | msgspec.UnsetType | None = UNSET
+    """None: the operation follows from the files that are added and removed."""
     isolation: str = SERIALIZABLE
     schema_id: Int32 | None = None
+    """The schema that resolves the names in filters. None: the current schema of the table."""
     format_version: Int32 | None = None
-    scope: _Scope | None = None
+    """The table's format version when files were rewritten: from version 3 on, rewritten rows keep their ids."""
     add: list[Any] = []
-    remove: list[Remove] = []
-    replace: _Replaced | None = None
-    index_files: list[IndexFileGiven] = []
+    remove: tuple[Remove, ...] = ()
+    index_files: tuple[IndexFileGiven, ...] = ()
+    undo_snapshot_id: Int64 | None = None
+    """The snapshot whose replacement of files is undone; the change then has no other files."""
     summary: dict[str, str] = {}
 
 
-class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ChangeBody(_ChangeFields, frozen=True, kw_only=True):
+    """The JSON body of the request."""
+
+    read_snapshot_id: Int64 | msgspec.UnsetType | None = UNSET
+    scope: _Scope | None = None
+    replace: _Replaced | None = None
+
+
+class ChangeRequest(_ChangeFields, frozen=True, kw_only=True):
     """A checked request. Its filters are unbound."""
 
-    table_uuid: str | None
-    branch: str
-    producer: Producer | None
-    repeats_only: bool
-    """Whether only a repeat is answered, and nothing is ever committed."""
-    change_id: str | None
-    """All attempts of one change share it. It identifies the change that holds a table lock (`table_locks.py`)."""
-    operation: str | None
-    """None: the operation follows from the files that are added and removed."""
     reads: bool
     """Whether the request has a read snapshot. The id is None when an empty table was read."""
     read_snapshot_id: int | None
-    isolation: str
-    schema_id: int | None
-    """The schema that resolves the names in filters. None: the current schema of the table."""
-    format_version: int | None = None
-    """The table's format version when files were rewritten: from version 3 on, rewritten rows keep their ids."""
     scope_filter: Expression | None
     scope_partitions: tuple[GivenPartition, ...] | None
-    add: Sequence[Any]
-    remove: tuple[Remove, ...]
     replace_filter: Expression | None
     replace_written: bool
-    index_files: tuple[IndexFileGiven, ...]
-    summary: dict[str, str]
 
     @property
     def replaces(self) -> bool:
@@ -162,7 +156,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def removes(self) -> bool:
-        return bool(self.request.remove) or self.request.replaces
+        return bool(self.request.remove) or self.request.replaces or self.request.undo_snapshot_id is not None
 
     @property
     def positional(self) -> tuple[ContentFile, ...]:
@@ -211,31 +205,23 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
     if repeated:
         raise BadRequest(f"remove names {repeated[0][:500]} twice")
     request = ChangeRequest(
-        table_uuid=body.table_uuid,
-        branch=body.branch,
-        producer=body.producer,
-        repeats_only=body.repeats_only,
-        change_id=body.change_id,
-        operation=body.operation,
+        **{name: getattr(body, name) for name in _ChangeFields.__struct_fields__},
         reads=body.read_snapshot_id is not UNSET,
         read_snapshot_id=None if body.read_snapshot_id is UNSET else body.read_snapshot_id,
-        isolation=body.isolation,
-        schema_id=body.schema_id,
-        format_version=body.format_version,
         scope_filter=scope_filter,
         scope_partitions=scope_partitions,
-        add=body.add,
-        remove=tuple(body.remove),
         replace_filter=replace_filter,
         replace_written=replace_written,
-        index_files=tuple(body.index_files),
-        summary=body.summary,
     )
     _check_request(request)
     return request
 
 
 def _check_request(request: ChangeRequest) -> None:
+    if request.undo_snapshot_id is not None:
+        if request.add or request.remove or request.replaces or request.index_files or request.operation is not None:
+            raise BadRequest("A change with undo-snapshot-id adds, removes and replaces no files; omit them")
+        return
     if request.producer is None and not (request.add or request.remove or request.replaces):
         raise BadRequest(
             "The change is empty; add, remove or replace files. Only a change with a producer may be empty: it records "
@@ -369,7 +355,7 @@ def _check_rows(what: str, files: Iterable[ContentFile]) -> None:
 def _operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Sequence[ContentFile]) -> str:
     """The snapshot's operation (Iceberg spec, "Snapshots"). BadRequest when the request names one that does not fit."""
     removes = bool(request.remove) or request.replaces
-    requested = request.operation
+    requested = REPLACE if request.undo_snapshot_id is not None else request.operation
     if requested is None:
         if not removes and not deletes:
             return APPEND

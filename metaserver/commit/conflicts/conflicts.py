@@ -243,7 +243,7 @@ class ConflictCheck:
             target = Targets(self._partitions, [(file.spec_id, file.partition)])
             for partition, within in zip(groups.partitions, paths, strict=True):
                 known = self._partitions.may_compare(1)
-                hit = _first_between(within, file) if known else next(iter(within), None)
+                hit = first_between(within, file) if known else next(iter(within), None)
                 if hit is not None and (not known or target.overlap(partition)):
                     return file, hit
         return None
@@ -326,7 +326,7 @@ class ConflictCheck:
         return self._targets[1]
 
 
-def _first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
+def first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
     """The first of the sorted paths within the bounds of a position delete file."""
     low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
     at = 0 if low is None else bisect_left(paths, low)

@@ -21,7 +21,7 @@ from seamark.metaserver.planner.lookup.partitions import PartitionFieldValue, Pa
 from seamark.metaserver.planner.view.view import comparable
 
 COMPARISONS_MAX = 100_000
-"""The largest number of pairs of partitions that one check compares. Beyond it, two partitions overlap, and neither
+"""The largest number of pairs of partitions that a check compares. Beyond it, two partitions overlap, and neither
 contains the other: the comparisons take seconds, and other commits of the table wait."""
 
 

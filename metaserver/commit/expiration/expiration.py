@@ -40,7 +40,7 @@ from seamark.metaserver.wire import show
 
 ACTION = "expiration"
 SNAPSHOTS_MAX = 1000
-"""Snapshots that one expiration removes; a repeat removes the next."""
+"""Snapshots that an expiration removes; a repeat removes the next."""
 _SHARE = 8
 """Part of `commit_memory_bytes` for the manifests that are read here."""
 _BATCH = 100
@@ -103,13 +103,8 @@ class Expiration:
         self._publisher = publisher
         self._planner = planner
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        settings = self._parts.settings
         # Not the caches of commits, which would lose what writers need.
-        self._manifests = Manifests(
-            self._parts.objects,
-            budget_bytes=settings.commit_memory_bytes // _SHARE,
-            limit_bytes=settings.plan_manifest_limit_bytes,
-        )
+        self._manifests = Manifests.of(self._parts.objects, self._parts.settings, _SHARE)
 
     async def expire(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpirationRequest

@@ -60,7 +60,7 @@ _SUFFIXES = (
     ".metadata.json",
     ".metadata.json.gz",
 )
-"""Of files that Iceberg's writers write. Other files, such as checkpoints of streams, are somebody else's."""
+"""Of files that Iceberg's writers write. Other files, such as checkpoints of streams, belong to other programs."""
 _DECODE_ROUNDS = 8
 _LISTED = 1000
 _BATCH = 100
@@ -106,12 +106,7 @@ class OrphanRemoval:
         self._publisher = publisher
         self._planner = planner
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        settings = self._parts.settings
-        self._manifests = Manifests(
-            self._parts.objects,
-            budget_bytes=settings.commit_memory_bytes // _SHARE,
-            limit_bytes=settings.plan_manifest_limit_bytes,
-        )
+        self._manifests = Manifests.of(self._parts.objects, self._parts.settings, _SHARE)
 
     async def remove(self, caller: Caller, namespace: NamespacePath, name: str, request: OrphanRequest) -> OrphanReport:
         """NoSuchTable; BadRequest if the table's properties forbid the deletion of files or are invalid, and while

@@ -118,8 +118,8 @@ def _history(metadata: TableMetadata, head: int) -> list[tuple[int, int | None]]
 
 
 def _replaced(metadata: TableMetadata) -> dict[int, int]:
-    """When each snapshot that once was current was replaced, for those of which the log says so: after a rollback they
-    are no ancestors of a branch."""
+    """When each snapshot that once was current was replaced, by the snapshot log: after a rollback such snapshots are
+    no ancestors of a branch."""
     log = metadata.snapshot_log
     found: dict[int, int] = {}
     for entry, following in pairwise(log):

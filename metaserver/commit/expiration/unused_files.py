@@ -60,7 +60,7 @@ async def find_unused(
     """The files that `before` needs and `after` does not, among the `allowed` locations. BadRequest above the limits.
 
     `repeated`: the removed snapshots of an earlier attempt, which may have deleted some of their files, so that missing
-    ones are no error. Corrupt if a file of `after` cannot be read; TooManyEntries, except for a repeat.
+    files are no error. Corrupt if a file of `after` cannot be read; TooManyEntries, except for a repeat.
     """
     remaining = {snapshot.snapshot_id for snapshot in after.snapshots}
     removed = [

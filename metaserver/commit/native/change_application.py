@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from seamark.metaserver.catalog.ownership.claims import check_own
 from seamark.metaserver.catalog.ownership.own_files import own_places
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
@@ -20,17 +19,28 @@ from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import ConflictCheck
 from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
 from seamark.metaserver.commit.conflicts.overwrite import replaced_files
+from seamark.metaserver.commit.conflicts.undo import Undo, undo_of
 from seamark.metaserver.commit.native.location_checks import LocationChecks
-from seamark.metaserver.commit.snapshots.manifest_filter import ManifestFilter, find_files, key_of, live
+from seamark.metaserver.commit.snapshots.manifest_filter import (
+    ManifestFilter,
+    RewrittenManifests,
+    find_files,
+    key_of,
+    live,
+)
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, produce
-from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest, write_added
+from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, SnapshotTerms, produce
+from seamark.metaserver.commit.snapshots.snapshot_writer import (
+    SnapshotWriter,
+    StoredManifest,
+    open_writer,
+    write_added,
+)
 from seamark.metaserver.commit.snapshots.summary import NOTHING, SummaryCounts, counts_of
 from seamark.metaserver.errors import AlreadyExists, BadRequest, Forbidden
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import metadata_folder
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.metaserver.planner.plan.planner import Planner
 
@@ -116,12 +126,7 @@ class ChangeApplication:
                 await replaced_files(self._planner, metadata, parent, change.replaced)
 
     async def _create_writers(self, metadata: TableMetadata) -> None:
-        parts = self._parts
-        folder = metadata_folder(metadata.location, metadata.properties)
-        parts.warehouse.check(folder, "The folder of the table's metadata")
-        await check_own(parts, self._uuid, folder)  # before the first write, because a writer may overwrite metadata
-        snapshot_id = int.from_bytes(parts.clock.random_bytes(8), "big") >> 1 or 1
-        self._writer = SnapshotWriter(parts.objects, parts.clock, self._manifests, folder, snapshot_id)
+        self._writer = await open_writer(self._parts, self._manifests, self._uuid, metadata)
         self._removing = ManifestFilter(self._writer, self._manifests)
         self._merging = ManifestMerge(self._writer, self._manifests)
 
@@ -161,27 +166,51 @@ class ChangeApplication:
         listed = await manifests.listed(parent)
         await self._check_new(change, listed, metadata)
         removals = set(self.request.remove)
+        undo: Undo | None = None
+        if self.request.undo_snapshot_id is not None:
+            undo = await undo_of(manifests, metadata, parent, self.request.undo_snapshot_id)
+            removals |= undo.added
         if change.replaced is not None:
             removals |= await replaced_files(self._planner, metadata, parent, change.replaced)
         found = await find_files(manifests, listed, removals, metadata)
         files = CheckedFiles(self._parts.objects, check_paths)
-        conflicts = ConflictCheck(files, manifests, metadata, listed, change, found)
-        await conflicts.check(parent, self._parts.settings.commit_history_limit)
+        added, counts = self._added, self._counts
+        if undo is None:
+            conflicts = ConflictCheck(files, manifests, metadata, listed, change, found)
+            await conflicts.check(parent, self._parts.settings.commit_history_limit)
+        else:  # which has checked more than that
+            added, counts = await self._restore(undo, metadata), counts_of(undo.restored_files)
         sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
-        removed = await self._removing.remove(listed, found, metadata, sequence_number)
+        if undo is not None and undo.manifests:
+            removed = RewrittenManifests(undo.manifests, ())
+        else:
+            removed = await self._removing.remove(listed, found, metadata, sequence_number)
+        request = self.request
         made = await produce(
             writer,
-            change,
-            self._added,
-            self._counts,
+            SnapshotTerms(change.operation, request.branch, request.summary, request.producer),
+            added,
+            counts,
             removed,
             metadata,
             parent,
-            merging=self._merging,
+            # A merge could leave nothing of old manifests that an undo brings back.
+            merging=None if undo is not None and undo.manifests else self._merging,
             now_ms=self._parts.clock.now_ms(),
         )
         self._needed = made.needed
         return made
+
+    async def _restore(self, undo: Undo, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
+        """Stores manifests of the restored files. Forbidden for a file that the caller may not add."""
+        assert self._writer is not None
+        check_path = await self._path_check(metadata)
+        for file in undo.restored_files:
+            check_path(file.file_path)
+        stored: list[StoredManifest] = []
+        for spec_id, content, entries in undo.groups():
+            stored += await self._writer.several(entries, metadata, spec_id, content)
+        return tuple(stored)
 
     async def _check_new(self, change: Change, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
         """AlreadyExists for a file that is live according to cached manifests. A change that is sent again after a lost

@@ -22,20 +22,21 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change import ChangeRequest
+from seamark.metaserver.commit.changes.change import REPLACE, ChangeRequest
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.native.change_application import ChangeApplication, head_of
 from seamark.metaserver.commit.native.producers import LastCommit, last_commit, snapshot_of
 from seamark.metaserver.commit.native.table_locks import ChangeId, TableLocks
-from seamark.metaserver.commit.publication import CommitEvent, Publisher, pointer_moved
+from seamark.metaserver.commit.publication import FILES_REPLACED, SNAPSHOT_ADDED, CommitEvent, Publisher, pointer_moved
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
 from seamark.metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.store.lease import SERVICES
 from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
-from seamark.metaserver.store.operations import AdvanceProducer, Operation, ReplaceIndexFiles
+from seamark.metaserver.store.operations import AdvanceProducer, CheckFence, Operation, ReplaceIndexFiles
 from seamark.metaserver.store.port import IdempotencyTaken
 from seamark.metaserver.wire import encode_json
 
@@ -45,8 +46,8 @@ IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[RegisteredIndex
 """Reads the index files of a change to this table. BadRequest for one that does not belong to the table."""
 
 
-class CommitMetrics(Protocol):
-    """The metrics sink of commits."""
+class CommitObserver(Protocol):
+    """Receives what metrics show."""
 
     def observe_group(self, changes: int) -> None: ...
 
@@ -89,7 +90,7 @@ class _Job:
         self.offered = False
         """Whether the change was passed to `publish`: when the outcome is unknown, its files may be live."""
         self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
-        # The waiting request may be gone; asyncio warns about exceptions that are never retrieved.
+        # asyncio warns about exceptions that are never retrieved, and the waiting request may be gone.
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     @property
@@ -140,7 +141,7 @@ class Commits:
     """Commits changes. Belongs to one event loop; opened by `open_commits`."""
 
     def __init__(
-        self, catalog: Catalog, publisher: Publisher, planner: Planner, manifests: Manifests, metrics: CommitMetrics
+        self, catalog: Catalog, publisher: Publisher, planner: Planner, manifests: Manifests, metrics: CommitObserver
     ) -> None:
         self._parts = catalog.parts
         self._tables = catalog.tables
@@ -333,7 +334,7 @@ class Commits:
         for job, _ in attempt.made:
             job.offered = True
         happened = [
-            CommitEvent(job.caller, job.requested_ms, made.snapshot.snapshot_id, made.summary)
+            CommitEvent(job.caller, job.requested_ms, made.snapshot.snapshot_id, made.summary, _updates_of(made))
             for job, made in attempt.made
         ]
         operations = [operation for job, made in attempt.made for operation in self._operations(job, made)]
@@ -360,6 +361,7 @@ class Commits:
     async def _add(self, attempt: _Attempt, job: _Job) -> None:
         """Applies the change on top of the previous changes of the group."""
         await self._check_table(job, attempt.entry)
+        await self._check_fence(job.request.fence)  # in the transaction it would fail the whole group
         key, producer = job.caller.idempotency, job.request.producer
         if key is not None and key.key in attempt.keys:  # a key recorded twice would fail the whole transaction
             attempt.twins.append(job)
@@ -392,6 +394,10 @@ class Commits:
         for file in job.index_files:
             if attempt.definitions.setdefault(file.location, file.definition) != file.definition:
                 raise Collision("index-file", f"The index file {file.location} is registered for another index")
+
+    async def _check_fence(self, fence: int | None) -> None:
+        if fence is not None and fence != await self._parts.store.fence(SERVICES):
+            raise Collision("fence", "Another replica runs the table services now; this job was stopped")
 
     async def _check_table(self, job: _Job, entry: Entry) -> None:
         expected = job.request.table_uuid or job.uuid
@@ -427,11 +433,11 @@ class Commits:
 
     def _operations(self, job: _Job, made: ProducedSnapshot) -> list[Operation]:
         """Further operations of the transaction that publishes the change."""
-        now_ms, snapshot_id = self._parts.clock.now_ms(), made.snapshot.snapshot_id
-        operations: list[Operation] = []
+        now_ms, snapshot_id, fence = self._parts.clock.now_ms(), made.snapshot.snapshot_id, job.request.fence
+        operations: list[Operation] = [] if fence is None else [CheckFence(SERVICES, fence)]
         if job.request.producer is not None:
-            producer = job.request.producer
-            operations.append(AdvanceProducer(job.uuid, producer.id, producer.sequence, snapshot_id, now_ms))
+            named = job.request.producer
+            operations.append(AdvanceProducer(job.uuid, named.id, named.sequence, snapshot_id, now_ms))
         by_definition: dict[str, list[RegisteredIndexFile]] = {}
         for file in job.index_files:
             by_definition.setdefault(file.definition, []).append(structs.replace(file, snapshot_id=snapshot_id))
@@ -457,6 +463,10 @@ def _fail(jobs: Sequence[_Job], error: BaseException) -> None:
         job.fail(error)
 
 
+def _updates_of(made: ProducedSnapshot) -> tuple[str, ...]:
+    return FILES_REPLACED if made.summary.get("operation") == REPLACE else SNAPSHOT_ADDED
+
+
 def _is_repeat(job: _Job, last: LastCommit) -> bool:
     producer = job.request.producer
     return producer is not None and producer.sequence <= last.sequence
@@ -478,15 +488,10 @@ def _committed(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> C
 
 @asynccontextmanager
 async def open_commits(
-    catalog: Catalog, publisher: Publisher, planner: Planner, metrics: CommitMetrics
+    catalog: Catalog, publisher: Publisher, planner: Planner, metrics: CommitObserver
 ) -> AsyncIterator[Commits]:
     """Waits for running commits on exit."""
-    settings = catalog.parts.settings
-    manifests = Manifests(
-        catalog.parts.objects,
-        budget_bytes=settings.commit_memory_bytes,
-        limit_bytes=settings.plan_manifest_limit_bytes,
-    )
+    manifests = Manifests.of(catalog.parts.objects, catalog.parts.settings)
     commits = Commits(catalog, publisher, planner, manifests, metrics)
     try:
         yield commits

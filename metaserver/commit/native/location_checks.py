@@ -1,7 +1,7 @@
 """Checks that a table may name the files that one of its changes reads.
 
 Writers can overwrite manifest lists and manifests after their commit, so each path is checked before the server reads
-the file: the outcome of a change would tell what another table's file contains.
+the file: the outcome of a change would reveal what another table's file contains.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ManifestMerge:
             else:
                 groups.setdefault((manifest.content, manifest.partition_spec_id), []).append(manifest)
         for (content, spec_id), group in groups.items():
-            if not _can_be_written(metadata, spec_id):
+            if not can_be_written(metadata, spec_id):
                 merged += group
                 continue
             for bin_ in _bins(group, target_size(metadata)):
@@ -86,7 +86,7 @@ class ManifestMerge:
         return ManifestEntry(EXISTING, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number, entry.file)
 
 
-def _can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
+def can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
     """Whether partition tuples of the spec can be encoded: the type of a value is unknown once no schema has its source
     column."""
     spec = metadata.spec(spec_id)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
+from seamark.cache.sizes import object_bytes
 from seamark.metaserver.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.manifests.content_file import ContentFile
@@ -26,12 +27,14 @@ from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_m
 from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, read_entries
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.index.kernels import _hash
 from seamark.metaserver.index.keys.hashing import hash_key
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.settings import Settings
 
 T = TypeVar("T")
 Hashes = npt.NDArray[np.uint64]
@@ -40,8 +43,6 @@ CheckPaths = Callable[[Iterable[str]], Awaitable[None]]
 AT_ONCE = 16
 """Manifests of one commit that are read or decoded concurrently."""
 _SEED = 0
-_LIST_BYTES = 1000
-"""Memory per entry of a manifest list, rounded up."""
 _SHARES = 4
 """Each cache gets one share of the budget: manifest lists, encoded manifests, decoded blocks, path hashes."""
 _ENTRY_BYTES = 2048
@@ -90,13 +91,19 @@ class Manifests:
         """`limit_bytes` bounds the size of one manifest or manifest list."""
         self._objects = objects
         self._limit_bytes = limit_bytes
-        self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes // _SHARES)
-        self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _SHARES)
-        self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _SHARES)
-        self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _SHARES)
+        self._lists: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes // _SHARES, "commits")
+        self._data: MemoryCache[str, bytes] = MemoryCache(budget_bytes // _SHARES, "commits")
+        self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _SHARES, "commits")
+        self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _SHARES, "commits")
         self._reading: SingleFlight[str, bytes] = SingleFlight()
         self._check_paths: CheckPaths | None = None
         self._memory: ChangeMemory | None = None
+
+    @staticmethod
+    def of(objects: ObjectStore, settings: Settings, share: int = 1) -> Manifests:
+        """With one of `share` parts of `commit_memory_bytes`."""
+        budget_bytes = settings.commit_memory_bytes // share
+        return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
 
     def checked(self, check_paths: CheckPaths, limit_bytes: int | None) -> Manifests:
         """The same caches for one change: `check_paths` is called with each manifest list before it is read, and with
@@ -131,7 +138,7 @@ class Manifests:
 
     def remember_list(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
         """Caches a manifest list after its write."""
-        self._lists.put(location, manifests, len(manifests) * _LIST_BYTES)
+        self._lists.put(location, manifests, object_bytes(manifests))
 
     def remember(self, location: str, data: bytes, names: PathHashes) -> None:
         """Caches a manifest after its write."""

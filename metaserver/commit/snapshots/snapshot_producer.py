@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from seamark.metaserver.commit.changes.change import Change
+from seamark.metaserver.commit.changes.change import Producer
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest
@@ -24,6 +24,15 @@ from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.iceberg.metadata.updates import apply_updates
 from seamark.metaserver.iceberg.types.values import LONG_MAX
+
+
+class SnapshotTerms(NamedTuple):
+    """What a commit states about its snapshot. `summary`: further entries."""
+
+    operation: str
+    branch: str
+    summary: Mapping[str, str]
+    producer: Producer | None = None
 
 
 class ProducedSnapshot(NamedTuple):
@@ -37,18 +46,18 @@ class ProducedSnapshot(NamedTuple):
 
 async def produce(
     writer: SnapshotWriter,
-    change: Change,
+    terms: SnapshotTerms,
     added: Sequence[StoredManifest],
     counts: SummaryCounts,
     removed: RewrittenManifests,
     metadata: TableMetadata,
     parent: Snapshot | None,
     *,
-    merging: ManifestMerge,
+    merging: ManifestMerge | None,
     now_ms: int,
 ) -> ProducedSnapshot:
-    """Writes the snapshot on `parent`, the head of the change's branch in `metadata`. `removed.manifests` are the
-    remaining manifests of the parent.
+    """Writes the snapshot on `parent`, the head of the branch in `metadata`. `removed.manifests` are the remaining
+    manifests of the parent. `merging`: None to merge no manifests.
 
     BadRequest when the row ids run out; Corrupt names a manifest that cannot be merged. After an error of the storage,
     files may have been written, but nothing refers to them.
@@ -56,7 +65,9 @@ async def produce(
     version = metadata.format_version
     sequence = metadata.last_sequence_number + 1 if version > 1 else 0
     fresh = [manifest.described(writer.snapshot_id, sequence) for manifest in added]
-    listed = await merging.merge([*fresh, *removed.manifests], metadata, sequence)
+    listed = [*fresh, *removed.manifests]
+    if merging is not None:
+        listed = await merging.merge(listed, metadata, sequence)
     first_row_id = added_rows = None
     if version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
         first_row_id = metadata.next_row_id
@@ -69,12 +80,12 @@ async def produce(
             )
     location = await writer.manifest_list(tuple(listed), metadata, parent, sequence)
     summary = summary_of(
-        change.operation,
+        terms.operation,
         counts,
         counts_of(removed.files),
         None if parent is None else parent.summary_map(),
-        change.request.summary,
-        change.request.producer,
+        terms.summary,
+        terms.producer,
     )
     snapshot: dict[str, Any] = {
         "snapshot-id": writer.snapshot_id,
@@ -90,7 +101,7 @@ async def produce(
         "added-rows": added_rows,
     }
     snapshot |= {name: value for name, value in given.items() if value is not None}
-    updates = [{"action": "add-snapshot", "snapshot": snapshot}, _set_branch(change.request.branch, metadata, writer)]
+    updates = [{"action": "add-snapshot", "snapshot": snapshot}, _set_branch(terms.branch, metadata, writer)]
     after = apply_updates(metadata, updates, now_ms=now_ms)
     return ProducedSnapshot(
         snapshot=after.snapshots_by_id[writer.snapshot_id],

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from seamark.metaserver.catalog.ownership.claims import check_own
+from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.changes.change import Change
 from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, PathHashes, names_of
@@ -22,6 +24,7 @@ from seamark.metaserver.iceberg.manifests.writer import (
 )
 from seamark.metaserver.iceberg.metadata import properties as props
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import metadata_folder
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.objects.port import ObjectStore
 
@@ -29,7 +32,7 @@ TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20
 _SAMPLE_ENTRIES = 250
 """Written first, to estimate how many entries fit a manifest."""
-_ENTRIES_MAX = 50_000
+ENTRIES_MAX = 50_000
 """The largest number of entries of a manifest, however small they are."""
 _IN_THREAD_ENTRIES = 50
 
@@ -81,7 +84,7 @@ class SnapshotWriter:
             return [await self.manifest(entries, metadata, spec_id, content)] if entries else []
         sample = partial(write_manifest, entries[:_SAMPLE_ENTRIES], metadata=metadata, spec_id=spec_id, content=content)
         size = len((await asyncio.to_thread(sample)).data)
-        fitting = min(max(_SAMPLE_ENTRIES, target_size(metadata) * _SAMPLE_ENTRIES // size), _ENTRIES_MAX)
+        fitting = min(max(_SAMPLE_ENTRIES, target_size(metadata) * _SAMPLE_ENTRIES // size), ENTRIES_MAX)
         parts = -(-len(entries) // fitting)
         each = -(-len(entries) // parts)
         chunks = [entries[at : at + each] for at in range(0, len(entries), each)]
@@ -108,6 +111,17 @@ class SnapshotWriter:
         # Recorded before the write: a write with an unknown outcome may have created the file.
         self.written.append(location)
         await self._objects.create(location, data)
+
+
+async def open_writer(
+    parts: CatalogContext, manifests: Manifests, uuid: str, metadata: TableMetadata
+) -> SnapshotWriter:
+    """For a new snapshot of the table with this UUID. Forbidden if its folder of metadata is another table's."""
+    folder = metadata_folder(metadata.location, metadata.properties)
+    parts.warehouse.check(folder, "The folder of the table's metadata")
+    await check_own(parts, uuid, folder)  # before the first write, because a writer may overwrite metadata
+    snapshot_id = int.from_bytes(parts.clock.random_bytes(8), "big") >> 1 or 1
+    return SnapshotWriter(parts.objects, parts.clock, manifests, folder, snapshot_id)
 
 
 def target_size(metadata: TableMetadata) -> int:

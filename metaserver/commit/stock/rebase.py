@@ -1,4 +1,4 @@
-"""Rebases an append of a standard engine, based on an older parent, onto the current head.
+"""Rebases a snapshot of a standard engine, based on an older parent, onto the current head.
 
 A three-way merge of manifest lists: manifests that the client's snapshot has and its parent has not were added; those
 that the parent has and the snapshot has not were dropped. The head without the dropped and with the added manifests is
@@ -7,13 +7,21 @@ list is rewritten, because sequence numbers and first row ids now follow those o
 Number Inheritance", "First Row ID Inheritance"). The snapshot keeps its id: Iceberg Java looks it up by id and then
 deletes the files that it wrote and the snapshot does not refer to.
 
-The rule: a table property enables rebases, and an append is rebased only when every check succeeds. Otherwise the
-commit is refused, as without the property.
+The rule: a table property enables rebases of appends, and an append is rebased only when every check succeeds.
+Otherwise the commit is refused, as without the property.
+
+A table service never makes a writer repeat its commit. So three rebases need no property: that of an append over
+snapshots that only replace files by others with the same rows; that of any snapshot over rewrites of manifests by this
+server, which change no file; and that of any snapshot over snapshots that only replace files. If the client has changed
+manifests that were rewritten meanwhile, the rewrite of their kind is undone: the client's manifests are right, because
+they were derived from the same files. If it has deleted rows of files that were replaced meanwhile, or may have, the
+replacement is undone: the client's snapshot lists the files of its parent, which have the same rows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +32,9 @@ from msgspec import structs
 
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.values import TableChange
+from seamark.metaserver.commit.changes.change import REPLACE
+from seamark.metaserver.commit.publication import FILES_REPLACED, MANIFESTS_REWRITTEN
+from seamark.metaserver.commit.stock.snapshot_commit import SnapshotCommit
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
 from seamark.metaserver.iceberg.manifests.writer import (
@@ -37,10 +47,10 @@ from seamark.metaserver.iceberg.manifests.writer import (
     write_manifest,
     write_manifest_list,
 )
+from seamark.metaserver.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
 from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.metadata.requirements import check_requirements
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
-from seamark.metaserver.iceberg.types.reading import read
+from seamark.metaserver.store.port import InstantFilter
 
 PROPERTY = "seamark.commit.rebase"
 """Table property. "append": appends are rebased. Any other value: no commit is rebased."""
@@ -48,6 +58,8 @@ PROPERTY = "seamark.commit.rebase"
 _LIST_LIMIT_BYTES = 64 << 20
 _MANIFESTS_LIMIT_BYTES = 16 << 20
 """The limit for reading manifests in the check; writers aim at 8 MB per manifest."""
+_INSTANTS_MAX = 200
+"""Commits of the table among which rewrites of manifests are looked for."""
 _NO_NUMBER = -1
 _UNASSIGNED = {"sequence_number": _NO_NUMBER, "first_row_id": -(1 << 62)}
 """Values for what an entry inherits, to distinguish it from an entry with explicit numbers."""
@@ -62,15 +74,7 @@ _TOTALS = {
     "total-equality-deletes": ("added-equality-deletes", "removed-equality-deletes"),
 }
 _KEPT = "manifests-kept"
-
-
-class Append(msgspec.Struct, frozen=True):
-    """A request to add one snapshot to one branch."""
-
-    snapshot: SnapshotInput
-    fields: Mapping[str, Any]
-    """The snapshot as sent."""
-    branch: str
+_UNDONE_MAX = 100
 
 
 class Rebased(msgspec.Struct, frozen=True):
@@ -81,52 +85,48 @@ class Rebased(msgspec.Struct, frozen=True):
 
 
 class CannotRebase(Exception):
-    """The reason why an append is not rebased. It does not leave this module."""
+    """The reason why a snapshot is not rebased. It does not leave this module."""
 
 
-def requested_append(base: TableMetadata, change: TableChange) -> Append | None:
-    """The append, if the table has rebases enabled, the change is exactly one append, and all requirements but that on
-    its branch hold. None: the commit is refused as usual."""
-    if base.properties.get(PROPERTY, "").lower() != "append":
-        return None
-    by_action = {str(update.get("action")): update for update in change.updates}
-    if len(change.updates) != 2 or set(by_action) != {"add-snapshot", "set-snapshot-ref"}:
-        return None
-    fields = by_action["add-snapshot"].get("snapshot")
+async def rebase(
+    parts: CatalogContext, uuid: str, folder: str, base: TableMetadata, commit: SnapshotCommit, *, single: bool
+) -> Rebased | None:
+    """The snapshot on the head of its branch in `base`, with a manifest list to write in `folder`. None if not
+    possible. `single`: the commit changes one table."""
     try:
-        snapshot = read(fields, SnapshotInput, "snapshot")
-        ref = read(by_action["set-snapshot-ref"], _SetRef, "reference")
-        on_branch: list[dict[str, Any]] = []
-        others: list[dict[str, Any]] = []
-        for requirement in change.requirements:
-            named = requirement.get("type") == "assert-ref-snapshot-id"
-            (on_branch if named and requirement.get("ref") == ref.ref_name else others).append(requirement)
-        check_requirements(base, others)
-    except SeamarkError:
-        return None
-    if len(on_branch) != 1 or ref.type.lower() != "branch" or ref.snapshot_id != snapshot.snapshot_id:
-        return None
-    expected = on_branch[0].get("snapshot-id")
-    if expected is not None and expected != snapshot.parent_snapshot_id:
-        return None
-    if (snapshot.summary or {}).get("operation") != "append" or not isinstance(fields, dict):
-        return None
-    return Append(snapshot, fields, ref.ref_name)
-
-
-class _SetRef(msgspec.Struct, frozen=True, rename="kebab"):
-    ref_name: str
-    snapshot_id: int
-    type: str
-
-
-async def rebase(parts: CatalogContext, uuid: str, folder: str, base: TableMetadata, append: Append) -> Rebased | None:
-    """`append` on the head of its branch in `base`, with a manifest list to write in `folder`. None if not possible."""
-    try:
-        return await _Rebase(parts, uuid, base, append).onto_head(folder)
+        work = _Rebase(parts, uuid, base, commit)
+        overtaking = work.overtaking()
+        is_enabled = single and base.properties.get(PROPERTY, "").lower() == "append"
+        only_replaced = overtaking is not None and all(map(_replaces, overtaking))
+        if commit.is_append and (is_enabled or only_replaced):
+            with contextlib.suppress(CannotRebase):
+                return await work.onto_head(folder)
+        if not only_replaced or not overtaking:
+            return None
+        recorded = await _recorded(parts, uuid, overtaking)
+        if recorded == {MANIFESTS_REWRITTEN}:
+            return await work.over_rewrites(folder)
+        if recorded <= {MANIFESTS_REWRITTEN, FILES_REPLACED}:
+            return await work.over_replacements(folder, overtaking)
     except (CannotRebase, SeamarkError):
         # Also while the storage is unavailable: clients retry after a refusal, but may give up after another error.
-        return None
+        pass
+    return None
+
+
+def _replaces(snapshot: Snapshot) -> bool:
+    return snapshot.summary_map().get("operation") == REPLACE
+
+
+async def _recorded(parts: CatalogContext, uuid: str, snapshots: Sequence[Snapshot]) -> set[tuple[str, ...]]:
+    """The updates that this server has recorded for the snapshots; empty for an unknown one. A summary can be written
+    by any client."""
+    where = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
+    instants = await parts.store.instants(where, _INSTANTS_MAX)
+    known: dict[int | None, tuple[str, ...]] = {}
+    for each in instants:  # the newest first: after a removal, another snapshot may get the same id
+        known.setdefault(each.snapshot_id, tuple(each.summary.get("updates", ())))
+    return {known.get(snapshot.snapshot_id, ()) for snapshot in snapshots}
 
 
 class _Lists(msgspec.Struct, frozen=True):
@@ -150,10 +150,10 @@ class _Lists(msgspec.Struct, frozen=True):
 
 
 class _Rebase:
-    def __init__(self, parts: CatalogContext, uuid: str, base: TableMetadata, append: Append) -> None:
+    def __init__(self, parts: CatalogContext, uuid: str, base: TableMetadata, commit: SnapshotCommit) -> None:
         """CannotRebase when the snapshot or the branch's head has an unsupported form."""
-        snapshot = append.snapshot
-        ref = base.refs.get(append.branch)
+        snapshot = commit.snapshot
+        ref = base.refs.get(commit.branch)
         head = base.snapshot(ref.snapshot_id) if ref is not None and ref.is_branch else None
         if ref is None or head is None:
             raise CannotRebase("the branch does not exist")
@@ -163,7 +163,7 @@ class _Rebase:
             raise CannotRebase("the table has a snapshot with this id")
         if snapshot.schema_id is not None and base.schema(snapshot.schema_id) is None:
             raise CannotRebase("the schema of the snapshot does not exist")
-        self._parts, self._uuid, self._base, self._append = parts, uuid, base, append
+        self._parts, self._uuid, self._base, self._commit = parts, uuid, base, commit
         self._ref: SnapshotRef = ref
         self._head: Snapshot = head
         self._sequence_number = base.last_sequence_number + 1
@@ -173,23 +173,106 @@ class _Rebase:
         self._check_added(lists)
         own, files, merged = await self._own_manifests(lists, folder)
         kept = [manifest for path, manifest in lists.head.items() if path not in merged]
-        manifests, next_row_id = [*own, *kept], self._base.next_row_id
+        return self._listing([*own, *kept], len(kept), files, folder)
+
+    def overtaking(self) -> list[Snapshot] | None:
+        """The snapshots between the client's parent and the head, the newest first. None if the parent is not in the
+        history of the head."""
+        found: list[Snapshot] = []
+        snapshot: Snapshot | None = self._head
+        while snapshot is not None and snapshot.snapshot_id != self._commit.snapshot.parent_snapshot_id:
+            found.append(snapshot)
+            parent_id = snapshot.parent_snapshot_id
+            snapshot = None if parent_id is None else self._base.snapshot(parent_id)
+        return None if snapshot is None else found
+
+    async def over_rewrites(self, folder: str) -> Rebased:
+        """After snapshots that have only rewritten manifests: lists the client's manifests, and of the others those of
+        the head. If the client has replaced rewritten manifests, lists those of its parent of the same kind."""
+        lists = await self._lists()
+        self._check_numbered(lists)
+        dropped = {manifest.manifest_path for manifest in lists.dropped}
+        touched = {_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head}
+        kept = [
+            manifest
+            for path, manifest in lists.head.items()
+            if path not in dropped and (path in lists.parent or _kind(manifest) not in touched)
+        ]
+        kept += [
+            manifest
+            for path, manifest in lists.parent.items()
+            if path in lists.own and path not in lists.head and _kind(manifest) in touched
+        ]
+        added = [self._renumbered(manifest) for manifest in lists.added]
+        return self._listing([*added, *kept], len(kept), (), folder)
+
+    async def over_replacements(self, folder: str, undone: Sequence[Snapshot]) -> Rebased:
+        """After snapshots that have only replaced files by others with the same rows: lists the client's manifests and
+        those of its parent, so that these snapshots are undone. Their parent has not expired, so its files exist.
+
+        They leave the history of the branch, as after a rollback. If they stayed in it, the expiration of other engines
+        would delete the old files with them (Iceberg's incremental clean-up takes the files that a snapshot of the
+        history removed for unused), and an engine that has deleted rows of the new files by position would not find
+        that these files are gone: no snapshot of the history states that."""
+        lists = await self._lists()
+        self._check_numbered(lists)
+        kept = [manifest for path, manifest in lists.parent.items() if path in lists.own]
+        added = [self._renumbered(manifest) for manifest in lists.added]
+        parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)
+        return self._listing([*added, *kept], len(kept), (), folder, parent, undone)
+
+    def _check_numbered(self, lists: _Lists) -> None:
+        """Checks that the added manifests take their numbers from this snapshot, and that the rows of the parent's have
+        row ids."""
+        snapshot, specs = self._commit.snapshot, {spec.spec_id for spec in self._base.partition_specs}
+        for manifest in lists.added:
+            sound = (
+                manifest.added_snapshot_id == snapshot.snapshot_id
+                and manifest.sequence_number == snapshot.sequence_number
+                and manifest.partition_spec_id in specs
+                and manifest.key_metadata is None
+                and manifest.manifest_path not in lists.head
+            )
+            if not sound:
+                raise CannotRebase(f"{manifest.manifest_path} has numbers of another snapshot")
+        if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and any(
+            manifest.content == 0 and manifest.first_row_id is None for manifest in lists.parent.values()
+        ):
+            raise CannotRebase("rows have got row ids since")
+
+    def _listing(
+        self,
+        manifests: list[ManifestFile],
+        kept: int,
+        files: Sequence[tuple[str, bytes]],
+        folder: str,
+        parent: Snapshot | None = None,
+        undone: Sequence[Snapshot] = (),
+    ) -> Rebased:
+        """The snapshot with a new manifest list. `kept`: manifests that are not the client's. `parent`: the snapshot
+        whose files the client's change is applied to; None: the head. `undone`: snapshots since."""
+        parent = parent or self._head
+        next_row_id = self._base.next_row_id
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
             manifests, next_row_id = assign_first_row_ids(manifests, next_row_id)
-        snapshot_id = self._append.snapshot.snapshot_id
+        snapshot_id = self._commit.snapshot.snapshot_id
         data = write_manifest_list(
             manifests,
             format_version=self._base.format_version,
             snapshot_id=snapshot_id,
-            parent_snapshot_id=self._head.snapshot_id,
+            parent_snapshot_id=parent.snapshot_id,
             sequence_number=self._sequence_number,
         )
         place = f"{folder}/snap-{snapshot_id}-{self._sequence_number}-{self._parts.clock.uuid4()}.avro"
-        updates = self._updates(place, len(kept), next_row_id - self._base.next_row_id)
+        summary = self._commit.snapshot.summary or {}
+        summary = rebased_summary(summary, parent.summary_map(), kept)
+        if undone:
+            summary[REPLACEMENTS_UNDONE] = ",".join(str(snapshot.snapshot_id) for snapshot in undone[:_UNDONE_MAX])
+        updates = self._updates(parent, place, summary, next_row_id - self._base.next_row_id)
         return Rebased(updates, [*files, (place, data)])
 
     async def _lists(self) -> _Lists:
-        snapshot = self._append.snapshot
+        snapshot = self._commit.snapshot
         parent: Snapshot | None = None
         if snapshot.parent_snapshot_id is not None:
             parent = self._base.snapshot(snapshot.parent_snapshot_id)
@@ -223,7 +306,7 @@ class _Rebase:
 
     def _check_added(self, lists: _Lists) -> None:
         """Checks that the added manifests contain only data files of this snapshot, as many as the summary states."""
-        snapshot, specs = self._append.snapshot, {spec.spec_id for spec in self._base.partition_specs}
+        snapshot, specs = self._commit.snapshot, {spec.spec_id for spec in self._base.partition_specs}
         for manifest in lists.added:
             sound = (
                 manifest.content == 0
@@ -254,7 +337,7 @@ class _Rebase:
         row ids since. CannotRebase when the manifests contain more than the client's added files and the unchanged
         merged entries.
         """
-        snapshot_id, added, dropped = self._append.snapshot.snapshot_id, lists.added, lists.dropped
+        snapshot_id, added, dropped = self._commit.snapshot.snapshot_id, lists.added, lists.dropped
         entries = await self._read([structs.replace(each, **_UNASSIGNED) for each in added])
         for entry in (entry for each in entries for entry in each if entry.status == ADDED):
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
@@ -293,7 +376,7 @@ class _Rebase:
 
     def _write(self, entries: Sequence[ManifestEntry], spec_id: int) -> WrittenManifest:
         plain = {
-            "snapshot_id": self._append.snapshot.snapshot_id,
+            "snapshot_id": self._commit.snapshot.snapshot_id,
             "sequence_number": None,
             "file_sequence_number": None,
         }
@@ -310,17 +393,19 @@ class _Rebase:
             first_row_id=None,
         )
 
-    def _updates(self, manifest_list: str, kept: int, added_rows: int) -> list[dict[str, Any]]:
-        snapshot, ref = self._append.snapshot, self._ref
+    def _updates(
+        self, parent: Snapshot, manifest_list: str, summary: dict[str, str], added_rows: int
+    ) -> list[dict[str, Any]]:
+        snapshot, ref = self._commit.snapshot, self._ref
         # The snapshot log is later than the head when the branch was rolled back.
         logged = [entry.timestamp_ms for entry in self._base.snapshot_log[-1:]]
         rebased = {
-            **self._append.fields,
-            "parent-snapshot-id": self._head.snapshot_id,
+            **self._commit.fields,
+            "parent-snapshot-id": parent.snapshot_id,
             "sequence-number": self._sequence_number,
             "timestamp-ms": max(snapshot.timestamp_ms, self._head.timestamp_ms, *logged),
             "manifest-list": manifest_list,
-            "summary": rebased_summary(snapshot.summary or {}, self._head.summary_map(), kept),
+            "summary": summary,
         }
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
             rebased |= {"first-row-id": self._base.next_row_id, "added-rows": added_rows}
@@ -328,8 +413,13 @@ class _Rebase:
         moved = msgspec.to_builtins(structs.replace(ref, snapshot_id=snapshot.snapshot_id))
         return [
             {"action": "add-snapshot", "snapshot": rebased},
-            {"action": "set-snapshot-ref", "ref-name": self._append.branch, **moved},
+            {"action": "set-snapshot-ref", "ref-name": self._commit.branch, **moved},
         ]
+
+
+def _kind(manifest: ManifestFile) -> tuple[int, int]:
+    """Manifests of different kinds are rewritten apart."""
+    return manifest.partition_spec_id, manifest.content
 
 
 def _row_id(entry: ManifestEntry) -> int | None:

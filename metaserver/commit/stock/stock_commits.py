@@ -24,7 +24,8 @@ from seamark.metaserver.catalog.pointers import (
 )
 from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange
 from seamark.metaserver.commit.publication import CommitEvent, PlannedCommit, Publisher, pointer_moved
-from seamark.metaserver.commit.stock.rebase import Rebased, rebase, requested_append
+from seamark.metaserver.commit.stock.rebase import Rebased, rebase
+from seamark.metaserver.commit.stock.snapshot_commit import requested_snapshot
 from seamark.metaserver.errors import BadRequest, CommitConflict, NoSuchTable, NotFound, RequestError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.requirements import check_requirements
@@ -184,14 +185,14 @@ class StockCommits:
     async def _rebase(
         self, request: _Request, change: TableChange, entry: Entry | None, base: TableMetadata | None
     ) -> Rebased | None:
-        """Rebases a refused append onto the new head, if the table has that enabled (`rebase.py`)."""
-        append = requested_append(base, change) if base is not None and request.single else None
-        if base is None or append is None:
+        """Rebases a refused snapshot onto the new head, if that is possible (`rebase.py`)."""
+        commit = requested_snapshot(base, change) if base is not None else None
+        if base is None or commit is None:
             return None
-        # The refusal may mean that the append was applied already; its snapshot may even have expired since.
+        # The refusal may mean that the snapshot was applied already; its snapshot may even have expired since.
         await self._raise_if_repeat(request)
         folder = checked_folder(self._parts, base.location, base.properties)
-        return await rebase(self._parts, uuid_of(entry, base), folder, base, append)
+        return await rebase(self._parts, uuid_of(entry, base), folder, base, commit, single=request.single)
 
     async def _raise_if_repeat(self, request: _Request) -> None:
         """Raises Repeat with the first outcome, when the refused commit was applied before and its reply was lost.

@@ -8,6 +8,10 @@ literal outside an int's range into `true`, which keeps nulls; here it becomes `
 Infinity is never a value of a bound predicate, because JSON cannot represent it and Java could not read the residual.
 The largest finite value replaces it. NaN is greater than it where that keeps more rows, as in Spark.
 
+A literal null is of unknown value: PyIceberg writes null for both infinities. Its predicate, negated or not, becomes a
+condition that every row meets. It is not `true`: PyIceberg counts the rows of a file with the residual `true` from
+metadata.
+
 A filter uses current names for every snapshot: a name that the given schema lacks is looked up in the table's other
 schemas, the newest first. Columns inside lists and maps have many values per row, which statistics do not decide; they
 are bound with the kind `list` or `map`, and other nested columns with their own type's kind.
@@ -205,12 +209,20 @@ def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
         return term.predicate(op)
     if op in _PREFIXES and term.result != "string":
         raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, not {term.result}")
+    if None in literals:
+        return _unknown(op, term)
     domain = _domain(term)
     try:
         parsed = [parse_literal(domain, literal) for literal in literals]
     except BadRequest as error:
         raise BadRequest(f"Cannot bind {op} of {term.name}: {error.message}") from None
     return _set(op, term, parsed) if op in _SETS else _comparison(op, term, parsed[0])
+
+
+def _unknown(op: Op, term: _Term) -> Expression:
+    if term.result not in FLOATS or term.transform != IDENTITY:
+        raise BadRequest(f"Cannot bind {op} of {term.name}: null is not a literal; use is-null or not-null")
+    return Or((term.predicate(Op.IS_NULL), term.predicate(Op.NOT_NULL)))
 
 
 def _domain(term: _Term) -> str:

@@ -28,6 +28,7 @@ from seamark.metaserver.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
+from seamark.metaserver.iceberg.expressions.typed_literals import TypedLiteral, typed_literal
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, canonical
 from seamark.metaserver.iceberg.types.values import encode_json
 
@@ -36,6 +37,7 @@ DEPTH_MAX = 100
 NODES_MAX = 200_000
 """Default limit of predicates, junctions and values together."""
 
+NO_NULL = "null is not a literal; use is-null or not-null, and finite numbers"
 UNARY = frozenset({Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN})
 SETS = frozenset({Op.IN, Op.NOT_IN})
 
@@ -47,15 +49,29 @@ _Path: TypeAlias = tuple[Any, str]
 """A position in the tree: (path of the parent, or None, step). Formatted only for errors."""
 
 
-def parse_expression(json: object, *, depth_max: int = DEPTH_MAX, nodes_max: int = NODES_MAX) -> Expression:
-    """The unbound expression, with constants in junctions folded. BadRequest with the position of the error."""
-    return _Parser(depth_max, nodes_max).expression(json, (None, "filter"), 0)
+def parse_expression(
+    json: object,
+    *,
+    depth_max: int = DEPTH_MAX,
+    nodes_max: int = NODES_MAX,
+    typed: bool = False,
+    unknown: bool = False,
+) -> Expression:
+    """The unbound expression, with constants in junctions folded. BadRequest with the position of the error.
+
+    `typed`: literals with a `data-type` are `TypedLiteral`s (`comparisons.resolve_literals`). Otherwise the type of the
+    column is used. `unknown`: null is a literal of unknown value, which PyIceberg writes for both infinities; only for
+    filters that may match more rows.
+    """
+    return _Parser(depth_max, nodes_max, typed, unknown).expression(json, (None, "filter"), 0)
 
 
 class _Parser:
-    def __init__(self, depth_max: int, nodes_max: int) -> None:
+    def __init__(self, depth_max: int, nodes_max: int, typed: bool, unknown: bool) -> None:
         self._depth_max = depth_max
         self._nodes_max = nodes_max
+        self._typed = typed
+        self._unknown = unknown
         self._nodes = 0
 
     def expression(self, json: object, path: _Path, depth: int) -> Expression:
@@ -114,15 +130,38 @@ class _Parser:
         if listed:
             return Unbound(op, name, transform, self._values(value, (path, ".values")))
         self._count(1)
-        return Unbound(op, name, transform, (_literal(value, (path, f".{operand_field}")),))
+        return Unbound(op, name, transform, (self._literal(value, (path, f".{operand_field}")),))
 
     def _values(self, json: object, path: _Path) -> tuple[object, ...]:
+        data_type = None
         if isinstance(json, dict) and json.get("type") == "literals":
+            data_type = json.get("data-type")
             json, path = json.get("values"), (path, ".values")
         if not isinstance(json, list | tuple):
             raise _error(path, f"expected an array, not {_shown(json)}")
         self._count(len(json))
-        return tuple([_literal(value, (path, f"[{index}]")) for index, value in enumerate(json)])
+        return tuple([self._literal(value, (path, f"[{index}]"), data_type) for index, value in enumerate(json)])
+
+    def _literal(self, json: object, path: _Path, data_type: object = None) -> object:
+        if data_type is None and isinstance(json, (str, int, float)):  # a bool is an int
+            return json
+        if isinstance(json, dict) and json.get("type") == "literal":
+            data_type = json.get("data-type", data_type)
+            json, path = json.get("value"), (path, ".value")
+        if json is None:
+            if self._unknown and data_type is None:
+                return None
+            raise _error(path, NO_NULL)
+        if not isinstance(json, (str, int, float)):
+            raise _error(path, f"expected a literal, not {_shown(json)}")
+        if data_type is None or not self._typed:
+            return json
+        if not isinstance(data_type, str):
+            raise _error(path, f"expected the name of a type, not {_shown(data_type)}")
+        try:
+            return typed_literal(data_type, json if isinstance(json, str) else str(json).lower())
+        except ValueError as error:
+            raise _error(path, str(error)) from None
 
     def _count(self, nodes: int) -> None:
         self._nodes += nodes
@@ -179,18 +218,6 @@ def _text(json: dict[str, object], field: str, path: _Path) -> str:
     return value
 
 
-def _literal(json: object, path: _Path) -> object:
-    if isinstance(json, (str, int, float)):  # a bool is an int
-        return json
-    if isinstance(json, dict) and json.get("type") == "literal":
-        json, path = json.get("value"), (path, ".value")
-    if json is None:
-        raise _error(path, "null is not a literal; use is-null or not-null, and finite numbers")
-    if not isinstance(json, (str, int, float)):
-        raise _error(path, f"expected a literal, not {_shown(json)}")
-    return json
-
-
 def _required(json: dict[str, object], field: str, path: _Path) -> object:
     if field not in json:
         raise _error(path, f"missing field {field!r}")
@@ -236,7 +263,23 @@ def _predicate_json(op: Op, name: str, transform: str, values: list[object]) -> 
     term: object = name if transform == IDENTITY else {"type": "transform", "transform": transform, "term": name}
     encoded: dict[str, object] = {"type": op.value, "term": term}
     if op in SETS:
-        encoded["values"] = values
+        encoded["values"] = _values_json(values)
     elif op not in UNARY:
-        encoded["value"] = values[0]
+        encoded["value"] = _literal_json(values[0])
     return encoded
+
+
+def _values_json(values: list[object]) -> object:
+    types = {value.data_type if isinstance(value, TypedLiteral) else None for value in values}
+    if types == {None}:
+        return values
+    if len(types) > 1:
+        return [_literal_json(value) for value in values]
+    texts = [value.text for value in values if isinstance(value, TypedLiteral)]
+    return {"type": "literals", "data-type": types.pop(), "values": texts}
+
+
+def _literal_json(value: object) -> object:
+    if isinstance(value, TypedLiteral):
+        return {"type": "literal", "data-type": value.data_type, "value": value.text}
+    return value

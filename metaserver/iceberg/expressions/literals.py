@@ -85,7 +85,7 @@ def parse_literal(kind: str, json: object) -> Literal:
     if json != json or (json == "NaN" and kind in FINITE_MAX):
         raise BadRequest("cannot create expression literal from NaN; use is-nan or not-nan instead")
     try:
-        literal = parse(kind, json)
+        literal = parse(kind, json) if kind == "boolean" or not isinstance(json, bool) else None
     except (ValueError, OverflowError) as error:
         raise BadRequest(f"invalid value for conversion to type {kind}: {_shown(json)} ({_cut(str(error))})") from None
     if literal is None:
@@ -110,8 +110,6 @@ def _boolean(_: str, json: object) -> Literal | None:
 def _integer(kind: str, json: object) -> Literal | None:
     limits = (INT_MIN, INT_MAX) if kind == "int" else (LONG_MIN, LONG_MAX)
     match json:
-        case bool():
-            return None
         case int():
             return _placed(json, True, *limits)
         case float():
@@ -123,8 +121,6 @@ def _integer(kind: str, json: object) -> Literal | None:
 
 def _floating(kind: str, json: object) -> Literal | None:
     match json:
-        case bool():
-            return None
         case int() | float():
             number = _as_float(json)
         case str() if json in _INFINITIES:
@@ -158,8 +154,6 @@ def _beyond(infinity: float) -> Literal:
 def _decimal(kind: str, json: object) -> Literal | None:
     scale, limit = decimal_scale(kind), 10 ** decimal_precision(kind) - 1
     match json:
-        case bool():
-            return None
         case int():
             return _placed(json * 10**scale, True, -limit, limit)
         case float() if math.isinf(json):
@@ -175,8 +169,6 @@ def _decimal(kind: str, json: object) -> Literal | None:
 
 def _date(_: str, json: object) -> Literal | None:
     match json:
-        case bool():
-            return None
         case int():
             return _placed(json, True, INT_MIN, INT_MAX)
         case str() if "T" in json.upper():
@@ -189,8 +181,6 @@ def _date(_: str, json: object) -> Literal | None:
 
 def _time(_: str, json: object) -> Literal | None:
     match json:
-        case bool():
-            return None
         case int():
             return _placed(json, True, LONG_MIN, LONG_MAX)
         case str():
@@ -201,8 +191,6 @@ def _time(_: str, json: object) -> Literal | None:
 
 def _timestamp(kind: str, json: object) -> Literal | None:
     match json:
-        case bool():
-            return None
         case int():
             nanos = json * NANOS_PER_MICRO
         case str() if "T" in json.upper():
@@ -249,6 +237,7 @@ def _placed(floor: int, exact: bool, low: int, high: int) -> Literal:
     return floor if exact else Between(floor, floor + 1)
 
 
+# Only `boolean` gets Python's booleans, which are integers, too.
 _PARSERS: dict[str, Callable[[str, object], Literal | None]] = {
     "boolean": _boolean,
     "int": _integer,

@@ -148,7 +148,7 @@ def source_ranges(predicate: Bound) -> Expression:
             return _on_source(predicate, op, *predicate.values)
         return Always(op == Op.NOT_STARTS_WITH)
     if op in NULL_MATCHES:
-        # all rows except those whose result is one of the values
+        # all rows except rows whose result is one of the values
         if not is_ordered(transform, kind):
             return TRUE
         outside = complement(backwards(transform, kind, _ranges(replace(predicate, op=OPPOSITE[op]))))

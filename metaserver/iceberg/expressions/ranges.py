@@ -1,7 +1,7 @@
 """Mapping of value ranges through order-preserving transforms: forwards to partitions, backwards to source columns.
 
 Ranges are half open, with bounds in the form of `expression.py`; None means unbounded. Values are integers, strings or
-bytes, all of which have a successor, so half-open ranges can express closed ones. An integer result that does not fit
+bytes, all of which have a successor, so half-open ranges can express closed ranges. An integer result that does not fit
 its type wraps (`transforms.py`), so values at one end of the source may map to the other end of the result: both
 directions return as many ranges as needed.
 """
@@ -174,7 +174,7 @@ def after_prefix(prefix: Prefix) -> Prefix | None:
 
 
 def _merged(ranges: list[Range]) -> list[Range]:
-    """The ranges in order, with adjacent and overlapping ones merged."""
+    """The ranges in order, with adjacent and overlapping ranges merged."""
     unbounded = [span for span in ranges if span.low is None]
     merged: list[Range] = []
     for span in unbounded + sorted((span for span in ranges if span.low is not None), key=lambda span: span.low):

@@ -76,6 +76,22 @@ def tautology(predicate: Bound) -> Expression:
     return any_of(replace(column, op=Op.IS_NULL), replace(column, op=Op.NOT_NULL))
 
 
+def tautologies(expression: Expression) -> list[Bound]:
+    """A predicate of each tautology in the expression, made from a predicate with a literal of unknown value."""
+    match expression:
+        case And(children):
+            return [found for child in children for found in tautologies(child)]
+        case Or(children):
+            null = {child.column_id for child in children if isinstance(child, Bound) and child.op is Op.IS_NULL}
+            found = [
+                child
+                for child in children
+                if isinstance(child, Bound) and child.op is Op.NOT_NULL and child.column_id in null
+            ]
+            return found or [found for child in children for found in tautologies(child)]
+    return []
+
+
 _CONJUNCTS_MAX = 8
 _ORDERED_KINDS = INTS | LONGS | TIMESTAMPS | {"date", "time"}
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from operator import eq, ge, gt, le, lt, ne
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlglot
 from sqlglot import exp, tokens
@@ -26,6 +25,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.comparisons import NESTED, OPPOSITE, UNITS, ComparedTerm, Comparisons
 from seamark.metaserver.iceberg.expressions.expression import (
     FALSE,
     TRUE,
@@ -36,10 +36,12 @@ from seamark.metaserver.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
-from seamark.metaserver.iceberg.expressions.sql_literals import Inconvertible, SqlLiteral, convert_literal, literal_of
-from seamark.metaserver.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
-from seamark.metaserver.iceberg.types.transforms import IDENTITY, accepts, canonical, result_type
-from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
+from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
+from seamark.metaserver.iceberg.expressions.sql_literals import literal_of
+from seamark.metaserver.iceberg.expressions.sql_reasons import misfit_reason, unused_reason
+from seamark.metaserver.iceberg.expressions.typed_literals import Inconvertible, TypedLiteral
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, canonical
 from seamark.metaserver.iceberg.types.values import FLOATS
 
 TEXT_MAX = 100_000
@@ -53,20 +55,8 @@ _COMPARED: dict[type[exp.Expr], Op] = {
     exp.GTE: Op.GT_EQ,
 }
 _FLIPPED = {Op.LT: Op.GT, Op.LT_EQ: Op.GT_EQ, Op.GT: Op.LT, Op.GT_EQ: Op.LT_EQ}
-_OPPOSITE = {
-    Op.EQ: Op.NOT_EQ,
-    Op.NOT_EQ: Op.EQ,
-    Op.LT: Op.GT_EQ,
-    Op.LT_EQ: Op.GT,
-    Op.GT: Op.LT_EQ,
-    Op.GT_EQ: Op.LT,
-}
 _CONSTANT = {Op.EQ: eq, Op.NOT_EQ: ne, Op.LT: lt, Op.LT_EQ: le, Op.GT: gt, Op.GT_EQ: ge}
-_ROUNDED = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
-"""For a literal outside the column's type: engines differ about the side on which it is."""
 _PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
-_PLAIN_TRANSFORMS = frozenset(_PLURALS.values())
-_CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
 _ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
 """The arguments of sqlglot's nodes that are supported. Others change the meaning, such as BETWEEN SYMMETRIC."""
 
@@ -83,29 +73,14 @@ class _Sql(Dialect):
 class SqlFilter:
     """The converted predicate. `expression` is unbound, and true for every row that the SQL is true for.
 
-    `unused` lists the parts that are left out. `exact`: no other row satisfies it, except rows with NaN in a compared
-    column, about which engines differ.
+    `unused` lists the parts that are left out, `reasons` why, in the same order. `exact`: no other row satisfies it,
+    except rows with NaN in a compared column, about which engines differ.
     """
 
     expression: Expression
     unused: tuple[str, ...]
     exact: bool = False
-
-
-class _Term(NamedTuple):
-    name: str
-    kind: str
-    """The type of the compared value: the transform's result."""
-    transform: str = IDENTITY
-    origin: int = 0
-    """The value that the transform maps to 0: 1970 for years."""
-
-    def predicate(self, op: Op, *literals: object) -> Unbound:
-        return Unbound(op, self.name, self.transform, literals)
-
-    @property
-    def not_null(self) -> Unbound:
-        return Unbound(Op.NOT_NULL, self.name, IDENTITY, ())
+    reasons: tuple[str, ...] = ()
 
 
 def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = (), *, nan_above: bool = False) -> SqlFilter:
@@ -121,36 +96,33 @@ def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = (), *, nan_
         tree = sqlglot.parse_one(text, dialect=_Sql, into=exp.Condition)
         reader = _Reader((schema, *others), nan_above)
         expression = reader.read(tree, negated=False)
-        return SqlFilter(expression, tuple(dict.fromkeys(reader.unused)), reader.exact and not reader.unused)
+        exact = reader.exact and not reader.unused
+        return SqlFilter(expression, tuple(reader.unused), exact, tuple(reader.unused.values()))
     except ParseError as error:
-        raise BadRequest(_syntax(error)) from None
+        raise BadRequest(syntax_message(error, "The predicate")) from None
     except TokenError as error:
         raise BadRequest(f"The predicate is not valid SQL: {' '.join(str(error).split())[:_SHOWN_MAX]}") from None
     except RecursionError:
         raise BadRequest("The predicate is nested too deeply") from None
 
 
-def _syntax(error: ParseError) -> str:
+def syntax_message(error: ParseError, what: str) -> str:
+    """What is wrong with the text, and where. `what` names the text: "The predicate"."""
     for detail in error.errors:
         if detail.get("line") is not None:
             text = detail.get("highlight") or "the end"
             place = f"line {detail['line']}, column {detail['col']}"
             why = str(detail.get("description", "")).partition(" for <class")[0]
-            return f"The predicate is not valid SQL: {why} at {place}, near {text[:40]!r}"
-    return (
-        "The predicate is not valid SQL: it is empty"
-        if not error.errors
-        else f"The predicate is not valid SQL: {error}"[:_SHOWN_MAX]
-    )
+            return f"{what} is not valid SQL: {why} at {place}, near {text[:40]!r}"
+    return f"{what} is not valid SQL: {error if error.errors else 'it is empty'}"[:_SHOWN_MAX]
 
 
-class _Reader:
+class _Reader(Comparisons):
     def __init__(self, schemas: tuple[Schema, ...], nan_above: bool) -> None:
-        self._schemas = schemas
-        self._nan_above = nan_above
-        self.unused: list[str] = []
-        self.exact = True
-        """Whether every literal is a value of its column's type."""
+        super().__init__(schemas, nan_above)
+        self._lower_names: set[str] | None = None
+        self.unused: dict[str, str] = {}
+        """Why each part that is left out is left out."""
 
     def read(self, node: exp.Expr, *, negated: bool) -> Expression:
         """The condition for `node` being true or, if `negated`, false."""
@@ -164,51 +136,68 @@ class _Reader:
                 return all_of(*children) if isinstance(node, exp.And) != negated else any_of(*children)
             case exp.Select() | exp.Subquery():
                 raise BadRequest("Send the predicate alone, without SELECT or WHERE")
-        leaf = self._leaf(node, negated)
+        try:
+            leaf = self._leaf(node, negated)
+        except Inconvertible as error:
+            leaf, reason = None, str(error)
+        else:
+            reason = unused_reason(node, self._is_column) if leaf is None else ""
         if leaf is None:
-            self.unused.append(node.sql(dialect=_Sql)[:_SHOWN_MAX])
+            self._leave_out(node, reason)
             return TRUE
         return leaf
 
+    def _leave_out(self, node: exp.Expr, reason: str) -> None:
+        self.unused.setdefault(node.sql(dialect=_Sql)[:_SHOWN_MAX], reason)
+
+    def fitted(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
+        """Raises Inconvertible, with the reason."""
+        try:
+            return super().fitted(literal, term)
+        except Inconvertible:
+            raise Inconvertible(misfit_reason(literal, term.name, term.kind)) from None
+
+    def _is_column(self, name: str) -> bool:
+        if self._lower_names is None:
+            self._lower_names = {known.lower() for schema in self._schemas for known in schema.index.by_name}
+        return name.lower() in self._lower_names
+
     def _leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
-        """None if it cannot be expressed."""
+        """None if it cannot be expressed. Raises Inconvertible."""
         if not _is_plain(node):
             return None
         negated ^= bool(node.args.get("negate"))  # NOT LIKE is one node
-        try:
-            match node:
-                case exp.NullSafeEQ() | exp.NullSafeNEQ():
-                    return self._null_safe(node, negated == isinstance(node, exp.NullSafeEQ))
-                case exp.Boolean():
-                    return Always(bool(node.this) != negated)
-                case exp.Null():
-                    return FALSE
-                case exp.Between():
-                    low = self._compared(Op.GT_EQ, node.this, node.args["low"], negated)
-                    high = self._compared(Op.LT_EQ, node.this, node.args["high"], negated)
-                    return None if low is None or high is None else (any_of if negated else all_of)(low, high)
-                case exp.In():
-                    return self._in(node, negated)
-                case exp.Is():
-                    return self._is(node, negated)
-                case exp.Like() | exp.Escape() | exp.StartsWith():
-                    return self._like(node, negated)
-                case exp.IsNan():
-                    term = self._term(node.this)
-                    if term is None or term.kind not in FLOATS:
-                        return None
-                    return term.predicate(Op.NOT_NAN if negated else Op.IS_NAN)
-            if type(node) in _COMPARED:
-                return self._compared(_COMPARED[type(node)], node.this, node.expression, negated)
-            term = self._term(node)
-            if term is not None and term.kind == "boolean":
-                return term.predicate(Op.EQ, not negated)
-        except Inconvertible:
-            return None
+        match node:
+            case exp.NullSafeEQ() | exp.NullSafeNEQ():
+                return self._null_safe(node, negated == isinstance(node, exp.NullSafeEQ))
+            case exp.Boolean():
+                return Always(bool(node.this) != negated)
+            case exp.Null():
+                return FALSE
+            case exp.Between():
+                low = self._compared(Op.GT_EQ, node.this, node.args["low"], negated)
+                high = self._compared(Op.LT_EQ, node.this, node.args["high"], negated)
+                return None if low is None or high is None else (any_of if negated else all_of)(low, high)
+            case exp.In():
+                return self._in(node, negated)
+            case exp.Is():
+                return self._is(node, negated)
+            case exp.Like() | exp.Escape() | exp.StartsWith():
+                return self._like(node, negated)
+            case exp.IsNan():
+                term = self._term(node.this)
+                if term is None or term.kind not in FLOATS:
+                    return None
+                return term.predicate(Op.NOT_NAN if negated else Op.IS_NAN)
+        if type(node) in _COMPARED:
+            return self._compared(_COMPARED[type(node)], node.this, node.expression, negated)
+        term = self._term(node)
+        if term is not None and term.kind == "boolean":
+            return term.predicate(Op.EQ, not negated)
         return None
 
     def _compared(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
-        """A comparison, for the rows where it is true or, if `negated`, false. Raises Unfit."""
+        """A comparison, for the rows where it is true or, if `negated`, false. Raises Inconvertible."""
         literal = literal_of(right)
         if literal is None:
             literal = literal_of(left)
@@ -218,12 +207,12 @@ class _Reader:
         if literal.kind == "null":
             return FALSE
         if negated:
-            op = _OPPOSITE[op]
+            op = OPPOSITE[op]
         other = literal_of(left)
         if other is not None:
             return _constant(op, other, literal)
         term = self._term(left)
-        return None if term is None else self._comparison(op, term, literal, negated)
+        return None if term is None else self.comparison(op, term, literal, negated)
 
     def _null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
         """IS [NOT] DISTINCT FROM, which is never null: Iceberg's `eq` and `not-eq`."""
@@ -235,7 +224,7 @@ class _Reader:
                 continue
             if literal.kind == "null":
                 return term.predicate(Op.NOT_NULL if unlike else Op.IS_NULL)
-            value, exact = self._fitted(literal, term)
+            value, exact = self.fitted(literal, term)
             if unlike and not exact:
                 return TRUE
             return term.predicate(Op.NOT_EQ if unlike else Op.EQ, value)
@@ -251,7 +240,7 @@ class _Reader:
         values = [literal for literal in literals if literal is not None and literal.kind != "null"]
         if negated and len(values) < len(literals):  # not in a list with null: null at best
             return FALSE
-        fit = [self._fitted(value, term) for value in values]
+        fit = [self.fitted(value, term) for value in values]
         if not negated:
             return term.predicate(Op.IN, *(value for value, _ in fit)) if fit else FALSE
         exact = [value for value, is_exact in fit if is_exact]
@@ -292,9 +281,9 @@ class _Reader:
         if isinstance(node, exp.StartsWith):
             prefix, rest = pattern.text, "%"
         else:
-            prefix, rest = _split(pattern.text, None if escape is None else escape.text)
+            prefix, rest = split_pattern(pattern.text, None if escape is None else escape.text)
         if rest == "":
-            return self._comparison(Op.NOT_EQ if negated else Op.EQ, term, SqlLiteral("text", prefix), negated)
+            return self.comparison(Op.NOT_EQ if negated else Op.EQ, term, TypedLiteral("text", prefix), negated)
         if rest.strip("%") == "":
             if not prefix:
                 return FALSE if negated else term.not_null
@@ -304,33 +293,12 @@ class _Reader:
         if negated or not prefix:
             return None
         # The prefix is used; the rest of the pattern is listed as unused.
-        self.unused.append(node.sql(dialect=_Sql)[:_SHOWN_MAX])
+        self._leave_out(node, unused_reason(node, self._is_column))
         return term.predicate(Op.STARTS_WITH, prefix)
-
-    def _comparison(self, op: Op, term: _Term, literal: SqlLiteral, negated: bool) -> Expression:
-        """Raises Unfit."""
-        value, exact = self._fitted(literal, term)
-        if not exact:
-            op = _ROUNDED.get(op, op)
-        if op is Op.NOT_EQ:
-            return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
-        predicate = term.predicate(op, value)
-        # NaN is greater than every number in Spark, and unordered in Trino, where the opposite of a comparison is true
-        # for it.
-        widened = negated and op is not Op.EQ and not self._nan_above
-        if base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
-            return any_of(predicate, term.predicate(Op.IS_NAN))
-        return predicate
-
-    def _fitted(self, literal: SqlLiteral, term: _Term) -> tuple[object, bool]:
-        """Raises Unfit."""
-        value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
-        self.exact &= exact
-        return value, exact
 
     # Terms
 
-    def _term(self, node: exp.Expr, *, any_type: bool = False) -> _Term | None:
+    def _term(self, node: exp.Expr, *, any_type: bool = False) -> ComparedTerm | None:
         """A column or a transform of one; None for anything else. `any_type`: structs, lists and maps are accepted."""
         while isinstance(node, exp.Paren):
             node = node.this
@@ -339,33 +307,12 @@ class _Reader:
         name = _name(node)
         if name is not None:
             column, kind = self._column(name)
-            return _Term(column, kind) if any_type or kind not in ("struct", "list", "map") else None
+            return ComparedTerm(column, kind) if any_type or kind not in NESTED else None
         if isinstance(node, exp.Dot):
             return self._transform(node.expression, qualified=True)
         return self._transform(node, qualified=False)
 
-    def _column(self, name: str) -> tuple[str, str]:
-        """(name, type). BadRequest if there is no such column, or several."""
-        for schema in self._schemas:
-            same = schema.column_named(name)
-            alike = {i for known, i in schema.index.by_name.items() if known.lower() == name.lower()}
-            column = same or (schema.column(next(iter(alike))) if alike else None)
-            if column is None:
-                continue
-            if same is None and len(alike) > 1:
-                raise BadRequest(f"Cannot resolve column '{name}' case-insensitively: it matches several columns")
-            if isinstance(column.type, StructType | ListType | MapType):
-                return column.name, type_name(column.type)
-            try:
-                return column.name, canonical_primitive(column.type)
-            except BadRequest:  # a type of a later format version
-                return column.name, column.type
-        known = {other.lower(): other for schema in self._schemas for other in schema.index.by_name}
-        near = [known[other] for other in get_close_matches(name.lower()[:1000], known, n=3)]
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise BadRequest(f"Cannot find column '{name}' in the table's schemas{hint}")
-
-    def _transform(self, node: exp.Expr, *, qualified: bool) -> _Term | None:
+    def _transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
         """`qualified`: called as Spark's `system.bucket(…)`, which is a transform for any meaning of the name in
         SQL.
         """
@@ -386,10 +333,10 @@ class _Reader:
         called = str(node.this).lower()
         if called in ("bucket", "truncate"):
             return self._sized(called, node.expressions, qualified)
-        unit = _PLURALS.get(called) or (called if qualified and called in _PLAIN_TRANSFORMS else "")
+        unit = _PLURALS.get(called) or (called if qualified and called in UNITS else "")
         return self._applied(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
 
-    def _sized(self, called: str, arguments: list[Any], qualified: bool) -> _Term | None:
+    def _sized(self, called: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
         """`bucket(4, id)` in Spark, `bucket(id, 4)` in Trino."""
         if len(arguments) != 2 or None in arguments:
             return None
@@ -407,19 +354,12 @@ class _Reader:
                 return term
         return None
 
-    def _applied(self, transform: str, node: exp.Expr) -> _Term | None:
+    def _applied(self, transform: str, node: exp.Expr) -> ComparedTerm | None:
         name = _name(node)
-        if name is None:
-            return None
-        column, kind = self._column(name)
-        if kind in ("struct", "list", "map") or not accepts(transform, kind):
-            return None
-        if transform in _PLAIN_TRANSFORMS and kind not in _CALENDAR:
-            return None
-        return _Term(column, result_type(transform, kind), transform)
+        return None if name is None else self.term(name, transform)
 
 
-def _constant(op: Op, left: SqlLiteral, right: SqlLiteral) -> Expression | None:
+def _constant(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:
     """The result of comparing two literals, such as `1 = 1`."""
     if left.kind == "null":
         return FALSE
@@ -442,23 +382,3 @@ def _name(node: exp.Expr) -> str | None:
     if isinstance(node, exp.Column) and isinstance(node.this, exp.Identifier):
         return ".".join(part.name for part in node.parts)
     return None
-
-
-def _split(pattern: str, escape: str | None) -> tuple[str, str]:
-    """The prefix of a LIKE pattern, and the pattern from its first wildcard on.
-
-    Without ESCAPE, a backslash escapes in Spark and is a literal in Trino: the text after it is not used.
-    """
-    prefix = []
-    at = 0
-    while at < len(pattern):
-        character = pattern[at]
-        if character == escape and at + 1 < len(pattern):
-            prefix.append(pattern[at + 1])
-            at += 2
-            continue
-        if character in "%_" or (character == "\\" and escape is None):
-            return "".join(prefix), pattern[at:]
-        prefix.append(character)
-        at += 1
-    return "".join(prefix), ""

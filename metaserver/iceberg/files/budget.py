@@ -48,7 +48,7 @@ class Budget:
             self._left += size_bytes
 
 
-class Part(Budget):
+class BudgetShare(Budget):
     """The charges of one piece of work; leaving the context returns them."""
 
     def __init__(self, whole: Budget) -> None:
@@ -68,7 +68,7 @@ class Part(Budget):
         self._whole.give_back(size_bytes)
         self._taken -= size_bytes
 
-    def __enter__(self) -> Part:
+    def __enter__(self) -> BudgetShare:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,7 @@
-"""What a row holds any number of, collected over all rows: growing buffers, sorted by column at the end.
+"""The repeated values of all rows: growing buffers, sorted by column at the end.
 
-An element takes at least a byte of the file, so the file bounds the buffers. Ids of columns become *slots*, counted up
-as they are met, one numbering for all maps of a file.
+An element takes at least a byte of the file, so the file bounds the buffers. Column ids are numbered as *slots* in the
+order of their first occurrence, with one numbering for all maps of a file.
 """
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t
@@ -99,7 +99,7 @@ cdef inline int rehash(Slots* slots) noexcept nogil:
 
 
 cdef inline int find_slot(Slots* slots, int32_t id, int32_t* out) noexcept nogil:
-    """The slot of a column id, a new one when it is met first."""
+    """The slot of a column id, a new slot when it is met first."""
     cdef uint32_t at
     cdef int probes
     if slots.used == slots.room and rehash(slots) < 0:
@@ -182,7 +182,7 @@ cdef inline void scatter(
 
 
 cdef inline int64_t row_width(const Group* group, int64_t live, int64_t* met) noexcept nogil:
-    """How many columns each of `live` rows names, when all name the same ones, each once, in one order; else 0.
+    """How many columns each of `live` rows names, when all name the same columns, each once, in one order; else 0.
     `met` has a zero for each slot."""
     cdef int64_t width, i
     if live == 0 or group.used % live:

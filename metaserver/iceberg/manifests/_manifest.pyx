@@ -1,13 +1,13 @@
-"""The machine that decodes Avro rows into columns: it runs a *program* over inflated blocks, without the GIL.
+"""Decodes Avro rows into columns: runs a *program* over inflated blocks, without the GIL.
 
-A program is what `manifest_schema.py` makes of a writer's schema: a tree of nodes, one per Avro value. A leaf that is
-wanted names the column it is written to; all others are stepped over. Rows go straight into arrays. What a row holds
-any number of (the counts and bounds of columns, split offsets, partition summaries) goes into *groups*: growing
-buffers, which for maps by column id are sorted by column at the end, by counting.
+`avro_schema.py` compiles a writer's schema to a program: a tree of nodes, one per Avro value. A requested leaf names
+the column that it is written to; all other values are skipped. Rows are written directly into arrays. Repeated values
+of a row (counts and bounds of columns, split offsets, partition summaries) are written into *groups*: growing buffers,
+which for maps by column id are sorted by column at the end, by counting.
 
-The rule: no byte is read before it is known to be there, and no loop or allocation is larger than the bytes that
-remain can justify. A value of no width (Avro's null, records of nothing but such) never gets a node that runs, so a
-program takes time linear in the bytes it reads, whatever counts they claim.
+The rule: no byte is read beyond the data, and no loop or allocation is larger than the remaining bytes justify. A value
+without bytes (Avro's null, and records of nulls) has no node, so a program takes time linear in the bytes that it
+reads, for any counts that they claim.
 """
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MIN, int32_t, int64_t, uint8_t
@@ -28,7 +28,7 @@ import numpy as np
 from seamark.metaserver.errors import Corrupt
 
 MISSING = -(2**63)
-"""Stands in columns of int64 for null, and for what a writer's schema does not have."""
+"""Represents null in columns of int64, and columns that a writer's schema does not have."""
 
 cdef enum:
     OP_NULL, OP_BOOLEAN, OP_INT, OP_LONG, OP_FLOAT, OP_DOUBLE, OP_BYTES, OP_STRING, OP_FIXED, OP_ENUM
@@ -121,7 +121,7 @@ cdef int run_map(State* state, int32_t index, bint bounds) noexcept nogil:
             return fail(state, error, index)
         if count == 0:
             break
-        if count > group.room - used:  # no more than half as many as bytes follow
+        if count > group.room - used:  # at most half as many as bytes follow
             group.used = used
             if grow(group, max(2 * group.room, used + count + 1024)) < 0:
                 return fail(state, OUT_OF_MEMORY, index)
@@ -316,7 +316,7 @@ cdef int run(State* state, int32_t index) noexcept nogil:
 cdef int run_rows(
     State* state, int32_t root, int32_t status, const int64_t* edges, const int64_t* counts, int64_t blocks
 ) noexcept nogil:
-    """All rows of all blocks; those whose column `status` says DELETED are overwritten by the next."""
+    """All rows of all blocks; rows whose column `status` is DELETED are overwritten by the next."""
     cdef int64_t block, i
     cdef int32_t g
     for block in range(blocks):
@@ -391,7 +391,7 @@ cdef class Program:
 
 
 cdef object array_of(Memory memory, int64_t offset, object dtype, int64_t count):
-    """A numpy array that keeps the memory it lies in."""
+    """A numpy array that keeps its memory."""
     return np.frombuffer(memory, dtype, count, offset) if count else np.empty(0, dtype)
 
 

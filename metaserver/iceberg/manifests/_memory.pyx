@@ -1,9 +1,8 @@
-"""Memory for what lives only while a manifest is decoded and packed: what is given back is handed out again.
+"""A pool of memory for the decoding and packing of manifests: freed memory is used again.
 
-A manifest of a thousand entries takes some megabytes for a few milliseconds. From malloc those are fresh pages each
-time, and to make them takes the kernel a third of the time that it takes to fill them. Here up to KEPT_MAX bytes that
-were given back wait for the next who asks. Larger pieces lie on huge pages, where the kernel has them: one fault in
-place of 512.
+A manifest of a thousand entries takes some megabytes for a few milliseconds. From malloc these are new pages each time,
+which the kernel creates in a third of the time that it takes to fill them. The pool keeps up to KEPT_MAX freed bytes.
+Larger pieces are on huge pages, where the kernel has them: one fault instead of 512.
 
 The rule: contents are arbitrary, so an owner writes before it reads. Under the address sanitizer nothing is kept, so
 that it sees every access past an end.
@@ -124,7 +123,7 @@ cdef void* retake(void* memory, size_t used, size_t size, size_t larger) noexcep
 
 
 cdef class Memory:
-    """A writable buffer of `size` bytes, given back when nobody looks at it any more. MemoryError."""
+    """A writable buffer of `size` bytes, freed with its last view. MemoryError."""
 
     def __cinit__(self, size_t size):
         self.size = self.taken = size
@@ -154,7 +153,7 @@ cdef class Memory:
 
 
 cdef Memory adopted(void* memory, size_t taken, size_t size):
-    """The first `size` bytes of what was `take(taken)`, which it gives back; the caller need not any more."""
+    """The first `size` bytes of what was `take(taken)`, which it frees; the caller must not."""
     cdef Memory found = Memory(0)
     give(found.data, 0)
     found.data = <uint8_t*>memory

@@ -407,37 +407,3 @@ def _decoded_bounds(
             raise ValueError(f"{name}: the bound of column {column} is NaN, which is not a valid bound")
         decoded[column] = kind, value
     return decoded
-
-
-def encode_content_file(file: ContentFile, metadata: TableMetadata) -> dict[str, object]:
-    """The REST standard's JSON, as `decode_content_file` reads it; null fields are absent. The file's spec is the
-    table's.
-    """
-    spec = metadata.spec(file.spec_id)
-    if spec is None:
-        raise BadRequest(f"The table has no partition spec {file.spec_id}, with which {file.file_path} was written")
-    json: dict[str, object] = {
-        "spec-id": file.spec_id,
-        "content": next(name for name, content in _CONTENTS.items() if content == file.content),
-        "file-path": file.file_path,
-        "file-format": file.file_format.lower(),
-        "partition": list(map(values.encode_json, partition_types(metadata, spec), file.partition)),
-        "file-size-in-bytes": file.file_size_in_bytes,
-        "record-count": file.record_count,
-    }
-    for name in ("sort_order_id", "first_row_id", "referenced_data_file", "content_offset", "content_size_in_bytes"):
-        if (value := getattr(file, name)) is not None:
-            json[name.replace("_", "-")] = value
-    for name in ("split_offsets", "equality_ids"):
-        if (items := getattr(file, name)) is not None:
-            json[name.replace("_", "-")] = list(items)
-    if file.key_metadata is not None:
-        json["key-metadata"] = file.key_metadata.hex().upper()
-    for name in _COUNTS:
-        if (counts := getattr(file, name)) is not None:
-            json[name.replace("_", "-")] = {"keys": list(counts), "values": list(counts.values())}
-    for name in _BOUNDS:
-        if (bounds := getattr(file, name)) is not None:
-            texts = [bound.hex().upper() for bound in bounds.values()]
-            json[name.replace("_", "-")] = {"keys": list(bounds), "values": texts}
-    return json

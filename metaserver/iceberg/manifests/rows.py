@@ -1,4 +1,4 @@
-"""Some rows of a decoded manifest as a manifest of their own, independent of the others.
+"""Some rows of a decoded manifest as another manifest, independent of the other rows.
 
 Numbers and the rows' part of the heap are copied, so the memory depends on the rows, not on the manifest.
 """
@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
 
 Longs = NDArray[np.int64]
-_OBJECT_BYTES = 300
-"""Memory of an array in addition to its numbers, including its dict entry."""
 
 
 def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
@@ -34,15 +32,6 @@ def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
         heap=decoded.heap,
     )
     return _compact(subset)
-
-
-def size_of(decoded: DecodedManifest) -> int:
-    """Approximate memory in bytes."""
-    arrays = [array for spans in _all_spans(decoded) for array in spans]
-    arrays += decoded.longs.values()
-    arrays += [array for name in decoded.counts.values() for columns in name.values() for array in columns]
-    arrays += [array for columns in decoded.lists.values() for array in columns]
-    return int(decoded.heap.nbytes + sum(array.nbytes + _OBJECT_BYTES for array in arrays))
 
 
 def _spans(spans: Spans, rows: Longs) -> Spans:

@@ -141,7 +141,7 @@ def _writable(entry: ManifestEntry) -> ManifestEntry:
 
 
 def _summaries(partitions: Sequence[tuple[Value | None, ...]], types: Sequence[str]) -> tuple[FieldSummary, ...] | None:
-    """Summaries of each partition field over all entries including deleted ones, as in Java's writers.
+    """Summaries of each partition field over all entries, including deleted entries, as in Java's writers.
 
     None if the bounds of UUIDs depend on the reader's order, by bytes or like Java by two signed halves: a reader would
     lose files with bounds in the other order, and treats a field without bounds as always null.

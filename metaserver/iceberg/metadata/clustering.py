@@ -15,8 +15,13 @@ import msgspec
 
 from seamark.metaserver.errors import BadRequest
 
+CLUSTERED_BY = "clustered-by"
+"""A key of the summary of a clustering's snapshot, with its layout."""
 COLUMNS = "seamark.clustering.columns"
 CURVE = "seamark.clustering.curve"
+JOINS = "seamark.clustering.joins"
+"""A JSON object of the tables that `name.column` in the columns refers to, by name."""
+JOINS_MAX = 6
 ENABLED = "seamark.clustering.enabled"
 LINEAR, ZORDER, HILBERT = "linear", "zorder", "hilbert"
 CURVES = (HILBERT, ZORDER, LINEAR)
@@ -61,6 +66,30 @@ class ClusteringLayout:
     def suffix(self, layer: str) -> str:
         """The end of the names of a layer's files. `layer`: 12 hexadecimal digits, different for each layer."""
         return f"-clustered-{self.digest}-{layer}.parquet"
+
+
+class JoinedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`table`: its name with dots. `on`: column of the clustered table, or of an earlier join, to column of `table`."""
+
+    table: str
+    on: dict[str, str]
+
+
+def joins_of(properties: Mapping[str, str]) -> dict[str, JoinedTable]:
+    """The joined tables, by name; empty without the property. BadRequest for an invalid value."""
+    text = properties.get(JOINS, "").strip()
+    if not text:
+        return {}
+    try:
+        found = msgspec.json.decode(text, type=dict[str, JoinedTable])
+    except msgspec.MsgspecError as error:
+        raise BadRequest(
+            f'{JOINS} is invalid ({error}); it must be like {{"customer": {{"table": "db.customers", "on": '
+            f'{{"customer_id": "id"}}}}}}'
+        ) from None
+    if len(found) > JOINS_MAX or not all(join.table and join.on for join in found.values()):
+        raise BadRequest(f"{JOINS} must have at most {JOINS_MAX} tables, each with a table and columns in on")
+    return found
 
 
 def _names(text: str) -> tuple[str, ...]:

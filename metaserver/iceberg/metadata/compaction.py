@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 
+COMPACTED_BY = "compacted-by"
+"""A key of the summary of a compaction's snapshot."""
 ENABLED = "seamark.compaction.enabled"
 MIN_FILES, MIN_FILES_DEFAULT = "seamark.compaction.min-files", 5
 """The number of small files of a partition from which on they are merged."""
 SMALL, SMALL_SORTED = 0.75, 0.1
 """A file below this part of the target size is small. In a table with a sort order the writer ends a file when its
 sorted rows fill a buffer in memory, and their Parquet file is several times smaller than that."""
+REPLACEMENTS_UNDONE = "seamark.replacements-undone"
+"""A key of the summary of an engine's snapshot: the snapshots that it undoes, because they overtook it, the newest
+first."""
+AGAIN = "again_s"
+"""A name in the totals of a job: seconds after which it is worth another run, though the table may not change."""
 DELETED = 0.1
 """Part of the rows: a file, or a table, of which so many are deleted is worth a rewrite."""
 

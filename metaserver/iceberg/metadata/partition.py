@@ -139,7 +139,7 @@ def has_sequential_ids(spec: PartitionSpec) -> bool:
 
 
 def check_names(spec: PartitionSpec, schema: Schema) -> None:
-    """BadRequest for names that Java could not parse with the schema: empty, repeated or conflicting ones."""
+    """BadRequest for names that Java could not parse with the schema: empty, repeated or conflicting names."""
     seen: set[str] = set()
     for field in spec.fields:
         if not field.name:

@@ -6,8 +6,8 @@ The messages are Java's (`UpdateRequirement`), because clients and their tests m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -16,16 +16,29 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.reading import Int32, Int64, read
 
 
+def _failed(message: str) -> CommitConflict:
+    return CommitConflict(f"Requirement failed: {message}")
+
+
 class Requirement(msgspec.Struct, frozen=True, rename="kebab"):
     """Base of the requirement structs."""
 
+    def check(self, metadata: TableMetadata) -> None:
+        """CommitConflict unless the table meets it."""
+        raise NotImplementedError
+
 
 class AssertCreate(Requirement, frozen=True):
-    pass
+    def check(self, metadata: TableMetadata) -> None:
+        raise _failed("table already exists")
 
 
 class AssertUuid(Requirement, frozen=True):
     uuid: str
+
+    def check(self, metadata: TableMetadata) -> None:
+        if metadata.table_uuid is None or metadata.table_uuid.lower() != self.uuid.lower():
+            raise _failed(f"UUID does not match: expected {metadata.table_uuid} != {self.uuid}")
 
 
 class AssertRefSnapshotId(Requirement, frozen=True):
@@ -33,92 +46,44 @@ class AssertRefSnapshotId(Requirement, frozen=True):
     snapshot_id: Int64 | None = None
     """None: the reference must not exist."""
 
-
-class AssertLastAssignedFieldId(Requirement, frozen=True):
-    last_assigned_field_id: Int32
-
-
-class AssertCurrentSchemaId(Requirement, frozen=True):
-    current_schema_id: Int32
-
-
-class AssertLastAssignedPartitionId(Requirement, frozen=True):
-    last_assigned_partition_id: Int32
-
-
-class AssertDefaultSpecId(Requirement, frozen=True):
-    default_spec_id: Int32
+    def check(self, metadata: TableMetadata) -> None:
+        ref = metadata.refs.get(self.ref)
+        if ref is None:
+            if self.snapshot_id is not None:
+                raise _failed(f"branch or tag {self.ref} is missing, expected {self.snapshot_id}")
+            return
+        kind = "branch" if ref.is_branch else "tag"
+        if self.snapshot_id is None:
+            raise _failed(f"{kind} {self.ref} was created concurrently")
+        if self.snapshot_id != ref.snapshot_id:
+            raise _failed(f"{kind} {self.ref} has changed: expected id {self.snapshot_id} != {ref.snapshot_id}")
 
 
-class AssertDefaultSortOrderId(Requirement, frozen=True):
-    default_sort_order_id: Int32
+def _assert_id(field: str, actual: str, what: str) -> type[Requirement]:
+    """A requirement whose integer `field` equals the attribute `actual` of the metadata."""
+
+    def check(self: Requirement, metadata: TableMetadata) -> None:
+        expected, found = getattr(self, field), getattr(metadata, actual)
+        if expected != found:
+            raise _failed(f"{what} changed: expected id {expected} != {found}")
+
+    made: Any = msgspec.defstruct(
+        f"Assert_{field}", [(field, Int32)], bases=(Requirement,), frozen=True, namespace={"check": check}
+    )
+    return cast(type[Requirement], made)
 
 
-def _failed(message: str) -> CommitConflict:
-    return CommitConflict(f"Requirement failed: {message}")
-
-
-def _unchanged(what: str, expected: int, actual: int) -> None:
-    if expected != actual:
-        raise _failed(f"{what} changed: expected id {expected} != {actual}")
-
-
-def _create(m: TableMetadata, r: AssertCreate) -> None:
-    raise _failed("table already exists")
-
-
-def _uuid(m: TableMetadata, r: AssertUuid) -> None:
-    if m.table_uuid is None or m.table_uuid.lower() != r.uuid.lower():
-        raise _failed(f"UUID does not match: expected {m.table_uuid} != {r.uuid}")
-
-
-def _ref(m: TableMetadata, r: AssertRefSnapshotId) -> None:
-    ref = m.refs.get(r.ref)
-    if ref is None:
-        if r.snapshot_id is not None:
-            raise _failed(f"branch or tag {r.ref} is missing, expected {r.snapshot_id}")
-        return
-    kind = "branch" if ref.is_branch else "tag"
-    if r.snapshot_id is None:
-        raise _failed(f"{kind} {r.ref} was created concurrently")
-    if r.snapshot_id != ref.snapshot_id:
-        raise _failed(f"{kind} {r.ref} has changed: expected id {r.snapshot_id} != {ref.snapshot_id}")
-
-
-def _field_id(m: TableMetadata, r: AssertLastAssignedFieldId) -> None:
-    _unchanged("last assigned field id", r.last_assigned_field_id, m.last_column_id)
-
-
-def _schema_id(m: TableMetadata, r: AssertCurrentSchemaId) -> None:
-    _unchanged("current schema", r.current_schema_id, m.current_schema_id)
-
-
-def _partition_id(m: TableMetadata, r: AssertLastAssignedPartitionId) -> None:
-    _unchanged("last assigned partition id", r.last_assigned_partition_id, m.last_partition_id)
-
-
-def _spec_id(m: TableMetadata, r: AssertDefaultSpecId) -> None:
-    _unchanged("default partition spec", r.default_spec_id, m.default_spec_id)
-
-
-def _sort_order_id(m: TableMetadata, r: AssertDefaultSortOrderId) -> None:
-    _unchanged("default sort order", r.default_sort_order_id, m.default_sort_order_id)
-
-
-class _Kind(NamedTuple):
-    struct: type[Requirement]
-    check: Callable[[TableMetadata, Any], None]
-
-
-TABLE_REQUIREMENTS: dict[str, _Kind] = {
-    "assert-create": _Kind(AssertCreate, _create),
-    "assert-table-uuid": _Kind(AssertUuid, _uuid),
-    "assert-ref-snapshot-id": _Kind(AssertRefSnapshotId, _ref),
-    "assert-last-assigned-field-id": _Kind(AssertLastAssignedFieldId, _field_id),
-    "assert-current-schema-id": _Kind(AssertCurrentSchemaId, _schema_id),
-    "assert-last-assigned-partition-id": _Kind(AssertLastAssignedPartitionId, _partition_id),
-    "assert-default-spec-id": _Kind(AssertDefaultSpecId, _spec_id),
-    "assert-default-sort-order-id": _Kind(AssertDefaultSortOrderId, _sort_order_id),
+TABLE_REQUIREMENTS: dict[str, type[Requirement]] = {
+    "assert-create": AssertCreate,
+    "assert-table-uuid": AssertUuid,
+    "assert-ref-snapshot-id": AssertRefSnapshotId,
+    "assert-last-assigned-field-id": _assert_id("last_assigned_field_id", "last_column_id", "last assigned field id"),
+    "assert-current-schema-id": _assert_id("current_schema_id", "current_schema_id", "current schema"),
+    "assert-last-assigned-partition-id": _assert_id(
+        "last_assigned_partition_id", "last_partition_id", "last assigned partition id"
+    ),
+    "assert-default-spec-id": _assert_id("default_spec_id", "default_spec_id", "default partition spec"),
+    "assert-default-sort-order-id": _assert_id("default_sort_order_id", "default_sort_order_id", "default sort order"),
 }
 
 VIEW_REQUIREMENTS: dict[str, type[Requirement]] = {"assert-view-uuid": AssertUuid}
@@ -137,7 +102,7 @@ def check_requirements(m: TableMetadata | None, requirements: Sequence[object]) 
 
     BadRequest for one that is unknown, malformed, for views, or beside `assert-create`, which must be alone.
     """
-    parsed: list[tuple[_Kind, Requirement]] = []
+    parsed: list[Requirement] = []
     for raw in requirements:
         name = _name(raw)
         kind = TABLE_REQUIREMENTS.get(name)
@@ -145,16 +110,16 @@ def check_requirements(m: TableMetadata | None, requirements: Sequence[object]) 
             if name in VIEW_REQUIREMENTS:
                 raise BadRequest(f"Cannot validate {name} against a table")
             raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(TABLE_REQUIREMENTS)})")
-        parsed.append((kind, read(raw, kind.struct, f"{name} requirement")))
-    others = [kind for kind, _ in parsed if kind.struct is not AssertCreate]
+        parsed.append(read(raw, kind, f"{name} requirement"))
+    others = [requirement for requirement in parsed if not isinstance(requirement, AssertCreate)]
     if others and len(others) != len(parsed):
         raise BadRequest("Invalid create requirements: assert-create cannot be combined with other requirements")
     if m is None:
         if others:
             raise _failed("table does not exist")
         return
-    for kind, requirement in parsed:
-        kind.check(m, requirement)
+    for requirement in parsed:
+        requirement.check(m)
 
 
 def check_view_requirements(view_uuid: str, requirements: Sequence[object]) -> None:

@@ -35,7 +35,7 @@ _UNPACKED_MIN, _UNPACKED_RATIO_MAX = 16 << 20, 64
 times.
 """
 UNPACKED_BYTES_MAX = 1 << 28
-"""The limit for a gzipped file: a small one can contain more than the machine's memory."""
+"""The limit for a gzipped file: a small file can contain more than the machine's memory."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _NO_SNAPSHOT = -1
 _NULL_SNAPSHOT_MIN_FORMAT_VERSION = 3

@@ -1,4 +1,4 @@
-"""Update actions of the REST spec (`TableUpdate`): for each name, a struct and a function on the working copy.
+"""Update actions of the REST spec (`TableUpdate`): a struct for each name, which changes the working copy.
 
 `apply_updates` is pure: metadata and updates in, metadata out, with time and UUID as arguments. Any JSON of a client
 results in new metadata, in `BadRequest` with the action and the field, or in `CommitConflict` if it is based on older
@@ -8,8 +8,8 @@ metadata; updates are applied all or none.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -35,16 +35,33 @@ from seamark.metaserver.iceberg.types.schema import Schema
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
+def checked_uuid(uuid: str) -> str:
+    """BadRequest unless the text is a UUID in its usual form, the only one that PyIceberg reads."""
+    if _UUID.fullmatch(uuid) is None:
+        raise BadRequest(f"Invalid uuid: {uuid!r}")
+    return uuid
+
+
 class Update(msgspec.Struct, frozen=True, rename="kebab"):
     """Base of the action structs; unknown fields are ignored, because the spec allows actions to grow."""
+
+    def apply(self, builder: Any) -> None:
+        """Changes the working copy of a table; actions that views share also that of a view, with the same methods."""
+        raise NotImplementedError
 
 
 class AssignUuid(Update, frozen=True):
     uuid: str
 
+    def apply(self, builder: Any) -> None:
+        builder.assign_uuid(checked_uuid(self.uuid))
+
 
 class UpgradeFormatVersion(Update, frozen=True):
     format_version: Int32
+
+    def apply(self, builder: Any) -> None:
+        builder.upgrade_format_version(self.format_version)
 
 
 class AddSchema(Update, frozen=True):
@@ -52,29 +69,50 @@ class AddSchema(Update, frozen=True):
     last_column_id: Int32 | None = None
     """Deprecated by the spec and ignored: the schema determines it."""
 
+    def apply(self, builder: Any) -> None:
+        builder.add_schema(self.schema)
+
 
 class SetCurrentSchema(Update, frozen=True):
     schema_id: Int32
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.set_current_schema(self.schema_id)
 
 
 class AddSpec(Update, frozen=True):
     spec: PartitionSpecInput
 
+    def apply(self, builder: TableBuilder) -> None:
+        builder.add_spec(partition.checked(self.spec))
+
 
 class SetDefaultSpec(Update, frozen=True):
     spec_id: Int32
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.set_default_spec(self.spec_id)
 
 
 class AddSortOrder(Update, frozen=True):
     sort_order: SortOrder
 
+    def apply(self, builder: TableBuilder) -> None:
+        builder.add_sort_order(sort_order.checked(self.sort_order))
+
 
 class SetDefaultSortOrder(Update, frozen=True):
     sort_order_id: Int32
 
+    def apply(self, builder: TableBuilder) -> None:
+        builder.set_default_sort_order(self.sort_order_id)
+
 
 class AddSnapshot(Update, frozen=True):
     snapshot: SnapshotInput
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.add_snapshot(checked_snapshot(self.snapshot, builder.format_version))
 
 
 class SetSnapshotRef(Update, frozen=True):
@@ -85,17 +123,30 @@ class SetSnapshotRef(Update, frozen=True):
     max_snapshot_age_ms: Int64 | None = None
     max_ref_age_ms: Int64 | None = None
 
+    def apply(self, builder: TableBuilder) -> None:
+        limits = self.min_snapshots_to_keep, self.max_snapshot_age_ms, self.max_ref_age_ms
+        builder.set_ref(self.ref_name, checked_ref(SnapshotRef(self.snapshot_id, self.type, *limits)))
+
 
 class RemoveSnapshots(Update, frozen=True):
     snapshot_ids: tuple[Int64, ...]
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.remove_snapshots(self.snapshot_ids)
 
 
 class RemoveSnapshotRef(Update, frozen=True):
     ref_name: str
 
+    def apply(self, builder: TableBuilder) -> None:
+        builder.remove_ref(self.ref_name)
+
 
 class SetLocation(Update, frozen=True):
     location: str
+
+    def apply(self, builder: Any) -> None:
+        builder.set_location(self.location)
 
 
 class SetProperties(Update, frozen=True):
@@ -103,197 +154,114 @@ class SetProperties(Update, frozen=True):
     updated: dict[str, str] | None = None
     """The name `updates` in early clients."""
 
+    def apply(self, builder: Any) -> None:
+        properties = self.updates if self.updates is not None else self.updated
+        if properties is None:
+            raise BadRequest("Invalid set-properties update: Object missing required field `updates`")
+        builder.set_properties(properties)
+
 
 class RemoveProperties(Update, frozen=True):
     removals: tuple[str, ...] | None = None
     removed: tuple[str, ...] | None = None
     """The name `removals` in early clients."""
 
+    def apply(self, builder: Any) -> None:
+        names = self.removals if self.removals is not None else self.removed
+        if names is None:
+            raise BadRequest("Invalid remove-properties update: Object missing required field `removals`")
+        builder.remove_properties(names)
+
 
 class SetStatistics(Update, frozen=True):
     statistics: StatisticsFile
 
+    def apply(self, builder: TableBuilder) -> None:
+        builder.set_statistics(self.statistics)
 
-class SnapshotStatistics(Update, frozen=True):
+
+class RemoveStatistics(Update, frozen=True):
     snapshot_id: Int64
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.remove_statistics(self.snapshot_id)
 
 
 class SetPartitionStatistics(Update, frozen=True):
     partition_statistics: PartitionStatisticsFile
 
+    def apply(self, builder: TableBuilder) -> None:
+        builder.set_partition_statistics(self.partition_statistics)
+
+
+class RemovePartitionStatistics(Update, frozen=True):
+    snapshot_id: Int64
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.remove_partition_statistics(self.snapshot_id)
+
 
 class RemovePartitionSpecs(Update, frozen=True):
     spec_ids: tuple[Int32, ...]
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.remove_specs(self.spec_ids)
 
 
 class RemoveSchemas(Update, frozen=True):
     schema_ids: tuple[Int32, ...]
 
+    def apply(self, builder: TableBuilder) -> None:
+        builder.remove_schemas(self.schema_ids)
+
 
 class EnableRowLineage(Update, frozen=True):
-    pass
+    def apply(self, builder: TableBuilder) -> None:
+        # every version 3 table tracks row lineage; the action predates this rule of the spec
+        version = builder.format_version
+        if version < 3:
+            raise BadRequest(f"Cannot enable row lineage: it is not supported until v3, the table is v{version}")
 
 
 class AddEncryptionKey(Update, frozen=True):
     encryption_key: EncryptedKey
 
+    def apply(self, builder: TableBuilder) -> None:
+        builder.add_encryption_key(checked_key(self.encryption_key))
+
 
 class RemoveEncryptionKey(Update, frozen=True):
     key_id: str
 
-
-def checked_uuid(uuid: str) -> str:
-    """BadRequest unless the text is a UUID in its usual form, the only one that PyIceberg reads."""
-    if _UUID.fullmatch(uuid) is None:
-        raise BadRequest(f"Invalid uuid: {uuid!r}")
-    return uuid
+    def apply(self, builder: TableBuilder) -> None:
+        builder.remove_encryption_key(self.key_id)
 
 
-def given_updates(update: SetProperties) -> dict[str, str]:
-    """The properties to set, from either name of the field. BadRequest if both are missing."""
-    properties = update.updates if update.updates is not None else update.updated
-    if properties is None:
-        raise BadRequest("Invalid set-properties update: Object missing required field `updates`")
-    return properties
-
-
-def given_removals(update: RemoveProperties) -> tuple[str, ...]:
-    """The properties to remove, from either name of the field. BadRequest if both are missing."""
-    properties = update.removals if update.removals is not None else update.removed
-    if properties is None:
-        raise BadRequest("Invalid remove-properties update: Object missing required field `removals`")
-    return properties
-
-
-def _assign_uuid(b: TableBuilder, u: AssignUuid) -> None:
-    b.assign_uuid(checked_uuid(u.uuid))
-
-
-def _upgrade_format_version(b: TableBuilder, u: UpgradeFormatVersion) -> None:
-    b.upgrade_format_version(u.format_version)
-
-
-def _add_schema(b: TableBuilder, u: AddSchema) -> None:
-    b.add_schema(u.schema)
-
-
-def _set_current_schema(b: TableBuilder, u: SetCurrentSchema) -> None:
-    b.set_current_schema(u.schema_id)
-
-
-def _add_spec(b: TableBuilder, u: AddSpec) -> None:
-    b.add_spec(partition.checked(u.spec))
-
-
-def _set_default_spec(b: TableBuilder, u: SetDefaultSpec) -> None:
-    b.set_default_spec(u.spec_id)
-
-
-def _add_sort_order(b: TableBuilder, u: AddSortOrder) -> None:
-    b.add_sort_order(sort_order.checked(u.sort_order))
-
-
-def _set_default_sort_order(b: TableBuilder, u: SetDefaultSortOrder) -> None:
-    b.set_default_sort_order(u.sort_order_id)
-
-
-def _add_snapshot(b: TableBuilder, u: AddSnapshot) -> None:
-    b.add_snapshot(checked_snapshot(u.snapshot, b.format_version))
-
-
-def _set_snapshot_ref(b: TableBuilder, u: SetSnapshotRef) -> None:
-    ref = SnapshotRef(u.snapshot_id, u.type, u.min_snapshots_to_keep, u.max_snapshot_age_ms, u.max_ref_age_ms)
-    b.set_ref(u.ref_name, checked_ref(ref))
-
-
-def _remove_snapshots(b: TableBuilder, u: RemoveSnapshots) -> None:
-    b.remove_snapshots(u.snapshot_ids)
-
-
-def _remove_snapshot_ref(b: TableBuilder, u: RemoveSnapshotRef) -> None:
-    b.remove_ref(u.ref_name)
-
-
-def _set_location(b: TableBuilder, u: SetLocation) -> None:
-    b.set_location(u.location)
-
-
-def _set_properties(b: TableBuilder, u: SetProperties) -> None:
-    b.set_properties(given_updates(u))
-
-
-def _remove_properties(b: TableBuilder, u: RemoveProperties) -> None:
-    b.remove_properties(given_removals(u))
-
-
-def _set_statistics(b: TableBuilder, u: SetStatistics) -> None:
-    b.set_statistics(u.statistics)
-
-
-def _remove_statistics(b: TableBuilder, u: SnapshotStatistics) -> None:
-    b.remove_statistics(u.snapshot_id)
-
-
-def _set_partition_statistics(b: TableBuilder, u: SetPartitionStatistics) -> None:
-    b.set_partition_statistics(u.partition_statistics)
-
-
-def _remove_partition_statistics(b: TableBuilder, u: SnapshotStatistics) -> None:
-    b.remove_partition_statistics(u.snapshot_id)
-
-
-def _remove_partition_specs(b: TableBuilder, u: RemovePartitionSpecs) -> None:
-    b.remove_specs(u.spec_ids)
-
-
-def _remove_schemas(b: TableBuilder, u: RemoveSchemas) -> None:
-    b.remove_schemas(u.schema_ids)
-
-
-def _enable_row_lineage(b: TableBuilder, u: EnableRowLineage) -> None:
-    # every version 3 table tracks row lineage; the action predates this rule of the spec
-    if b.format_version < 3:
-        raise BadRequest(f"Cannot enable row lineage: it is not supported until v3, the table is v{b.format_version}")
-
-
-def _add_encryption_key(b: TableBuilder, u: AddEncryptionKey) -> None:
-    b.add_encryption_key(checked_key(u.encryption_key))
-
-
-def _remove_encryption_key(b: TableBuilder, u: RemoveEncryptionKey) -> None:
-    b.remove_encryption_key(u.key_id)
-
-
-class Action(NamedTuple):
-    struct: type[Update]
-    apply: Callable[[Any, Any], None]
-
-
-TABLE_ACTIONS: dict[str, Action] = {
-    "assign-uuid": Action(AssignUuid, _assign_uuid),
-    "upgrade-format-version": Action(UpgradeFormatVersion, _upgrade_format_version),
-    "add-schema": Action(AddSchema, _add_schema),
-    "set-current-schema": Action(SetCurrentSchema, _set_current_schema),
-    "add-spec": Action(AddSpec, _add_spec),
-    "set-default-spec": Action(SetDefaultSpec, _set_default_spec),
-    "add-sort-order": Action(AddSortOrder, _add_sort_order),
-    "set-default-sort-order": Action(SetDefaultSortOrder, _set_default_sort_order),
-    "add-snapshot": Action(AddSnapshot, _add_snapshot),
-    "set-snapshot-ref": Action(SetSnapshotRef, _set_snapshot_ref),
-    "remove-snapshots": Action(RemoveSnapshots, _remove_snapshots),
-    "remove-snapshot-ref": Action(RemoveSnapshotRef, _remove_snapshot_ref),
-    "set-location": Action(SetLocation, _set_location),
-    "set-properties": Action(SetProperties, _set_properties),
-    "remove-properties": Action(RemoveProperties, _remove_properties),
-    "set-statistics": Action(SetStatistics, _set_statistics),
-    "remove-statistics": Action(SnapshotStatistics, _remove_statistics),
-    "set-partition-statistics": Action(SetPartitionStatistics, _set_partition_statistics),
-    "remove-partition-statistics": Action(SnapshotStatistics, _remove_partition_statistics),
-    "remove-partition-specs": Action(RemovePartitionSpecs, _remove_partition_specs),
-    "remove-schemas": Action(RemoveSchemas, _remove_schemas),
-    "enable-row-lineage": Action(EnableRowLineage, _enable_row_lineage),
-    "add-encryption-key": Action(AddEncryptionKey, _add_encryption_key),
-    "remove-encryption-key": Action(RemoveEncryptionKey, _remove_encryption_key),
+TABLE_ACTIONS: dict[str, type[Update]] = {
+    "assign-uuid": AssignUuid,
+    "upgrade-format-version": UpgradeFormatVersion,
+    "add-schema": AddSchema,
+    "set-current-schema": SetCurrentSchema,
+    "add-spec": AddSpec,
+    "set-default-spec": SetDefaultSpec,
+    "add-sort-order": AddSortOrder,
+    "set-default-sort-order": SetDefaultSortOrder,
+    "add-snapshot": AddSnapshot,
+    "set-snapshot-ref": SetSnapshotRef,
+    "remove-snapshots": RemoveSnapshots,
+    "remove-snapshot-ref": RemoveSnapshotRef,
+    "set-location": SetLocation,
+    "set-properties": SetProperties,
+    "remove-properties": RemoveProperties,
+    "set-statistics": SetStatistics,
+    "remove-statistics": RemoveStatistics,
+    "set-partition-statistics": SetPartitionStatistics,
+    "remove-partition-statistics": RemovePartitionStatistics,
+    "remove-partition-specs": RemovePartitionSpecs,
+    "remove-schemas": RemoveSchemas,
+    "enable-row-lineage": EnableRowLineage,
+    "add-encryption-key": AddEncryptionKey,
+    "remove-encryption-key": RemoveEncryptionKey,
 }
 
 VIEW_ONLY_ACTIONS = ("add-view-version", "set-current-view-version")
@@ -303,15 +271,15 @@ class _Tagged(msgspec.Struct, frozen=True):
     action: str
 
 
-def parse_update(raw: object, actions: dict[str, Action], foreign: Sequence[str], kind: str) -> tuple[Action, Update]:
-    """The action and its typed fields. `foreign`: actions of the other `kind` (table or view). Raises BadRequest."""
+def parse_update(raw: object, actions: Mapping[str, type[Update]], foreign: Sequence[str], kind: str) -> Update:
+    """The action with typed fields. `foreign`: actions of the other `kind` (table or view). Raises BadRequest."""
     name = read(raw, _Tagged, "metadata update").action.lower()
     action = actions.get(name)
     if action is None:
         if name in foreign:
             raise BadRequest(f"Cannot apply update {name} to a {kind}")
         raise BadRequest(f"Unknown metadata update action: {name} (known: {', '.join(actions)})")
-    return action, read(raw, action.struct, f"{name} update")
+    return read(raw, action, f"{name} update")
 
 
 def apply_updates(
@@ -326,13 +294,13 @@ def apply_updates(
     version = FORMAT_VERSION_DEFAULT
     if base is None:
         # a new table starts at its version: nothing is upgraded, so version 1 is possible
-        requested = (update.format_version for _, update in parsed if isinstance(update, UpgradeFormatVersion))
+        requested = (update.format_version for update in parsed if isinstance(update, UpgradeFormatVersion))
         version = next(requested, FORMAT_VERSION_DEFAULT)
         if not 1 <= version <= FORMAT_VERSION_MAX:
             raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
     builder = TableBuilder(base, format_version=version, now_ms=now_ms)
-    for action, update in parsed:
-        action.apply(builder, update)
+    for update in parsed:
+        update.apply(builder)
     if base is None and builder.uuid is None:
         builder.uuid = new_uuid
     return builder.build()

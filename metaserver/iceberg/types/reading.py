@@ -2,7 +2,7 @@
 
 Any JSON results in a value of the requested type or in `BadRequest` with the field, so no other function of the package
 checks types again. Integers have the widths of the format (Iceberg spec, "int" and "long"), because no engine could
-read metadata with wider ones.
+read metadata with wider integers.
 """
 
 from __future__ import annotations

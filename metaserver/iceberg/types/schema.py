@@ -1,6 +1,6 @@
 """Schemas (Iceberg spec: "Schemas and Data Types"): structs as in metadata JSON, an index, and validation.
 
-A schema is validated once, when a client sends it; a stored schema is used as it is, so that irregular tables of
+A schema is validated once, when a client sends it; a stored schema is not validated, so that irregular tables of
 engines stay readable. Types are names or nested structs; two schemas are the same if their canonical forms are equal,
 including identifier fields and without the schema id.
 """

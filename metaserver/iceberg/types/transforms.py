@@ -14,8 +14,9 @@ from datetime import date
 from functools import lru_cache
 from typing import Any
 
+import mmh3
+
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.types.murmur3 import murmur3
 from seamark.metaserver.iceberg.types.types import base_name
 from seamark.metaserver.iceberg.types.values import Value
 
@@ -118,7 +119,7 @@ def function(transform: str, kind: str) -> Callable[..., Value | None]:
         return lambda _: None
     if name == "bucket":
         hashed, width = _HASHED[base_name(kind)], width_of(transform)
-        return lambda value: (murmur3(hashed(value)) & 0x7FFFFFFF) % width
+        return lambda value: (mmh3.hash(hashed(value), signed=False) & 0x7FFFFFFF) % width
     exact = monotone(transform, kind)
     bits = INTEGER_BITS.get(result_type(transform, kind))
     if bits is None or name == IDENTITY:

@@ -16,7 +16,7 @@ FORMAT_VERSION = 1
 
 
 class Representation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One representation of a view. The spec has only the type `sql`; stored ones of other types are kept."""
+    """One representation of a view. The spec has only the type `sql`; stored values of other types are kept."""
 
     type: str
     sql: str | None = None

@@ -15,7 +15,6 @@ from seamark.metaserver.errors import BadRequest, InvalidArgument
 from seamark.metaserver.iceberg.metadata import properties as props
 from seamark.metaserver.iceberg.metadata.updates import (
     TABLE_ACTIONS,
-    Action,
     AddSchema,
     AssignUuid,
     RemoveProperties,
@@ -23,9 +22,6 @@ from seamark.metaserver.iceberg.metadata.updates import (
     SetProperties,
     Update,
     UpgradeFormatVersion,
-    checked_uuid,
-    given_removals,
-    given_updates,
     parse_update,
 )
 from seamark.metaserver.iceberg.types import schema as schemas
@@ -49,9 +45,15 @@ LAST_ADDED = -1
 class AddViewVersion(Update, frozen=True):
     view_version: ViewVersion
 
+    def apply(self, builder: _ViewBuilder) -> None:
+        builder.add_version(self.view_version)
+
 
 class SetCurrentViewVersion(Update, frozen=True):
     view_version_id: Int32
+
+    def apply(self, builder: _ViewBuilder) -> None:
+        builder.set_current_version(self.view_version_id)
 
 
 class _ViewBuilder:
@@ -220,47 +222,15 @@ def _check_dialects(previous: ViewVersion, current: ViewVersion) -> None:
         )
 
 
-def _assign_uuid(b: _ViewBuilder, u: AssignUuid) -> None:
-    b.assign_uuid(checked_uuid(u.uuid))
-
-
-def _upgrade_format_version(b: _ViewBuilder, u: UpgradeFormatVersion) -> None:
-    b.upgrade_format_version(u.format_version)
-
-
-def _add_schema(b: _ViewBuilder, u: AddSchema) -> None:
-    b.add_schema(u.schema)
-
-
-def _set_location(b: _ViewBuilder, u: SetLocation) -> None:
-    b.set_location(u.location)
-
-
-def _set_properties(b: _ViewBuilder, u: SetProperties) -> None:
-    b.set_properties(given_updates(u))
-
-
-def _remove_properties(b: _ViewBuilder, u: RemoveProperties) -> None:
-    b.remove_properties(given_removals(u))
-
-
-def _add_view_version(b: _ViewBuilder, u: AddViewVersion) -> None:
-    b.add_version(u.view_version)
-
-
-def _set_current_view_version(b: _ViewBuilder, u: SetCurrentViewVersion) -> None:
-    b.set_current_version(u.view_version_id)
-
-
-VIEW_ACTIONS: dict[str, Action] = {
-    "assign-uuid": Action(AssignUuid, _assign_uuid),
-    "upgrade-format-version": Action(UpgradeFormatVersion, _upgrade_format_version),
-    "add-schema": Action(AddSchema, _add_schema),
-    "set-location": Action(SetLocation, _set_location),
-    "set-properties": Action(SetProperties, _set_properties),
-    "remove-properties": Action(RemoveProperties, _remove_properties),
-    "add-view-version": Action(AddViewVersion, _add_view_version),
-    "set-current-view-version": Action(SetCurrentViewVersion, _set_current_view_version),
+VIEW_ACTIONS: dict[str, type[Update]] = {
+    "assign-uuid": AssignUuid,
+    "upgrade-format-version": UpgradeFormatVersion,
+    "add-schema": AddSchema,
+    "set-location": SetLocation,
+    "set-properties": SetProperties,
+    "remove-properties": RemoveProperties,
+    "add-view-version": AddViewVersion,
+    "set-current-view-version": SetCurrentViewVersion,
 }
 
 
@@ -295,8 +265,7 @@ def apply_view_updates(
     foreign = [name for name in TABLE_ACTIONS if name not in VIEW_ACTIONS]
     builder = _ViewBuilder(base, now_ms)
     for raw in updates:
-        action, update = parse_update(raw, VIEW_ACTIONS, foreign, "view")
-        action.apply(builder, update)
+        parse_update(raw, VIEW_ACTIONS, foreign, "view").apply(builder)
     if builder.uuid is None:
         builder.uuid = new_uuid
     return builder.build()

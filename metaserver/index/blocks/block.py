@@ -4,28 +4,24 @@ A block contains only what its manifest states. Inherited sequence numbers and r
 list defines them), so that a block depends on its manifest alone and is valid for every snapshot that lists it. An
 unreadable bound is omitted: a missing bound prunes nothing.
 
-Memory, little-endian: `SMB1`, the directory's length (uint32), the directory (MessagePack), zeros up to a multiple of
-64, then the arrays; the directory's offsets start there. It may be a mapped file, of which only touched pages are
-resident.
+Memory, little-endian: `SMB2`, the directory's length and its CRC-32 (uint32 each), zeros up to byte 16, the directory
+(MessagePack), zeros up to a multiple of 64, then the arrays; the directory's offsets start there.
+
+It may be a mapped file, of which only touched pages are resident. So that opening it touches little, only the directory
+is verified then. The arrays of a column are verified when they are first used: each access begins with `verify`.
 """
 
 from __future__ import annotations
 
-import json
-from functools import lru_cache
-from typing import Any
+import struct
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from isal import isal_zlib
 
-from seamark.metaserver.errors import BadRequest, Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.transforms import result_type
-from seamark.metaserver.iceberg.types.types import canonical_primitive
+from seamark.metaserver.errors import CacheDamaged, Corrupt
 from seamark.metaserver.iceberg.types.values import Value
 from seamark.metaserver.index.blocks.derived import BlockMemory, Derived, K
 from seamark.metaserver.index.blocks.packing import (
@@ -36,19 +32,17 @@ from seamark.metaserver.index.blocks.packing import (
     Longs,
     Packed,
     PackedColumn,
-    form_of,
-    source_of,
     value_of,
 )
-from seamark.metaserver.index.kernels._pack import SOURCES, Packer
 
-_MAGIC = b"SMB1"
-VERSION = 2
+MAGIC = b"SMB2"
+HEAD = struct.Struct("<4sII4x")
+_DIRECTORY_FACTOR, _BLOCK_BYTES = 8, 600
+"""Memory of a decoded directory for each of its bytes, and of a block's other objects (measured)."""
+VERSION = 3
 """Version of the layout and the content; part of every key, so that a block of another version is never read."""
 
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes")
-_DELETE_COLUMNS = {DELETED_PATH: "string", DELETED_POSITION: "long"}
-"""`file_path` and `pos` of position delete files, which are not in schemas (Iceberg spec, "Reserved Field IDs")."""
 
 
 class ColumnEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -91,6 +85,7 @@ class _Directory(msgspec.Struct, frozen=True, array_like=True, gc=False):
     lists: dict[str, _ListEntry]
     partition: tuple[_PartitionEntry, ...]
     columns: tuple[ColumnEntry, ...]
+    may_have_dots: bool
 
 
 class Block:
@@ -101,32 +96,36 @@ class Block:
         "_arrays",
         "_columns",
         "_directory",
-        "_memory",
+        "_size_bytes",
         "address",
         "derived",
         "memory",
-        "partition_columns",
+        "on_damage",
         "partition_fields",
     )
 
     def __init__(self, memory: memoryview | bytes) -> None:
         """Reads the output of `encode_block`. Corrupt for other bytes."""
         data = np.frombuffer(memory, dtype=np.uint8)
-        if data[:4].tobytes() != _MAGIC or len(data) < 8:
+        if len(data) < HEAD.size or data[:4].tobytes() != MAGIC:
             raise Corrupt("A cached block does not start with its magic bytes")
-        size = int.from_bytes(data[4:8].tobytes(), "little")
+        _, size, checksum = HEAD.unpack(data[: HEAD.size].tobytes())
+        directory = data[HEAD.size : HEAD.size + size].tobytes()
+        if isal_zlib.crc32(directory) != checksum:
+            raise Corrupt("The checksum of a cached block's directory does not match")
         try:
-            self._directory = msgspec.msgpack.decode(data[8 : 8 + size].tobytes(), type=_Directory)
+            self._directory = msgspec.msgpack.decode(directory, type=_Directory)
         except msgspec.DecodeError as error:
             raise Corrupt(f"The directory of a cached block cannot be read: {error}") from None
-        self._memory = data
-        self._arrays = data[_aligned(8 + size) :]
-        self.memory = BlockMemory(len(data))
+        self._arrays = data[aligned(HEAD.size + size) :]
+        self._size_bytes = len(data) + _DIRECTORY_FACTOR * size + _BLOCK_BYTES
+        self.memory = BlockMemory(self._size_bytes, self._size_bytes - len(self._arrays))
         self.derived = Derived()
+        self.on_damage: Callable[[], None] | None = None
+        """Called, from any thread, when a checksum does not match."""
         self.address = int(self._arrays.__array_interface__["data"][0])
         """The address of the arrays, for kernels."""
         self._columns = {entry.column_id: entry for entry in self._directory.columns}
-        self.partition_columns = tuple([self._column(entry.values) for entry in self._directory.partition])
         self.partition_fields = tuple([(entry.field_id, entry.kind) for entry in self._directory.partition])
         """(partition field id, type) in the order of the partition tuple."""
 
@@ -135,7 +134,7 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
-        """Memory, including a mapped file and what is derived."""
+        """Memory with what is derived; of a mapped file, what was used."""
         return self.memory.size_bytes
 
     def keep(self, value: K) -> K:
@@ -167,8 +166,66 @@ class Block:
         """Ids of the columns with statistics."""
         return tuple(self._columns)
 
-    def _column(self, packed: Packed | None) -> PackedColumn | None:
-        return None if packed is None else PackedColumn(self._arrays, packed, self.rows)
+    @property
+    def may_have_dots(self) -> bool:
+        """Whether a file path may contain two dots in a row; False is certain."""
+        return self._directory.may_have_dots
+
+    @property
+    def partition_columns(self) -> tuple[PackedColumn | None, ...]:
+        """In the order of the partition tuple; None if all values are null."""
+        return tuple([self._column(entry.values) for entry in self._directory.partition])
+
+    def verify(self, packed: Packed) -> None:
+        """Compares a column's arrays with their checksum, unless that was done before. To be called before a read.
+
+        CacheDamaged for a mapped file that was damaged: the file is not used again.
+        """
+        if packed.start in self.memory.verified or not packed.size:
+            return
+        if isal_zlib.crc32(self._arrays[packed.start : packed.start + packed.size]) != packed.crc:
+            if self.on_damage is not None:
+                self.on_damage()
+            raise CacheDamaged(
+                f"The local copy of manifest {self.location} is damaged. The manifest is read again; repeat the request"
+            )
+        self.memory.use(packed.start, packed.size)
+
+    def is_valid(self) -> bool:
+        """Verifies all columns."""
+        try:
+            for packed in self._all_packed():
+                self.verify(packed)
+        except CacheDamaged:
+            return False
+        return True
+
+    def _all_packed(self) -> Iterator[Packed]:
+        directory = self._directory
+        found: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
+        for entry in directory.lists.values():
+            found += entry.counts, entry.values
+        found += [entry.values for entry in directory.partition]
+        for column in directory.columns:
+            found += column.lower, column.upper, *column.counts
+        return (packed for packed in found if packed is not None)
+
+    def count_mapped(self) -> None:
+        """From now on only what is used of the block counts as memory: it is a mapped file."""
+        self.memory.count_mapped(self._size_bytes)
+
+    def _column(self, packed: Packed | None, rows: int | None = None) -> PackedColumn | None:
+        if packed is None:
+            return None
+        self.verify(packed)
+        return PackedColumn(self._arrays, packed, self.rows if rows is None else rows)
+
+    def packed_longs(self, name: str) -> Packed | None:
+        """As `long_column`, without access to the values."""
+        return self._directory.longs.get(name)
+
+    def packed_texts(self, name: str) -> Packed | None:
+        return self._directory.texts.get(name)
 
     def long_column(self, name: str) -> PackedColumn | None:
         """The packed column; None if no row has a value."""
@@ -204,8 +261,9 @@ class Block:
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None:
             return [None] * self.rows
-        counts = PackedColumn(self._arrays, entry.counts, self.rows).longs()
-        values = [] if entry.values is None else PackedColumn(self._arrays, entry.values, entry.total).longs().tolist()
+        counts = self.column_at(entry.counts).longs()
+        column = self._column(entry.values, entry.total)
+        values = [] if column is None else column.longs().tolist()
         ends = np.cumsum(np.maximum(counts, 0)).tolist()
         sizes = counts.tolist()
         return [None if size == MISSING else values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
@@ -216,11 +274,10 @@ class Block:
         None if no row has a value.
         """
         entry = self._directory.lists.get(name)
-        if entry is None or entry.counts is None or entry.values is None:
+        if entry is None or entry.counts is None:
             return None
-        return PackedColumn(self._arrays, entry.counts, self.rows), PackedColumn(
-            self._arrays, entry.values, entry.total
-        )
+        values = self._column(entry.values, entry.total)
+        return None if values is None else (self.column_at(entry.counts), values)
 
     def partition(self, row: int) -> tuple[Value | None, ...]:
         return tuple(
@@ -264,6 +321,7 @@ class Block:
 
     def column_at(self, packed: Packed) -> PackedColumn:
         """Read access to a packed column of this block."""
+        self.verify(packed)
         return PackedColumn(self._arrays, packed, self.rows)
 
 
@@ -301,165 +359,5 @@ def _value(column: PackedColumn | None, kind: str, row: int) -> Value | None:
     return value_of(Form(column.packed.form), kind, key)
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
     return size + (-size % ALIGNMENT)
-
-
-def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
-    """The block's memory, as pieces to concatenate. Corrupt if the manifest's header is invalid."""
-    schema, spec = _schema_of(decoded), _spec_of(decoded)
-    packer = Packer(decoded.heap, decoded.rows)
-    longs = {name: packer.longs(values, absent_low=True) for name, values in decoded.longs.items()}
-    texts = {
-        name: packer.bounds(SOURCES["spans"], spans.starts, spans.lengths, absent_low=True)
-        for name, spans in decoded.texts.items()
-    }
-    lists = {name: _add_list(packer, *columns) for name, columns in decoded.lists.items()}
-    partition = [_add_partition(packer, values, schema, spec) for values in decoded.partition]
-    columns = _add_columns(packer, decoded, schema, longs["record_count"])
-    arrays = packer.pack()
-    # In the order of the fields of `_Directory` and its parts, whose tuples have this layout.
-    directory = (
-        decoded.location,
-        decoded.rows,
-        1 if decoded.metadata.get("content") == "deletes" else 0,
-        spec.spec_id,
-        _present(packer, longs),
-        _present(packer, texts),
-        {
-            name: (packer.packed(counts), packer.packed(values), len(decoded.lists[name][1]))
-            for name, (counts, values) in lists.items()
-        },
-        tuple((field_id, kind, packer.packed(number)) for field_id, kind, number in partition),
-        tuple((column_id, kind, *packer.entry(number)) for column_id, kind, number in columns),
-    )
-    head = msgspec.msgpack.encode(directory)
-    prefix = _MAGIC + len(head).to_bytes(4, "little") + head
-    return [prefix + b"\0" * (-len(prefix) % ALIGNMENT), memoryview(arrays)]
-
-
-def _present(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
-    columns = {name: packer.packed(number) for name, number in numbers.items()}
-    return {name: packed for name, packed in columns.items() if packed is not None}
-
-
-def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> tuple[int, int]:
-    wide = np.where(counts < 0, MISSING, counts.astype(np.int64))
-    return packer.longs(wide, absent_low=True), packer.longs(values, absent_low=True)
-
-
-def _schema_of(decoded: DecodedManifest) -> Schema:
-    try:
-        return _schema(decoded.metadata["schema"])
-    except (KeyError, ValueError, BadRequest, msgspec.DecodeError) as error:
-        raise Corrupt(f"The schema in the header of manifest {decoded.location} cannot be read: {error}") from None
-
-
-@lru_cache(maxsize=16)
-def _schema(text: str) -> Schema:
-    """Cached, because the manifests of a snapshot share few schemas."""
-    schema = msgspec.json.decode(_normal(text), type=Schema)
-    _ = schema.index
-    return schema
-
-
-def _normal(text: str) -> bytes:
-    """The schema's JSON with its tag: old writers omitted `type`."""
-    value = json.loads(text)
-    if isinstance(value, dict):
-        value.setdefault("type", "struct")
-    return msgspec.json.encode(value)
-
-
-def _spec_of(decoded: DecodedManifest) -> PartitionSpec:
-    try:
-        fields = msgspec.json.decode(decoded.metadata["partition-spec"], type=Any)
-        if isinstance(fields, dict):
-            fields = fields["fields"]
-        spec_id = int(decoded.metadata.get("partition-spec-id", "0"))
-        return msgspec.convert({"spec-id": spec_id, "fields": fields}, type=PartitionSpec)
-    except (KeyError, ValueError, TypeError, msgspec.ValidationError) as error:
-        raise Corrupt(
-            f"The partition spec in the header of manifest {decoded.location} cannot be read: {error}"
-        ) from None
-
-
-def _add_partition(
-    packer: Packer, values: PartitionFieldValues, schema: Schema, spec: PartitionSpec
-) -> tuple[int, str, int]:
-    """(field id, type, job of the packer)."""
-    field = next((field for field in spec.fields if field.field_id == values.field_id), None)
-    kind = None
-    if field is not None and len(field.sources) == 1:
-        source = schema.column(field.sources[0])
-        primitive = None if source is None else _primitive(source.type)
-        if primitive is not None:
-            kind = result_type(field.transform, primitive)
-    if kind is None or not _is_stored_as(values, kind):
-        kind = _avro_kind(values)
-    return values.field_id, kind, _add_values(packer, values, kind)
-
-
-def _is_stored_as(values: PartitionFieldValues, kind: str) -> bool:
-    """Whether the stored Avro type can represent values of the Iceberg type."""
-    form = form_of(kind)
-    if values.doubles is not None:
-        return form is Form.FLOATS
-    if values.spans is not None:
-        return form is Form.STRINGS or kind.startswith("decimal")
-    if form is not Form.INTEGERS or kind.startswith("decimal"):
-        return False
-    # A date that was promoted to a timestamp counts days in older files.
-    return values.type != "int" or kind in ("int", "long", "date")
-
-
-def _avro_kind(values: PartitionFieldValues) -> str:
-    """The Iceberg type of an Avro type (Iceberg spec, appendix A), for source columns that no schema has."""
-    if values.type == "int" and values.logical == "date":
-        return "date"
-    return {"boolean": "boolean", "int": "int", "long": "long", "float": "float", "double": "double"}.get(
-        values.type, "string" if values.type == "string" else "binary"
-    )
-
-
-def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
-    if values.longs is not None:
-        return packer.longs(values.longs, values.valid, absent_low=True)
-    if values.doubles is not None:
-        return packer.doubles(values.doubles, values.valid, absent_low=True)
-    assert values.spans is not None
-    return packer.bounds(source_of(kind), values.spans.starts, values.spans.lengths, absent_low=True)
-
-
-def _add_columns(
-    packer: Packer, decoded: DecodedManifest, schema: Schema, record_count: int
-) -> list[tuple[int, str, int]]:
-    """(column id, type, number) of each column with statistics."""
-    counts = [decoded.counts.get(name, {}) for name in COUNTS]
-    lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
-    columns = []
-    for column_id in sorted(set().union(*counts, lower, upper)):
-        kind = _kind_of(schema, column_id)
-        if kind is not None:
-            values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
-            of_column = (values, nulls, nans, sizes)
-            number = packer.column(source_of(kind), of_column, lower.get(column_id), upper.get(column_id), record_count)
-            columns.append((column_id, kind, number))
-    return columns
-
-
-def _kind_of(schema: Schema, column_id: int) -> str | None:
-    """None for a column that the schema lacks, or without readable statistics."""
-    column = schema.column(column_id)
-    if column is None:
-        return _DELETE_COLUMNS.get(column_id)
-    return _primitive(column.type)
-
-
-def _primitive(of: object) -> str | None:
-    if not isinstance(of, str):
-        return None
-    try:
-        return canonical_primitive(of)
-    except BadRequest:
-        return None  # a type of a later format version, with an unknown order

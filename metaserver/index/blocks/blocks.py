@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 from seamark.cache.stack import Stack
 from seamark.metaserver.errors import Corrupt, ObjectMissing
@@ -20,6 +22,8 @@ from seamark.metaserver.index.blocks.block import VERSION, Block
 from seamark.metaserver.index.blocks.decoding import Decoders
 from seamark.metaserver.index.blocks.derived import BlockMemory
 from seamark.metaserver.objects.port import ObjectStore
+
+T = TypeVar("T")
 
 
 class Blocks:
@@ -32,11 +36,14 @@ class Blocks:
         executor: ThreadPoolExecutor,
         decoders: Decoders,
         *,
+        stored: ObjectStore,
         under_way: int,
         limit_bytes: int,
     ) -> None:
-        """`under_way`: manifests read or decoded concurrently. `limit_bytes`: limit of a manifest or manifest list."""
+        """`stored`: the storage itself, without the caches that `objects` may have. `under_way`: manifests read or
+        decoded concurrently. `limit_bytes`: limit of a manifest or manifest list."""
         self._objects = objects
+        self._stored = stored
         self._stack = stack
         self._executor = executor
         self._decoders = decoders
@@ -47,6 +54,8 @@ class Blocks:
         self._changes: deque[int] = deque()
         """By what derived values grew, and the negative sizes of freed blocks. They come from any thread, and appending
         is atomic."""
+        self._damaged: deque[str] = deque()
+        """Keys of blocks that are damaged; from any thread."""
         self.decoded = 0
         """Manifests decoded since the start."""
 
@@ -60,10 +69,31 @@ class Blocks:
     def live_blocks(self) -> int:
         return len(self._alive)
 
+    @property
+    def has_damaged(self) -> bool:
+        """Whether a block was found to be damaged since the last `remove_damaged`."""
+        return bool(self._damaged)
+
+    def damaged(self) -> set[Block]:
+        """Those of the damaged blocks that are still in use."""
+        return {block for key in list(self._damaged) if (block := self._alive.get(key)) is not None}
+
+    async def remove_damaged(self) -> None:
+        """Removes damaged blocks from the caches, so that their manifests are decoded again."""
+        while self._damaged:
+            key = self._damaged.popleft()
+            self._alive.pop(key, None)
+            await self._stack.remove(key)
+
     async def manifest_list(self, location: str) -> tuple[ManifestFile, ...]:
         """The entries of a manifest list. Corrupt if the file is missing or invalid."""
-        data = await self._read(location, "manifest list")
-        return await asyncio.get_running_loop().run_in_executor(self._executor, decode_manifest_list, data, location)
+
+        async def decode(objects: ObjectStore) -> tuple[ManifestFile, ...]:
+            data = await self._read(location, "manifest list", objects)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, decode_manifest_list, data, location)
+
+        return await self._decoded(decode)
 
     def missing(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
         """The manifests whose blocks are not in memory."""
@@ -104,6 +134,7 @@ class Blocks:
         if known is not None:
             return key, known
         self._alive[key] = block
+        block.on_damage = partial(self._damaged.append, key)
         memory = block.memory
         memory.on_growth = self._changes.append
         self._live_bytes += memory.size_bytes
@@ -111,8 +142,20 @@ class Blocks:
         return key, block
 
     async def _fetch(self, manifest: ManifestFile) -> bytes | memoryview:
+        return await self._decoded(partial(self._decode, manifest))
+
+    async def _decoded(self, decode: Callable[[ObjectStore], Awaitable[T]]) -> T:
+        """The result of `decode`. What is damaged may be the fault of a cache: then it is read from the storage."""
+        try:
+            return await decode(self._objects)
+        except Corrupt:
+            if self._stored is self._objects:
+                raise
+            return await decode(self._stored)
+
+    async def _decode(self, manifest: ManifestFile, objects: ObjectStore) -> bytes | memoryview:
         location = manifest.manifest_path
-        data = await self._read(location, "manifest")
+        data = await self._read(location, "manifest", objects)
         if len(data) < manifest.manifest_length:
             # Avro does not detect this: a file that ends between two of its blocks is valid.
             raise Corrupt(
@@ -123,9 +166,9 @@ class Blocks:
         _check(manifest, Block(packed))  # before it is cached: the next read may return valid bytes
         return packed
 
-    async def _read(self, location: str, what: str) -> bytes:
+    async def _read(self, location: str, what: str, objects: ObjectStore) -> bytes:
         try:
-            return await self._objects.read(location, limit_bytes=self._limit_bytes)
+            return await objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:
             # Not NotFound: Java's client interprets a 404 as a missing plan or table.
             raise Corrupt(f"The {what} {location} is not in storage") from None

@@ -30,7 +30,7 @@ import structlog
 
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
-from seamark.metaserver.index.blocks.block import encode_block
+from seamark.metaserver.index.blocks.encoding import encode_block
 
 PROCESSES_MIN_BYTES = 64 << 20
 """Bytes of manifests to decode together: some 160,000 entries, a second of work."""

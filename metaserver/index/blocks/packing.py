@@ -142,6 +142,10 @@ class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ends: int = NONE
     """Strings: offset of uint32[rows], the ends of the tails; NONE if no value is longer than its code."""
     tails: int = NONE
+    start: int = 0
+    """Offset of the column's arrays, which have `size` bytes together and the checksum `crc` (CRC-32)."""
+    size: int = 0
+    crc: int = 0
 
 
 class PackedColumn:

@@ -37,7 +37,7 @@ from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, name_of
 from seamark.metaserver.index.keys.keys import family
 from seamark.metaserver.index.keys.terms import LOWER, TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
-from seamark.metaserver.index.kinds.kind import IndexKind, Parameter
+from seamark.metaserver.index.kinds.kind import IndexKind, IndexParameter
 from seamark.metaserver.index.kinds.kinds import KINDS
 
 PREFIX = "seamark.index."
@@ -271,7 +271,7 @@ def _parameters(kind: IndexKind[Any, Any], given: Mapping[str, Any]) -> dict[str
     }
 
 
-def _number(parameter: Parameter, value: Any) -> float:
+def _number(parameter: IndexParameter, value: Any) -> float:
     least, most = parameter.least, parameter.most
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise BadRequest(f"{parameter.name}, {parameter.meaning}, is from {least:g} to {most:g}, not {_shown(value)}")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seamark.cache.memory import MemoryCache
+from seamark.cache.sizes import object_bytes
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.files.puffin import FOOTER_LIMIT_BYTES, TAIL_BYTES, footer_size_bytes
 from seamark.metaserver.index.files.index_file import IndexHeader, read_files, read_header
@@ -21,8 +22,6 @@ _BUDGET_BYTES = 64 << 20
 _TAIL_BYTES = 32 << 10
 """Size of the first read from the end; most footers are smaller."""
 _FILES_LIMIT_BYTES = 1 << 30
-_HEADER_BYTES = 1000
-"""Memory of a header with its texts."""
 
 
 class IndexFileSummary(NamedTuple):
@@ -36,7 +35,7 @@ class IndexReader:
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        self._cache: MemoryCache[str, IndexFileSummary] = MemoryCache(_BUDGET_BYTES)
+        self._cache: MemoryCache[str, IndexFileSummary] = MemoryCache(_BUDGET_BYTES, "index-headers")
 
     async def describe(self, location: str, size_bytes: int) -> IndexFileSummary:
         """Corrupt if it is not a valid index file of this size; ObjectMissing; UnknownVersion; RetryLater."""
@@ -48,7 +47,7 @@ class IndexReader:
             raise Corrupt(f"{location}: a files table of {header.files_length} bytes is larger than any")
         table = read_files(await self._objects.read_range(location, header.files_offset, header.files_length), header)
         summary = IndexFileSummary(header, table.ids.copy())
-        self._cache.put(location, summary, summary.ids.nbytes + _HEADER_BYTES)
+        self._cache.put(location, summary, object_bytes(summary))
         return summary
 
     async def _header(self, location: str, size_bytes: int) -> IndexHeader:

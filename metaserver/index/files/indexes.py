@@ -76,22 +76,25 @@ class Indexes:
         stack: Stack[OpenIndex],
         clock: Clock,
         *,
+        stored: ObjectStore,
         limit_bytes: int,
         whole_bytes: int,
     ) -> None:
-        """`limit_bytes`: larger index files are not read. `whole_bytes`: larger index files may be read by range."""
+        """`stored`: the storage itself, without the caches that `objects` may have. `limit_bytes`: larger index files
+        are not read. `whole_bytes`: larger index files may be read by range."""
         self._objects = objects
+        self._stored = stored
         self.registry = registry
         self._stack = stack
         self._clock = clock
         self._limit_bytes = limit_bytes
         self._whole_bytes = whole_bytes
-        self._remote: MemoryCache[str, RemoteIndexFile] = MemoryCache(_COLD_BYTES)
+        self._remote: MemoryCache[str, RemoteIndexFile] = MemoryCache(_COLD_BYTES, "remote-indexes")
         self._opening_remote: SingleFlight[str, RemoteIndexFile] = SingleFlight()
         self._fetching: dict[str, asyncio.Task[OpenIndex | None]] = {}
         self._verifying: dict[str, asyncio.Task[None]] = {}
         """Verification tasks by location."""
-        self._retry_at: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES)
+        self._retry_at: MemoryCache[str, float] = MemoryCache(_LATER_MAX * _LATER_BYTES, "index-registry")
         """Monotonic time of the next attempt, by location; infinity for an unknown version."""
         self.failures = 0
         """Index files that could not be used, since the start."""
@@ -116,7 +119,11 @@ class Indexes:
                 lambda data: _opened(data, file),
             )
         except (Corrupt, ObjectMissing, TooLarge) as error:
-            await self._quarantine(file, error.message)
+            if self._stored is self._objects:
+                await self._quarantine(file, error.message)
+            else:  # the fault may be that of a cache
+                self._defer(file, error.message)
+                await self.verify_source([file], error.message)
         except UnknownVersion as error:
             self._defer(file, str(error), until_s=math.inf)
         except SeamarkError as error:
@@ -224,7 +231,7 @@ class Indexes:
         for file in files:
             self._stack.discard(_key(file.location))
             try:
-                data = await self._objects.read(file.location, limit_bytes=self._limit_bytes)
+                data = await self._stored.read(file.location, limit_bytes=self._limit_bytes)
                 await asyncio.to_thread(_verify, memoryview(data), file)
             except UnknownVersion as error:  # no cached copy was read from it
                 self._defer(file, str(error), until_s=math.inf)
@@ -292,12 +299,12 @@ def _key(location: str) -> str:
 
 @asynccontextmanager
 async def open_indexes(
-    settings: Settings, objects: ObjectStore, registry: Registry, clock: Clock
+    settings: Settings, objects: ObjectStore, registry: Registry, clock: Clock, *, stored: ObjectStore | None = None
 ) -> AsyncIterator[Indexes]:
-    """`Indexes` with its memory tier and its folder on the local disk."""
+    """`Indexes` with its memory tier and its folder on the local disk. `stored`: by default `objects`."""
     folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(
-        MemoryCache(settings.index_memory_bytes),
+        MemoryCache(settings.index_memory_bytes, "indexes"),
         weigh=lambda index: index.size_bytes,
         weigh_mapped=lambda index: index.size_bytes // _MAPPED_SHARE,
         pending_bytes_max=settings.index_memory_bytes,
@@ -312,6 +319,7 @@ async def open_indexes(
             registry,
             stack,
             clock,
+            stored=stored or objects,
             limit_bytes=settings.index_file_limit_bytes,
             whole_bytes=settings.index_whole_bytes,
         )

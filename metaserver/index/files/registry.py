@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
+from seamark.cache.sizes import object_bytes
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import CommitUnknown
 from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredIndexFile
@@ -18,8 +19,8 @@ from seamark.metaserver.store.operations import ForgetIndexFile, Operation, Quar
 from seamark.metaserver.store.port import PointerStore
 
 _BUDGET_BYTES = 32 << 20
-_BYTES_A_FILE = 1024
-"""Memory of a row: three texts of about 150 bytes, and the struct."""
+_LIVE_BYTES = 8
+"""Of a file in the tuple of its definition."""
 
 
 class IndexFiles:
@@ -51,7 +52,7 @@ class Registry:
     def __init__(self, store: PointerStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._cache: MemoryCache[tuple[str, int], IndexFiles] = MemoryCache(_BUDGET_BYTES)
+        self._cache: MemoryCache[tuple[str, int], IndexFiles] = MemoryCache(_BUDGET_BYTES, "index-registry")
         self._flights: SingleFlight[tuple[str, int], IndexFiles] = SingleFlight()
 
     async def files(self, entry: Entry) -> IndexFiles:
@@ -65,7 +66,7 @@ class Registry:
     async def _fetch(self, key: tuple[str, int]) -> IndexFiles:
         uuid, version = key
         files = IndexFiles(version, await self._store.index_files(uuid))
-        self._cache.put(key, files, _BYTES_A_FILE * (1 + len(files.files)))
+        self._cache.put(key, files, object_bytes(files.files) + _LIVE_BYTES * len(files.files))
         return files
 
     async def replace(

@@ -26,8 +26,8 @@ cdef extern from *:
 
     #define SEAMARK_BLOCK 256
 
-    /* Where the rank of each row is less than `cut`, for one block of rows. From the lowest slice upward: what the
-       slices below say stands only where this slice agrees with the cut. Slices below its lowest one say nothing. */
+    /* Where the rank of each row is less than `cut`, for one block of rows. From the lowest slice upward: the result of
+       the slices below counts only where this slice equals the cut. Slices below its lowest one bit do not count. */
     SEAMARK_WIDE
     static void seamark_less(const uint64_t **slices, int count, uint64_t cut, int words, uint64_t *out) {
         uint64_t less[SEAMARK_BLOCK];
@@ -448,7 +448,7 @@ SLICES_BYTES = 16 * SLICES_MAX
 
 
 cdef class Slices:
-    """Slices of ranks as they lie in memory, lowest first: uint64[words] each, or a bool where all bits are the same."""
+    """Slices of ranks in memory, lowest first: uint64[words] each, or a bool where all bits are the same."""
 
     def __cinit__(self, list slices, Py_ssize_t rows):
         cdef const uint64_t[::1] view
@@ -535,7 +535,7 @@ cdef class Slices:
     def where_marked(self, const uint8_t[::1] marks, const uint64_t[::1] among):
         """Bits of the rows in `among` whose rank's byte in `marks` is 1. ValueError where a rank may be beyond them.
 
-        A word of `among` with few rows costs no more than these: each one's rank is put together alone.
+        A word of `among` with few rows costs only these rows: the rank of each is assembled separately.
         """
         cdef Py_ssize_t word, byte
         cdef int k, plane, planes = (self.count + 7) // 8, group, top

@@ -113,7 +113,7 @@ def fill(const uint64_t[::1] hashes, int64_t filter_bits, int hash_count):
 
 
 cdef inline uint64_t full_word(const uint8_t* data, int64_t bit) noexcept nogil:
-    """64 bits from `bit` on, all of which lie in `data`."""
+    """64 bits from `bit` on, all of them within `data`."""
     cdef uint64_t word
     cdef int shift = bit & 7
     memcpy(&word, data + (bit >> 3), 8)
@@ -158,7 +158,7 @@ cdef inline int64_t row_bit(const Group* group, int64_t row) noexcept nogil:
 
 
 cdef inline int64_t page_bytes(const Group* group, int64_t page) noexcept nogil:
-    """Bytes of a page without its checksum: the last one may have fewer rows."""
+    """Bytes of a page without its checksum: the last page may have fewer rows."""
     cdef int64_t rows = min(1 << group.page_shift, group.filter_bits - (page << group.page_shift))
     return (rows * group.stride + 7) >> 3
 
@@ -174,7 +174,7 @@ cdef inline int64_t extent(const Group* group) noexcept nogil:
 
 
 cdef inline uint32_t page_sum(const uint8_t* page, int64_t size, int64_t offset) noexcept nogil:
-    """The seed is where the page lies in the blob, so that a page read from elsewhere is not taken for it."""
+    """The seed is the offset of the page in the blob, so that another page does not have the same checksum."""
     return <uint32_t>xxh64(page, size, offset)
 
 

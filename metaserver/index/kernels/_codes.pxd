@@ -48,6 +48,8 @@ ctypedef struct Packed:
     int64_t lengths
     int64_t ends
     int64_t tails
+    int64_t start  # its arrays, from their first byte to behind their last
+    int64_t end
 
 ctypedef struct Output:
     uint8_t* data
@@ -174,7 +176,7 @@ cdef inline int pack_longs(
 cdef inline int pack_doubles(
     Output* out, const double* values, const uint8_t* present, int64_t n, bint absent_low, Packed* packed
 ) noexcept nogil:
-    """Floats as they are. With `present` NaN is a value like any other, but left out of the bounds."""
+    """Floats unchanged. With `present` NaN is a value like any other, but left out of the bounds."""
     cdef int64_t i, there = 0
     cdef double low = INFINITY, high = -INFINITY, value, nothing = NAN
     cdef bint exact = True, full

@@ -71,8 +71,8 @@ def hash_spans(const uint8_t[::1] heap, const int64_t[::1] starts, uint64_t seed
 def hash_rows(list columns, Py_ssize_t rows, uint64_t seed):
     """uint64[rows] of composite keys. A column is (codes | None, starts | None, heap | None, valid | None, nan | None).
 
-    The caller vouches that each array has a place for every row. Raises ValueError where bytes lie outside of their heap
-    or are too long for a length of 32 bits.
+    The caller ensures that each array has a place for every row. ValueError if bytes are outside of their heap or longer
+    than 32 bits can express.
     """
     cdef Py_ssize_t i = 0, c, count = len(columns)
     cdef int problem = FINE

@@ -1,5 +1,5 @@
-"""Ordered dictionaries in little room, searched where they lie: ascending numbers as packed differences, ascending bytes
-as what differs from the value before. All loops run without the GIL; nothing is read beyond a buffer whatever it holds.
+"""Compact ordered dictionaries, searched in place: ascending numbers as packed differences, ascending bytes as the part
+that differs from the previous value. All loops run without the GIL; nothing is read beyond a buffer, with any contents.
 
 Numbers, n of them, in blocks of 128, all little-endian:
 
@@ -12,7 +12,7 @@ Numbers, n of them, in blocks of 128, all little-endian:
 Bytes, n of them, in blocks of 16:
 
     u32[b + 1] spots   where each block begins in what follows, b = ceil(n / 16)
-    blocks             of each value: bytes shared with the one before it (0 for the first of a block), bytes that follow
+    blocks             of each value: bytes shared with the previous value (0 for the first of a block), bytes that follow
                        (u16 each), those bytes
 """
 
@@ -289,7 +289,7 @@ cdef class Strings:
                 raise ValueError("an ordered dictionary has an impossible length")
 
     cdef int64_t _next(self, int64_t at, uint8_t *value, int64_t *length) noexcept nogil:
-        """Puts the value at `at` over the one before it; where the next one is, or -1."""
+        """Puts the value at `at` over the previous value; returns the place of the next value, or -1."""
         cdef uint16_t[2] head
         if at + 4 > self.room:
             return -1

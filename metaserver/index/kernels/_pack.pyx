@@ -1,16 +1,18 @@
 """From columns and spans of a decoded manifest to packed columns (`packing.py`): all of a manifest's in one call.
 
-What is to be packed is said first, job by job (`Packer.longs`, `bounds`, `column`, …). Then `pack` does all of it into
-one growing buffer, without the GIL, so that threads pack side by side; `packed` and `entry` say where things lie.
+Jobs are added first (`Packer.longs`, `bounds`, `column`, …). Then `pack` runs all of them into one growing buffer,
+without the GIL, so that threads pack concurrently; `packed` and `entry` return the places of columns.
 
-A span is (start, length) of a single-value binary (Iceberg spec, appendix D), length -1 where there is none. What has
-an impossible length or lies outside the heap is absent: a bound that cannot be read is a bound that is not there.
+A span is (start, length) of a single-value binary (Iceberg spec, appendix D), length -1 where there is none. A span
+with an impossible length or outside of the heap counts as absent: a bound that cannot be read is not used.
 """
 
 from libc.math cimport NAN
 from libc.stdint cimport UINT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
+
+from isal.isal_zlib import crc32
 
 from seamark.metaserver.iceberg.manifests._memory cimport Memory, adopted, give, take
 from seamark.metaserver.index.kernels._codes cimport (
@@ -55,7 +57,7 @@ ctypedef struct Column:
     Given lower
     Given upper
     int32_t record_count  # the job whose values these counts are likely to be, -1 for none
-    Packed packed[6]  # values, lower, upper, nulls, nans, sizes, as they lie
+    Packed packed[6]  # values, lower, upper, nulls, nans, sizes
     int known[4]
 
 ctypedef struct Scratch:
@@ -70,8 +72,8 @@ ctypedef struct Scratch:
 cdef void gather_longs(
     const Given* given, const uint8_t* heap, int64_t room, bint upper, int64_t* values
 ) noexcept nogil:
-    """The least long is MISSING itself. As a lower bound it says nothing; an upper bound is taken as one more, which
-    is true."""
+    """The least long is MISSING itself. As a lower bound it excludes nothing; an upper bound is taken as one more,
+    which is true."""
     cdef int64_t i, start, wide
     cdef int32_t length, narrow
     for i in range(given.count):
@@ -174,6 +176,22 @@ cdef void gather_spans(const Given* given, int64_t room, Scratch* scratch) noexc
 cdef int pack_given(
     Output* out, const Given* given, const uint8_t* heap, int64_t room, Scratch* scratch, Packed* packed
 ) noexcept nogil:
+    packed.start = out.used
+    cdef int failed = lay_given(out, given, heap, room, scratch, packed)
+    packed.end = out.used
+    return failed
+
+
+cdef int pack_counts(Output* out, const int64_t* values, int64_t n, Packed* packed) noexcept nogil:
+    packed.start = out.used
+    cdef int failed = pack_longs(out, values, NULL, n, True, packed)
+    packed.end = out.used
+    return failed
+
+
+cdef int lay_given(
+    Output* out, const Given* given, const uint8_t* heap, int64_t room, Scratch* scratch, Packed* packed
+) noexcept nogil:
     cdef int64_t i
     cdef int64_t n = given.rows
     if given.source == NOTHING or n == 0:
@@ -244,9 +262,16 @@ cdef void relate(
     known[3] = how_many(no_nans, n)
 
 
-cdef int pack_column(
-    Output* out, Column* column, const Job* jobs, const uint8_t* heap, int64_t room, Scratch* scratch
+cdef int pack_bounds(
+    Output* out, Column* column, const uint8_t* heap, int64_t room, Scratch* scratch
 ) noexcept nogil:
+    if pack_given(out, &column.lower, heap, room, scratch, &column.packed[1]) < 0:
+        return FAILED
+    return pack_given(out, &column.upper, heap, room, scratch, &column.packed[2])
+
+
+cdef int pack_column(Output* out, Column* column, const Job* jobs, Scratch* scratch) noexcept nogil:
+    """The column's counts."""
     cdef const Job* record_count = &jobs[column.record_count] if column.record_count >= 0 else NULL
     cdef int64_t* dense[4]
     cdef int64_t n = scratch.rows
@@ -259,18 +284,13 @@ cdef int pack_column(
             scatter(&column.counts[k], dense[k])
     relate(dense[0], dense[1], dense[2], n, column.known)
     for k in range(4):
-        if k == 1:
-            if pack_given(out, &column.lower, heap, room, scratch, &column.packed[1]) < 0:
-                return FAILED
-            if pack_given(out, &column.upper, heap, room, scratch, &column.packed[2]) < 0:
-                return FAILED
         if dense[k] == NULL:
             continue
         same = k == 0 and record_count != NULL and memcmp(dense[0], record_count.given.values, n * 8) == 0
         into = k + 2 if k else 0
         if same:  # so they are but inside lists and maps
             column.packed[0] = record_count.packed
-        elif pack_longs(out, dense[k], NULL, n, True, &column.packed[into]) < 0:
+        elif pack_counts(out, dense[k], n, &column.packed[into]) < 0:
             return FAILED
     return 0
 
@@ -283,8 +303,13 @@ cdef int run(
     for i in range(jobs_used):
         if pack_given(out, &jobs[i].given, heap, room, scratch, &jobs[i].packed) < 0:
             return FAILED
+    # Bounds are stored next to each other: plans read them, and rarely counts. A system maps neighbours of a page that is
+    # read.
     for i in range(columns_used):
-        if pack_column(out, &columns[i], jobs, heap, room, scratch) < 0:
+        if pack_bounds(out, &columns[i], heap, room, scratch) < 0:
+            return FAILED
+    for i in range(columns_used):
+        if pack_column(out, &columns[i], jobs, scratch) < 0:
             return FAILED
     return 0
 
@@ -292,8 +317,8 @@ cdef int run(
 cdef class Packer:
     """Packs columns of `rows` rows, with spans of `heap`. Arrays that are given must not change before `pack`.
 
-    The methods give numbers, by which `packed` and `entry` tell after `pack` where a column lies. Jobs are written in
-    the order given, columns after them.
+    The methods return numbers, with which `packed` and `entry` return the place of a column after `pack`. Jobs are
+    written in the given order, columns after them.
     """
 
     cdef const uint8_t[::1] heap
@@ -340,7 +365,7 @@ cdef class Packer:
         return self.job(given)
 
     def doubles(self, const double[::1] values, const uint8_t[::1] present=None, *, bint absent_low):
-        """Floats. `present` tells a NaN that is a value from one that is absent; without it all are absent."""
+        """Floats. `present` distinguishes a NaN that is a value from an absent value; without it every NaN is absent."""
         cdef Given given
         memset(&given, 0, sizeof(Given))
         given.source = DOUBLES
@@ -437,7 +462,7 @@ cdef class Packer:
         return given
 
     def pack(self):
-        """The packed columns as they lie in a block; to be called once. MemoryError."""
+        """The packed columns in the layout of a block; to be called once. MemoryError."""
         cdef Scratch scratch
         cdef int64_t n = self.rows
         cdef int k, failed
@@ -484,7 +509,8 @@ cdef class Packer:
             common = self.laid.data[packed.common_at:packed.common_at + packed.common_size]
         return (
             packed.form, packed.width, packed.codes, packed.presence, lowest, highest, packed.base, common,
-            packed.common_at, packed.lengths, packed.lengths_width, packed.ends, packed.tails,
+            packed.common_at, packed.lengths, packed.lengths_width, packed.ends, packed.tails, packed.start,
+            packed.end - packed.start, crc32(memoryview(self.laid)[packed.start:packed.end]),
         )
 
     def packed(self, int32_t job):

@@ -5,8 +5,8 @@ in ascending order, either one behind the other ("flat") or in pages of 4,096 by
 
     XXH64 of what follows it in the page, seeded by the page's number; entries (uint32); zeros (uint32); 170 entries
 
-Nothing in a page is believed before its checksum was found right, and no file number before it was held against the
-number of files.
+Nothing in a page is used before its checksum is verified, and no file number before it is compared with the number of
+files.
 """
 
 from libc.stdint cimport UINT32_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -138,7 +138,7 @@ def row_hash(parts):
 
 
 def sorted_run(const uint64_t[::1] hi, const uint64_t[::1] lo):
-    """A flat run, uint8[24 * n], of the rows of one file: of file 0, positions as they come. MemoryError."""
+    """A flat run, uint8[24 * n], of the rows of one file, with file number 0; positions are the places in the arrays. MemoryError."""
     cdef int64_t i, bucket, n = hi.shape[0], bits = 0, start, stop
     while bits < 20 and (n >> bits) > 8:
         bits += 1
@@ -189,10 +189,10 @@ cdef void _sort(Entry* entries, int64_t n) noexcept nogil:
 
 
 ctypedef struct Cursor:
-    const Entry* entry  # the next one
+    const Entry* entry  # the next
     const Entry* end  # of this page, or of a flat run
     const uint8_t* pages  # NULL: flat
-    int64_t page  # the next one
+    int64_t page  # the next
     int64_t page_count
     const uint32_t* numbers  # new file numbers, or DROPPED
     int64_t files
@@ -330,7 +330,7 @@ cdef class Merger:
 
 
 def stretches(const uint64_t[::1] fences, const uint64_t[::1] hi):
-    """int64[n, 2]: the first page, and the one behind the last, of each stretch of pages that can have one of these
+    """int64[n, 2]: the first page, and the page behind the last, of each stretch of pages that can have one of these
     hashes. `hi` ascends; so do stretches, which neither overlap nor touch."""
     cdef int64_t i, begin, end, n = 0, count = fences.shape[0]
     out = np.empty((hi.shape[0], 2), np.int64)
@@ -411,7 +411,7 @@ cdef void _ascending(const uint64_t[::1] hi, const uint64_t[::1] lo, Query* quer
 
 
 cdef class Pages:
-    """Pages in ascending order, read as they lie: all of a run, or those that somebody fetched of it.
+    """Pages in ascending order, read in place: all of a run, or those that the caller has fetched.
 
     `pages` uint8[4096 * n], `fences` uint64[n] first hashes, `numbers` int64[n] of the pages in their run, or none where
     these are all pages. Each page's checksum is compared when it is first read.

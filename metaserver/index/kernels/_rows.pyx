@@ -1,8 +1,8 @@
-"""Whether a row of a file has, in each of several columns, one of the keys that are wanted; loops run without the GIL.
+"""Whether a row of a file has a requested key in each of several columns; loops run without the GIL.
 
-Rows are gone through 64 at a time, column by column, as long as any of them is left; the first row that is left at the
-end answers. Of a column of which many rows are asked the whole dictionary is looked up once; of one of which few are,
-each row's key alone.
+Rows are checked 64 at a time, column by column, while any of them is left; the first row that is left after all columns
+is the result. For a column with many remaining rows the whole dictionary is looked up once, otherwise the key of each
+row.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t

@@ -58,7 +58,7 @@ cdef extern from *:
     SEAMARK_OPS(u16, uint16_t)
     SEAMARK_OPS(u32, uint32_t)
     SEAMARK_OPS(u64, uint64_t)
-    /* NaN stands for an absent value and is kept: hence the negated comparisons. */
+    /* NaN represents an absent value and is kept, so comparisons are negated. */
     #define SEAMARK_FLOAT_OPS(SUFFIX, T)                                       \\
         SEAMARK_LOOP(seamark_le_##SUFFIX, T, double, !((double)codes[i] > v))  \\
         SEAMARK_LOOP(seamark_lt_##SUFFIX, T, double, !((double)codes[i] >= v)) \\
@@ -159,7 +159,7 @@ cdef inline bint there(int64_t presence, int64_t row) noexcept nogil:
 
 
 cdef inline int decide(int op, bint low_above, bint high_below, bint low_equal, bint high_equal) noexcept nogil:
-    """0: no row passes, 1: all pass, 2: to be read; from where the summary [low, high] lies beside the literal."""
+    """0: no row passes, 1: all pass, 2: to be read; from the position of the summary [low, high] relative to the literal."""
     if op == LE:
         return 0 if low_above else 1 if (high_below or high_equal) else 2
     if op == LT:
@@ -188,7 +188,7 @@ def narrow_longs(const int64_t[:, ::1] layout, const int64_t[::1] low, const int
             rows = layout[b, ROWS]
             most = (<uint64_t>0xFFFFFFFFFFFFFFFF) >> (64 - 8 * layout[b, WIDTH])
             if literal < layout[b, BASE]:
-                # Only an open summary leaves this undecided: nothing there is less, whatever is absent is kept.
+                # Only an open summary leaves this undecided: nothing there is less, and absent values are kept.
                 if op >= GE:
                     continue
                 code = 0
@@ -370,7 +370,7 @@ cdef void narrow_block(const int64_t *column, uint8_t *state, uint8_t *mask, int
 
 
 cdef inline bint any_between(const int64_t[::1] literals, int64_t low, int64_t high) noexcept nogil:
-    """Whether one of the sorted literals lies in [low, high]."""
+    """Whether one of the sorted literals is within [low, high]."""
     cdef int64_t left = 0, right = literals.shape[0], middle
     while left < right:
         middle = (left + right) >> 1

@@ -1,6 +1,6 @@
 """XXH64 (xxHash specification 0.1.1, "XXH64 algorithm description"): 64 bits of any bytes, the same on every machine.
 
-Words are loaded as they lie: like all arrays of an index, on a little-endian machine.
+Words are little-endian, like all arrays of an index, and loaded on a little-endian machine.
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t

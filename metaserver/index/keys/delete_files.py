@@ -85,10 +85,6 @@ class Positions:
         number = self.files.get(path)
         return self.positions[:0] if number is None else self.positions[self.starts[number] : self.starts[number + 1]]
 
-    @property
-    def size_bytes(self) -> int:
-        return self.positions.nbytes + self.starts.nbytes + sum(150 + len(path) for path in self.files)
-
 
 class HashSet:
     """A set of 128-bit hashes: uint64[n] high halves, ascending, and the low halves."""
@@ -112,10 +108,6 @@ class HashSet:
             candidates = candidates[place[candidates] < end[candidates]]
         return mask
 
-    @property
-    def size_bytes(self) -> int:
-        return self._high.nbytes + self._low.nbytes
-
 
 @dataclass(frozen=True)
 class DeletedKeys:
@@ -128,10 +120,6 @@ class DeletedKeys:
     def of(columns: list[Keys]) -> DeletedKeys:
         loose = merge_zeros(columns)
         return DeletedKeys(HashSet(*hash_halves(columns)), None if loose is None else HashSet(*hash_halves(loose)))
-
-    @property
-    def size_bytes(self) -> int:
-        return self.exact.size_bytes + (self.loose.size_bytes if self.loose is not None else 0)
 
 
 def merge_zeros(columns: list[Keys]) -> list[Keys] | None:

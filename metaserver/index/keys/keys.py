@@ -203,6 +203,15 @@ def has_codes(kind: str) -> bool:
     raise ValueError(f"values of type {kind} have no order, so they have no keys: they cannot be indexed")
 
 
+def has_keys(kind: str) -> bool:
+    """Whether values of the Iceberg type have keys."""
+    try:
+        has_codes(kind)
+    except ValueError:
+        return False
+    return True
+
+
 def family(kind: str) -> str:
     """One name for all types with the same keys: an index stays valid when a column is promoted within it."""
     name = base_name(kind)

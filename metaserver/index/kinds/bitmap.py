@@ -171,7 +171,7 @@ class Bitmap:
         self._postings = Postings(memory[end : end + postings], self._form, self.files, int(self._cardinalities.sum()))
         self._postings_start = end
         self._sections: dict[int, Section] = {}
-        self._decoded: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES)
+        self._decoded: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES, "bitmaps")
         self._lock = threading.Lock()
         self._last_bounds: tuple[KeyRanges, Bounds] | None = None
 

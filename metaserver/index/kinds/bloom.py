@@ -25,7 +25,7 @@ from seamark.metaserver.index.kernels import _bloom
 from seamark.metaserver.index.keys.hashing import Hashes, checksum, hash_keys
 from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Longs, Mask
-from seamark.metaserver.index.kinds.kind import BlobReader, IndexKind, Parameter
+from seamark.metaserver.index.kinds.kind import BlobReader, IndexKind, IndexParameter
 from seamark.metaserver.index.kinds.queries import Flags, point_keys
 
 FPP = 0.01
@@ -375,7 +375,7 @@ class RemoteBloom:
 
 class BloomKind(IndexKind[FileBloom, Bloom]):
     name = "bloom"
-    parameters = (Parameter("fpp", "the share of false positives", FPP, FPP_MIN, FPP_MAX),)
+    parameters = (IndexParameter("fpp", "the share of false positives", FPP, FPP_MIN, FPP_MAX),)
 
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBloom:
         return build(columns[0], parameters.get("fpp", FPP))

@@ -29,7 +29,7 @@ REMOTE_KEYS_MAX = 16
 """Maximum keys that are looked up by hash in a remote index; for more keys, the whole file is fetched."""
 
 
-class Parameter(NamedTuple):
+class IndexParameter(NamedTuple):
     """A numeric parameter of an index definition."""
 
     name: str
@@ -113,7 +113,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     """The blob's offset in its file is a multiple of this number of bytes."""
     columns_max: int = 1
     """Maximum terms of a definition."""
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[IndexParameter, ...] = ()
     remote_values_max: int = REMOTE_KEYS_MAX
     """Maximum values of a plan's predicates that are looked up in a remote index."""
     answers_rows: bool = False

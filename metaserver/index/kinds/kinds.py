@@ -7,13 +7,13 @@ from typing import Any
 
 from seamark.metaserver.index.kinds.bitmap import BITMAP
 from seamark.metaserver.index.kinds.bloom import BLOOM
-from seamark.metaserver.index.kinds.kind import IndexKind, Parameter
+from seamark.metaserver.index.kinds.kind import IndexKind, IndexParameter
 from seamark.metaserver.index.kinds.record import RECORD
 
 KINDS: dict[str, IndexKind[Any, Any]] = {kind.name: kind for kind in (BLOOM, BITMAP, RECORD)}
 
 
-def parameters() -> Mapping[str, Parameter]:
+def parameters() -> Mapping[str, IndexParameter]:
     """The parameters of all kinds, by name."""
     return {parameter.name: parameter for kind in KINDS.values() for parameter in kind.parameters}
 

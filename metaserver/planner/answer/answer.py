@@ -19,15 +19,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamark.metaserver.iceberg.expressions.expression import Expression, predicates_of
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, predicates_of
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json
-from seamark.metaserver.iceberg.expressions.residuals import nameable, tautology, weakened
+from seamark.metaserver.iceberg.expressions.residuals import nameable, tautologies, tautology, weakened
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, write
 from seamark.metaserver.planner.answer.block_layout import BlockLayout, Part, contents, formats, keys, layout_of, naming
 from seamark.metaserver.planner.answer.file_stats import FileStats
-from seamark.metaserver.planner.answer.partition_text import STANDARD, ClientDialect, PartitionTexts, partition_texts
+from seamark.metaserver.planner.answer.partition_text import (
+    STANDARD,
+    UNCACHED,
+    ClientDialect,
+    PartitionTextCache,
+    PartitionTexts,
+    partition_texts,
+)
 from seamark.metaserver.planner.deletes.inheritance import first_row_ids, sequence_numbers
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.wire import encode_json as to_json
@@ -69,11 +76,18 @@ class ScanTaskWriter:
     """Writes the tasks of one answer. `tasks` must be exhausted before `delete_files` is called."""
 
     def __init__(
-        self, scan: Scan, *, stats: Sequence[int] = (), dialect: ClientDialect = STANDARD, form: TaskForm = FULL
+        self,
+        scan: Scan,
+        *,
+        stats: Sequence[int] = (),
+        dialect: ClientDialect = STANDARD,
+        form: TaskForm = FULL,
+        texts: PartitionTextCache = UNCACHED,
     ) -> None:
-        """`stats`: ids of the columns whose statistics the client requested."""
+        """`stats`: ids of the columns whose statistics the client requested. `texts`: the cache of all answers."""
         self._scan = scan
         self._partitions = partition_texts(scan, dialect)
+        self._texts = texts
         self._residuals = _Residuals(scan, form, dialect) if form.residuals else None
         self._form = form
         self._stats = tuple(sorted(set(stats)))
@@ -101,7 +115,7 @@ class ScanTaskWriter:
         if self._residuals is not None:
             self._residuals.set_file_count(len(rows))
         for block, first, local in _runs(self._scan.view.locate, rows):
-            files = _Files(block, self._partitions, self._stats)
+            files = _Files(block, self._partitions, self._texts, self._stats)
             for start in range(0, len(local), size):
                 part = local[start : start + size]
                 residuals: Part | None = None
@@ -132,7 +146,7 @@ class ScanTaskWriter:
         layout_of = map(self._scan.view.locate_delete, self._deletes)
         for _, of_block in groupby(layout_of, key=lambda place: id(place[0])):
             rows_of_block = list(of_block)
-            files = _Files(rows_of_block[0][0], self._partitions)
+            files = _Files(rows_of_block[0][0], self._partitions, self._texts)
             local = np.array([row for _, row in rows_of_block], dtype=np.int64)
             for start in range(0, len(local), FILES_PER_PIECE):
                 yield comma + files.write(local[start : start + FILES_PER_PIECE])
@@ -165,12 +179,14 @@ class _Files:
         self,
         block: Block,
         partitions: PartitionTexts,
+        texts: PartitionTextCache,
         stats: tuple[int, ...] = (),
     ) -> None:
         """Corrupt, with the manifest's path, if the block's layout is invalid."""
         self._block = block
         self.columns = layout_of(block)
         self._partitions = partitions
+        self._texts = texts
         self._stats = FileStats(block, stats) if block.content == 0 and stats else None
 
     def write(
@@ -196,7 +212,7 @@ class _Files:
             columns.content or (CHOICE, contents(block, rows)),
             columns.path,
             columns.format or (CHOICE, formats(block, rows)),
-            (CHOICE, self._partitions.texts(block, columns, rows)),
+            (CHOICE, self._partitions.texts(block, columns, rows, self._texts)),
             *columns.optional,
         ]
         if numbers is not None:
@@ -230,6 +246,7 @@ class _Residuals:
         self._longest = form.residual_bytes
         self._work = RESIDUAL_VALUES_MAX
         self._size = sum(1 + len(predicate.values) for predicate in predicates_of(scan.bound))
+        self._unknown = tautologies(scan.bound)
         self._whole: bytes | None = None
         self._by_key: dict[tuple[object, ...], bytes] = {}
         self._written: dict[int, tuple[Expression, bytes]] = {}
@@ -293,6 +310,8 @@ class _Residuals:
         named = nameable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
         if named is not residual and not self._needed:
             return b""
+        if named == TRUE and self._unknown:
+            named = tautology(self._unknown[0])
         text = to_json(expression_json(named))
         if self._exact or len(text) <= self._longest:
             return _KEY + text

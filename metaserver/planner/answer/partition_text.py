@@ -7,9 +7,9 @@ dates there (`ClientDialect`).
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from seamark.cache.memory import MemoryCache
 from seamark.metaserver.errors import Corrupt, NotAcceptable
@@ -23,9 +23,8 @@ from seamark.metaserver.planner.answer.block_layout import BlockLayout, keys
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.wire import encode_json as to_json
 
-_PARTITION_BYTES = 4 << 20
-"""Memory for cached partition tuples, for each combination of manifest fields and client; `_KINDS_MAX` are cached."""
 _KINDS_MAX = 8
+"""Combinations of manifest fields and client whose partition tuples are cached."""
 _TEXTS_BYTES, _FIELD_BYTES = 1000, 300
 _INT_LIKE = frozenset({"date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 
@@ -87,6 +86,10 @@ class _Field(NamedTuple):
 Fields = tuple[_Field, ...]
 
 
+_Encoding: TypeAlias = tuple[tuple[tuple[int, str], ...], Fields, ClientDialect]
+"""The fields of a manifest's partitions, their encoding, and the client."""
+
+
 class PartitionTexts:
     """Encodes partition tuples in the order and with the types of the table's current spec, which manifests may
     precede.
@@ -112,11 +115,11 @@ class PartitionTexts:
             and self._specs == metadata.partition_specs
         )
 
-    def texts(self, block: Block, columns: BlockLayout, rows: Longs) -> list[bytes]:
+    def texts(self, block: Block, columns: BlockLayout, rows: Longs, cache: PartitionTextCache) -> list[bytes]:
         """`,"partition":[…]` for rows of the block; empty if this client could not read it."""
         fields = self._fields(block)
-        # A module-level cache, because instances live as long as views, of which there may be many.
-        cached = _cached_texts(block.partition_fields, fields, self._dialect)
+        # The cache is not the instance's: instances live as long as views, of which there may be many.
+        cached = cache.of_encoding((block.partition_fields, fields, self._dialect))
         texts = []
         partition_keys = keys(block, columns, range(len(columns.partition)), rows)
         for row, key in zip(rows.tolist(), partition_keys, strict=True):
@@ -175,12 +178,25 @@ def partition_texts(scan: Scan, dialect: ClientDialect) -> PartitionTexts:
     return found
 
 
-@lru_cache(maxsize=_KINDS_MAX)
-def _cached_texts(
-    stored: tuple[tuple[int, str], ...], fields: Fields, dialect: ClientDialect
-) -> MemoryCache[bytes, bytes]:
-    """Texts by partition key, for all answers with this encoding."""
-    return MemoryCache(_PARTITION_BYTES)
+class PartitionTextCache:
+    """Encoded partition tuples of all answers, within `budget_bytes`. 0 caches nothing."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._by_encoding: OrderedDict[_Encoding, MemoryCache[bytes, bytes]] = OrderedDict()
+
+    def of_encoding(self, encoding: _Encoding) -> MemoryCache[bytes, bytes]:
+        """Texts by partition key."""
+        found = self._by_encoding.get(encoding)
+        if found is None:
+            found = self._by_encoding[encoding] = MemoryCache(self._budget_bytes // _KINDS_MAX, "partition-texts")
+            if len(self._by_encoding) > _KINDS_MAX:
+                self._by_encoding.popitem(last=False)
+        self._by_encoding.move_to_end(encoding)
+        return found
+
+
+UNCACHED = PartitionTextCache(0)
 
 
 def _fragment(fields: Fields, values: tuple[Value | None, ...], dialect: ClientDialect) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
+from seamark.cache.sizes import object_bytes
 from seamark.metaserver.errors import BadRequest, StorageError, TooLarge
 from seamark.metaserver.iceberg.files.budget import Budget
 from seamark.metaserver.iceberg.files.parquet import Unreadable
@@ -66,7 +67,7 @@ class DeleteFiles:
         self._objects = objects
         self._decoded_bytes = decoded_bytes
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
-        self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES)
+        self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES, "delete-files")
         self._reading: SingleFlight[tuple[object, ...], Content] = SingleFlight()
 
     async def read_all(
@@ -82,7 +83,7 @@ class DeleteFiles:
             async with limit:
                 try:
                     content = await self._content(file, columns)
-                    budget.take(content.size_bytes, file.path)
+                    budget.take(object_bytes(content), file.path)
                     return content
                 except Unreadable as error:
                     return error
@@ -111,5 +112,5 @@ class DeleteFiles:
             raise Unreadable(file.path, error.message) from None
         async with self._decoding:
             content = await asyncio.to_thread(decoded, data, file, columns, limit_bytes=self._decoded_bytes)
-        self._kept.put(key, content, content.size_bytes)
+        self._kept.put(key, content, object_bytes(content))
         return content

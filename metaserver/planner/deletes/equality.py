@@ -8,9 +8,9 @@ Java's DeleteFileIndex does the same, with faults that this module avoids: bound
 in a null struct; writers order UUIDs as signed or unsigned numbers, so only upper halves on which both orders agree are
 compared.
 
-Bounds are compared as ranks among the delete files' bounds, so that one comparison fits all types. The delete files of
-a scope, sorted by their first column, are the leaves of a tree of summaries; all data files descend it together. The
-time depends on the number of pairs that match, not on the number of pairs.
+Bounds are compared as ranks among the delete files' bounds, so the comparison fits all types. The delete files of a
+scope, sorted by their first column, are the leaves of a tree of summaries; all data files descend it together. The time
+depends on the number of pairs that match, not on the number of pairs.
 """
 
 from __future__ import annotations
@@ -354,8 +354,8 @@ def _distinct(parts: list[Values]) -> Values:
 
 
 def _is_required(column_id: int, schemas: Sequence[Schema]) -> bool:
-    """Whether every row has a value, in every schema that has the column. A null struct has null fields, also required
-    ones.
+    """Whether every row has a value, in every schema that has the column. A null struct has null fields, including
+    required fields.
     """
     paths = [path for schema in schemas if (path := _path(schema, column_id))]
     return bool(paths) and all(all(path) for path in paths)

@@ -74,7 +74,7 @@ class IndexSelection:
         """
 
     def definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
-        """The definitions that plans of the table may use: the enabled ones, if the table has any index file."""
+        """The definitions that plans of the table may use: the enabled definitions, if the table has any index file."""
         if entry is None or entry.index_version == 0:
             return ()
         # The key omits the metadata file's location, because most commits do not change definitions.

@@ -1,6 +1,6 @@
 """Resolves index files for lookups: the files of one definition, in memory or remote, and what they cover of a view.
 
-A lookup waits until its index files are loaded, except for a large one that a few range reads can answer: this one is
+A lookup waits until its index files are loaded, except for a large file that a few range reads can answer: it is
 fetched in the background for later lookups.
 """
 

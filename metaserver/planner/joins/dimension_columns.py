@@ -7,7 +7,7 @@ predicate that cannot be evaluated is true. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.index.kernels import _ordered
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.key_set import KeySet
-from seamark.metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Mask, has_codes, key_of, mask_of
+from seamark.metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Mask, has_codes, has_keys, key_of, mask_of
 from seamark.metaserver.index.keys.ranks import Distinct, Ranks, ranked
 from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, opened, pack
 from seamark.metaserver.index.kinds.postings import union_of
@@ -130,6 +130,10 @@ class FileColumn:
         """bool[rows]: the rows with one of the keys."""
         return self._rows_with(keys.marks(distinct_of(self._opened)).view(np.bool_))
 
+    def where(self, matching: Callable[[Distinct], Mask]) -> Mask:
+        """bool[rows]: the rows whose keys match, bool[keys]."""
+        return self._rows_with(matching(distinct_of(self._opened)))
+
     def keys_of_rows(self, rows: Mask | None) -> Distinct:
         """The distinct keys of these rows; None means all rows."""
         present = self._present if rows is None else rows if self._present is None else rows & self._present
@@ -167,8 +171,13 @@ def rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], colu
     mask = _rows(bound, columns)
     for dynamic_filter in dynamic_filters:
         matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].among(dynamic_filter.keys)
-        mask = matching if mask is None else mask & matching
+        mask = both_of(mask, matching)
     return mask
+
+
+def both_of(one: Mask | None, other: Mask | None) -> Mask | None:
+    """The rows that are in both; None is all rows."""
+    return other if one is None else one if other is None else one & other
 
 
 def _rows(expression: Expression, columns: Columns) -> Mask | None:
@@ -198,17 +207,9 @@ def _rows_of(predicate: Bound, columns: Columns) -> Mask | None:
 def _plain(predicate: Bound) -> Expression | None:
     """A condition that every matching row satisfies, in predicates on plain columns; None if there is none."""
     ranges = source_ranges(predicate)
-    if any(bound.transform != IDENTITY or not _has_keys(bound.kind) for bound in predicates_of(ranges)):
+    if any(bound.transform != IDENTITY or not has_keys(bound.kind) for bound in predicates_of(ranges)):
         return None
     return ranges
-
-
-def _has_keys(kind: str) -> bool:
-    try:
-        has_codes(kind)
-    except ValueError:
-        return False
-    return True
 
 
 def distinct_keys(parts: Iterable[Distinct], kind: str) -> Distinct:

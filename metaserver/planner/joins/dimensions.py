@@ -29,10 +29,12 @@ from seamark.metaserver.planner.joins.dimension_columns import (
     Columns,
     DimensionColumn,
     FileColumn,
+    both_of,
     distinct_keys,
     filtered_columns,
     rows_where,
 )
+from seamark.metaserver.planner.joins.like_predicates import AnyLike, like_columns, rows_like
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.rows.data_columns import DataRows
@@ -91,6 +93,8 @@ class DimensionRequest:
     bound_scan: BoundScan
     entry: Entry
     columns: tuple[tuple[DimensionColumn, str], ...]
+    likes: tuple[AnyLike, ...] = ()
+    """All are true for the rows."""
 
     @property
     def key(self) -> Hashable:
@@ -99,11 +103,12 @@ class DimensionRequest:
         read = (
             *(column for column, _ in self.columns),
             *filtered_columns(self.bound_scan.bound, self.bound_scan.dynamic_filters),
+            *like_columns(self.likes),
         )
         metadata = self.bound_scan.metadata
         mapping = name_mapping_of(metadata.properties)
         sources = tuple(_source(metadata, mapping, column) for column in read)
-        return self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text, self.columns, sources
+        return self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text, self.columns, self.likes, sources
 
 
 class Dimensions:
@@ -116,9 +121,9 @@ class Dimensions:
         self._limits = limits
         keys_bytes = limits.memory_bytes // _KEYS_SHARE
         self._columns: MemoryCache[tuple[str, DimensionColumn, Hashable], FileColumn] = MemoryCache(
-            limits.memory_bytes - keys_bytes
+            limits.memory_bytes - keys_bytes, "join-columns"
         )
-        self._keys: MemoryCache[Hashable, tuple[KeySet, ...]] = MemoryCache(keys_bytes)
+        self._keys: MemoryCache[Hashable, tuple[KeySet, ...]] = MemoryCache(keys_bytes, "join-keys")
         self._tasks: dict[Hashable, asyncio.Task[tuple[KeySet, ...]]] = {}
         self._concurrency = asyncio.Semaphore(_FOUND_AT_ONCE)
         self.files_read = 0
@@ -163,7 +168,9 @@ class Dimensions:
             raise DimensionSkipped(f"it has {rows:,} rows; the limit is {self._limits.rows:,} rows")
         dynamic_filters, bound = request.bound_scan.dynamic_filters, request.bound_scan.bound
         columns = [column for column, _ in request.columns]
-        needed = tuple(dict.fromkeys((*columns, *filtered_columns(bound, dynamic_filters))))
+        needed = tuple(
+            dict.fromkeys((*columns, *filtered_columns(bound, dynamic_filters), *like_columns(request.likes)))
+        )
         async with self._concurrency:
             try:
                 read = await self._read(scan.metadata, files, needed)
@@ -171,7 +178,10 @@ class Dimensions:
                 raise DimensionSkipped(f"a data file cannot be read: {error}") from None
 
             def find() -> tuple[KeySet, ...]:
-                rows = [rows_where(bound, dynamic_filters, columns_of_file) for columns_of_file in read]
+                rows = [
+                    both_of(rows_where(bound, dynamic_filters, columns), rows_like(request.likes, columns))
+                    for columns in read
+                ]
                 return tuple(_keys_of(column, kind, read, rows) for column, kind in request.columns)
 
             key_sets = await asyncio.to_thread(find)

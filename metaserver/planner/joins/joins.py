@@ -3,7 +3,10 @@
 A row is needed only if, for each join, the other table has a row that equals it in all columns of `on`, none of them
 null, and that may match the join's filter. Each of several columns has its own key set, which is a superset. Types
 whose equality differs from that of their keys, such as floats, produce no filter. A join that exceeds its time or
-limits is skipped, and its outcome says so.
+limits is skipped, and its outcome reports that.
+
+A join on the day, month, year or hour of a column becomes a condition on the column. Joins that are alternatives become
+a disjunction: a row is needed only if it has a partner in one of them.
 """
 
 from __future__ import annotations
@@ -16,14 +19,18 @@ from typing import NamedTuple
 import msgspec
 
 from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression, all_of, any_of
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.schema import is_primitive
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
 from seamark.metaserver.iceberg.types.values import FLOATS, decimal_scale
-from seamark.metaserver.index.keys.keys import has_codes
+from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.index.keys.keys import has_keys
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
+from seamark.metaserver.planner.joins.like_predicates import AnyLike
+from seamark.metaserver.planner.joins.periods import period_condition
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.store.model import Entry
@@ -50,6 +57,18 @@ class Join:
     filter: Expression
     on: tuple[Pair, ...]
     joins: tuple[Join, ...] = ()
+    likes: tuple[AnyLike, ...] = ()
+    transform: str = IDENTITY
+    """Of this table's column; the other table has its period (`periods.py`)."""
+    any_of: int | None = None
+    """Joins with the same number are alternatives: a row needs one of them."""
+    unless: Expression = FALSE
+    """Bound to this table's columns: rows that may match it need no partner."""
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether each row needs a partner with an equal value."""
+        return self.transform == IDENTITY and self.any_of is None and self.unless == FALSE
 
 
 class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
@@ -68,40 +87,95 @@ class JoinFilters(NamedTuple):
     dynamic_filters: tuple[DynamicFilter, ...]
     outcomes: tuple[JoinOutcome, ...]
     """In the order of the joins, depth first."""
+    condition: Expression = TRUE
+    """A further condition, of joins that are no dynamic filters. Bound to the table's columns."""
+
+    def applied(self, bound_scan: BoundScan) -> BoundScan:
+        if not self.dynamic_filters and self.condition == TRUE:
+            return bound_scan
+        return bound_scan.joined_with(self.dynamic_filters, self.condition)
 
 
 async def join_filters(dimensions: Dimensions, joins: Sequence[Join], until_s: float) -> JoinFilters:
     """The dynamic filters of a table's joins. Waits until `until_s`, in monotonic seconds."""
     results = await gathered([partial(_filters_of, dimensions, join, until_s) for join in joins])
-    dynamic_filters = tuple(dynamic_filter for result in results for dynamic_filter in result.dynamic_filters)
-    return JoinFilters(dynamic_filters, tuple(outcome for result in results for outcome in result.outcomes))
+    found = list(zip(joins, results, strict=True))
+    parts = []
+    for number in dict.fromkeys(join.any_of for join in joins):
+        alternatives = [(join, result) for join, result in found if join.any_of == number]
+        if number is None:
+            parts += [_condition_of([one]) for one in alternatives]
+        elif all(result.outcomes[0].used for _, result in alternatives):
+            parts.append(_condition_of(alternatives))
+        else:
+            found = [(join, _without_use(result) if join.any_of == number else result) for join, result in found]
+    return JoinFilters(
+        tuple(one for join, result in found if join.is_filter for one in result.dynamic_filters),
+        tuple(outcome for _, result in found for outcome in result.outcomes),
+        all_of(*parts),
+    )
+
+
+def _condition_of(alternatives: Sequence[tuple[Join, JoinFilters]]) -> Expression:
+    """The condition that one of the alternatives requires of a row; TRUE for dynamic filters, which are
+    evaluated by themselves."""
+    if any(join.is_filter or not result.outcomes[0].used for join, result in alternatives):
+        return TRUE
+    found = []
+    for join, result in alternatives:
+        keys = all_of(*(dynamic_filter.spanned for dynamic_filter in result.dynamic_filters))
+        found += [all_of(keys, result.condition), join.unless]
+    return any_of(*found)
+
+
+def _without_use(result: JoinFilters) -> JoinFilters:
+    first, *nested = result.outcomes
+    reason = first.reason or "an alternative of it was not used"
+    return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested))
 
 
 async def _filters_of(dimensions: Dimensions, join: Join, until_s: float) -> JoinFilters:
+    """`condition`: on the column whose period the other table has."""
     nested = await join_filters(dimensions, join.joins, until_s)
-    pairs = [pair for pair in join.on if is_comparable(pair.kind, pair.other_kind)]
+    has_periods = join.transform != IDENTITY
+    pairs = [pair for pair in join.on if has_periods or is_comparable(pair.kind, pair.other_kind)]
     dynamic_filters: tuple[DynamicFilter, ...] = ()
+    condition: Expression = TRUE
     try:
         if not pairs:
             raise DimensionSkipped(f"{join.on[0].kind} and {join.on[0].other_kind} cannot be compared by keys")
         request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id)
-        bound_scan = BoundScan.bind(join.metadata, request, nested.dynamic_filters)
-        columns = tuple((DimensionColumn(pair.other_id, pair.other_kind), pair.kind) for pair in pairs)
-        keys = await dimensions.keys(DimensionRequest(bound_scan, join.entry, columns), until_s)
-        dynamic_filters = tuple(
-            DynamicFilter(pair.column_id, pair.name, pair.kind, key_set)
-            for pair, key_set in zip(pairs, keys, strict=True)
+        bound_scan = nested.applied(BoundScan.bind(join.metadata, request))
+        columns = tuple(
+            (DimensionColumn(pair.other_id, pair.other_kind), pair.other_kind if has_periods else pair.kind)
+            for pair in pairs
         )
+        keys = await dimensions.keys(DimensionRequest(bound_scan, join.entry, columns, join.likes), until_s)
+        if has_periods:
+            condition = _period_condition(pairs[0], join.transform, keys[0])
+        else:
+            dynamic_filters = tuple(
+                DynamicFilter(pair.column_id, pair.name, pair.kind, key_set)
+                for pair, key_set in zip(pairs, keys, strict=True)
+            )
         outcome = JoinOutcome(join.table, join.snapshot_id, min(map(len, keys)), used=True)
     except DimensionSkipped as skipped:
         outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=skipped.reason)
-    return JoinFilters(dynamic_filters, (outcome, *nested.outcomes))
+    return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), condition)
+
+
+def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:
+    """DimensionSkipped if the keys give none."""
+    try:
+        return period_condition(pair.column_id, pair.name, pair.kind, transform, keys)
+    except ValueError as error:
+        raise DimensionSkipped(str(error)) from None
 
 
 def is_comparable(kind: str, other: str) -> bool:
     """Whether equal values of the two types have equal keys, after `KeySet.of_kind` converts them to one type."""
     names = base_name(kind), base_name(other)
-    if not all(is_primitive(primitive) and _has_keys(primitive) for primitive in (kind, other)) or {
+    if not all(is_primitive(primitive) and has_keys(primitive) for primitive in (kind, other)) or {
         "unknown",
         *FLOATS,
     } & set(names):
@@ -109,14 +183,6 @@ def is_comparable(kind: str, other: str) -> bool:
     if names == ("decimal", "decimal"):
         return decimal_scale(kind) == decimal_scale(other)
     return kind == other or set(names) == {"int", "long"}
-
-
-def _has_keys(kind: str) -> bool:
-    try:
-        has_codes(kind)
-    except ValueError:
-        return False
-    return True
 
 
 def kind_of(kind: object) -> str:

@@ -1,11 +1,11 @@
 """Reads a packed column for chosen rows of many blocks into one array, without the GIL and without an object per row.
 
-What is read is told by segments, int64[segments, 4], one for each stretch of rows of one block:
+Segments, int64[segments, 4], list the rows to read, one for each stretch of rows of one block:
 
     number of the block, first row in it, how many rows, place in `picks` (-1: the rows follow one another)
 
 With a place, the rows are `picks[place : place + count]`. `layout` is int64[blocks, 13] as in `metaserver/index/kernels/_scan.pyx`; a
-block whose form is another one than that asked for has no values.
+block of another form than the requested form has no values.
 """
 
 from libc.math cimport NAN
@@ -144,7 +144,7 @@ cdef inline bint _there(const uint8_t *presence, int64_t row) noexcept nogil:
 cdef void _decode(
     const int64_t *column, int64_t first, int64_t count, const int64_t *rows, Whole *to
 ) noexcept nogil:
-    """The integers of one segment, whatever stands where one is absent."""
+    """The integers of one segment; absent values are undefined."""
     cdef int width = <int>column[WIDTH]
     cdef uint64_t base = <uint64_t>column[BASE]
     cdef const void *codes = <const void *><size_t>column[CODES]
@@ -245,7 +245,7 @@ def write_integers(
 ):
     """The integers as Arrow has them: `values` of 4 or 8 bytes each, `bits` (zeros; none where all are there).
 
-    Returns how many are absent; what stands in their place is undefined. ValueError where there is no room for them.
+    Returns the number of absent values, whose places are undefined. ValueError if the buffers are too small.
     """
     cdef int64_t total = _check(layout, segments, picks), s, i, first, count, done = 0, absent = 0
     cdef bint marked = bits.shape[0] > 0
@@ -276,7 +276,7 @@ def write_integers(
 
 
 def buffer(Py_ssize_t size):
-    """A bytearray whose bytes are whatever was in memory: all of them are to be written before anyone else sees it."""
+    """A bytearray that is not initialised: all its bytes are written before it is returned to a caller."""
     return PyByteArray_FromStringAndSize(NULL, size)
 
 
@@ -344,7 +344,7 @@ cdef inline int64_t _length(const int64_t *column, int64_t row) noexcept nogil:
 
 
 cdef inline void _copy(const int64_t *column, int64_t row, int64_t size, uint8_t *to) noexcept nogil:
-    """Writes up to seven bytes past the string, which the next one overwrites."""
+    """Writes up to seven bytes past the string, which the next string overwrites."""
     cdef int64_t width = column[WIDTH], rest = size - column[COMMON_SIZE]
     cdef uint64_t code = 0
     cdef uint32_t end

@@ -304,7 +304,7 @@ def _of_form(sides: tuple[Side, ...], form: Form) -> Side | None:
 
 
 def _widened(strings: Strings, longs: Longs) -> Strings:
-    """Decimals stored with at most 18 digits, merged with longer ones into the 16-byte form."""
+    """Decimals stored with at most 18 digits, merged with longer decimals into the 16-byte form."""
     short_present = longs != MISSING
     rows = len(longs)
     matrix = np.zeros((rows, 16), dtype=np.uint8)

@@ -21,7 +21,6 @@ import base64
 import binascii
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +29,8 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from seamark.cache.memory import MemoryCache
+from seamark.cache.sizes import object_bytes
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.expression import FALSE, Bound, Expression, Op, all_of
 from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
@@ -187,16 +188,16 @@ def _values_of(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
 EVERYTHING = Prefix()
 
 
-def parse_prefix(text: str, metadata: TableMetadata) -> Prefix:
+def parse_prefix(text: str, metadata: TableMetadata, cache: PrefixCache | None = None) -> Prefix:
     """BadRequest for an unknown field, a value that is invalid for its field, and for malformed text."""
-    cached = _cached_fields(metadata)
-    prefix = cached.prefixes.get(text)
-    if prefix is not None:
-        return prefix
+    return _read_prefix(text, _table_fields(metadata)) if cache is None else cache.prefix(text, metadata)
+
+
+def _read_prefix(text: str, table: _TableFields) -> Prefix:
     values = _parsed(text)
     if not values:
         return EVERYTHING
-    fields = cached.fields
+    fields = table.fields
     for name in values:
         if name not in fields:
             hint = (
@@ -205,12 +206,7 @@ def parse_prefix(text: str, metadata: TableMetadata) -> Prefix:
                 else "the table has no partition fields"
             )
             raise BadRequest(f"partition has the unknown field {name[:100]!r}; {hint}")
-    prefix = Prefix(_filters_by_spec(fields, values))
-    if len(text) <= _CACHED_TEXT_MAX:
-        if len(cached.prefixes) >= _PREFIXES_MAX:
-            cached.prefixes.clear()
-        cached.prefixes[text] = prefix
-    return prefix
+    return Prefix(_filters_by_spec(fields, values))
 
 
 class _Field(NamedTuple):
@@ -237,25 +233,40 @@ class _TableFields(NamedTuple):
     specs: tuple[PartitionSpec, ...]
     schemas: tuple[Schema, ...]
     fields: _Fields
-    prefixes: dict[str, Prefix]
 
 
-_TABLES_MAX, _PREFIXES_MAX, _CACHED_TEXT_MAX = 64, 256, 200
-"""Cached table versions, cached prefixes of each, and characters of a cached prefix: at most about 20 MB in total."""
-_tables: OrderedDict[tuple[int, int, int], _TableFields] = OrderedDict()
+_CACHED_TEXT_MAX = 200
+"""Characters of a cached prefix."""
 
 
-def _cached_fields(metadata: TableMetadata) -> _TableFields:
-    specs, schemas = metadata.partition_specs, metadata.schemas
-    key = (id(specs), id(schemas), metadata.current_schema_id)
-    cached = _tables.get(key)
-    if cached is None:
-        names = {field.name for spec in specs for field in spec.fields}
-        fields = {name: {spec.spec_id: _field(metadata, spec, name) for spec in specs} for name in names}
-        cached = _tables[key] = _TableFields(specs, schemas, fields, {})
-        while len(_tables) > _TABLES_MAX:
-            _tables.popitem(last=False)
-    return cached
+class PrefixCache:
+    """Prefixes, and partition fields, by table version, within `budget_bytes`. Specs and schemas are the metadata's."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._cache: MemoryCache[tuple[int, int, int, str | None], tuple[_TableFields, Prefix]] = MemoryCache(
+            budget_bytes, "partition-prefixes"
+        )
+
+    def prefix(self, text: str, metadata: TableMetadata) -> Prefix:
+        version = (id(metadata.partition_specs), id(metadata.schemas), metadata.current_schema_id)
+        cached = self._cache.get((*version, text))
+        if cached is not None:
+            return cached[1]
+        table = self._cache.get((*version, None))
+        if table is None:
+            table = (_table_fields(metadata), EVERYTHING)
+            self._cache.put((*version, None), table, object_bytes(table[0].fields))
+        prefix = _read_prefix(text, table[0])
+        if len(text) <= _CACHED_TEXT_MAX:
+            self._cache.put((*version, text), (table[0], prefix), object_bytes(prefix))
+        return prefix
+
+
+def _table_fields(metadata: TableMetadata) -> _TableFields:
+    specs = metadata.partition_specs
+    names = {field.name for spec in specs for field in spec.fields}
+    fields = {name: {spec.spec_id: _field(metadata, spec, name) for spec in specs} for name in names}
+    return _TableFields(specs, metadata.schemas, fields)
 
 
 def _parsed(text: str) -> dict[str, _Raw]:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice
 
 from seamark.cache.memory import MemoryCache
+from seamark.cache.sizes import object_bytes
+from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
-from seamark.metaserver.planner.plan.manifest_lists import MANIFEST_BYTES
 from seamark.metaserver.planner.plan.stages import PruningInput
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.planner.view.view import TableView
 
-_PLANS_BYTES = 16 << 20
-"""Cached plans of one view."""
+_PLANS_SHARE = 64
+"""The part of the budget for the cached plans of one view: 1/64."""
 _VIEW_BYTES = 4000
 """Memory of a view without manifests."""
 _DELETE_BYTES = 300
 """Memory of the delete index for each delete file: path, position and the bounds that rule it out."""
 _EVICTED = -1
+_RECENT = 16
+"""Views that are compared with a new view."""
 
 ViewKey = tuple[str, ...]
 
@@ -26,16 +31,18 @@ ViewKey = tuple[str, ...]
 class CachedView:
     """A view and what was computed from it."""
 
-    __slots__ = ("charged_bytes", "checked", "deletes", "files", "plans", "view")
+    __slots__ = ("_manifests_bytes", "charged_bytes", "checked", "deletes", "files", "plans", "view")
 
-    def __init__(self, view: TableView, deletes: DeleteIndex, files: int) -> None:
-        """`files`: live files of the snapshot, including those of manifests that the view leaves out."""
+    def __init__(self, view: TableView, deletes: DeleteIndex, files: int, plans_bytes: int) -> None:
+        """`files`: live files of the snapshot, including those of manifests that the view leaves out. `plans_bytes`:
+        the budget for its cached plans."""
         self.view = view
         self.deletes = deletes
         self.files = files
-        self.plans: MemoryCache[tuple[object, ...], Scan] = MemoryCache(_PLANS_BYTES)
+        self.plans: MemoryCache[tuple[object, ...], Scan] = MemoryCache(plans_bytes)
         self.checked: set[tuple[str, ...]] = set()
         """The tables, and states of their allowed locations, for which `LocationChecker` has accepted the view."""
+        self._manifests_bytes = object_bytes((view.manifests, view.delete_manifests))
         self.charged_bytes = 0
         """The part of `added_bytes` that the total of `CachedViews` includes; `_EVICTED` after eviction."""
 
@@ -46,8 +53,7 @@ class CachedView:
     @property
     def added_bytes(self) -> int:
         """Memory in addition to the blocks, which other views of the table share."""
-        manifests = len(self.view.manifests) + len(self.view.delete_manifests)
-        own = self.view.size_bytes + MANIFEST_BYTES * manifests + _DELETE_BYTES * self.view.delete_rows
+        own = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_rows
         return _VIEW_BYTES + own + self.plans.used_bytes
 
 
@@ -58,6 +64,7 @@ class CachedViews:
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
         self._blocks = blocks
         self.budget_bytes = budget_bytes
+        self.plans_bytes = budget_bytes // _PLANS_SHARE
         self.added_bytes = 0
         """Of all views, updated after each new plan."""
         self._views: OrderedDict[ViewKey, CachedView] = OrderedDict()
@@ -85,6 +92,24 @@ class CachedViews:
             added = cached.added_bytes
             self.added_bytes += added - cached.charged_bytes
             cached.charged_bytes = added
+
+    def containing(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
+        """The views that contain one of `blocks`."""
+        return [
+            (key, cached.view)
+            for key, cached in self._views.items()
+            if not blocks.isdisjoint(cached.view.blocks) or not blocks.isdisjoint(cached.view.delete_blocks)
+        ]
+
+    def sharing(self, blocks: Sequence[Block]) -> TableView | None:
+        """A recently used view with the first or the last of these blocks: that of a snapshot nearby."""
+        edges = {*blocks[:1], *blocks[-1:]}
+        recent = islice(reversed(self._views.values()), _RECENT)
+        return next((cached.view for cached in recent if not edges.isdisjoint(cached.view.edges)), None)
+
+    def evict(self, key: ViewKey) -> None:
+        if key in self._views:
+            self._evict(key)
 
     def evict_over_budget(self, used: CachedView) -> None:
         """Evicts views, the least recently used first, until the total fits the budget.

@@ -41,13 +41,13 @@ class LocationChecker:
         mixed: dict[str, list[Block]] = {}
         dotted: list[Block] = []
         for block in (*view.blocks, *view.delete_blocks):
-            column = block.text_column("file_path")
-            if column is None:
+            paths = block.packed_texts("file_path")
+            if paths is None:
                 continue
-            if column.may_have_dots():
+            if block.may_have_dots:
                 dotted.append(block)
-            if not (column.packed.common.startswith(prefixes) and prefixes):
-                mixed.setdefault(_folder(column.packed.common.decode(errors="replace")), []).append(block)
+            if not (paths.common.startswith(prefixes) and prefixes):
+                mixed.setdefault(_folder(paths.common.decode(errors="replace")), []).append(block)
         for part in await asyncio.to_thread(_dotted_folders, dotted) if dotted else ():
             await self._check(uuid, own, part)
         for folder, blocks in mixed.items():

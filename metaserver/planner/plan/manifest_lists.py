@@ -6,25 +6,26 @@ from collections.abc import Sequence
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
+from seamark.cache.sizes import object_bytes
 from seamark.metaserver.errors import NotFound
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.scan.request import BoundScan, appended
 
-_LISTS_BYTES = 16 << 20
-"""Cached manifest lists, for plans that need only some of their manifests."""
-MANIFEST_BYTES = 1000
-"""Memory of one entry of a manifest list, rounded up."""
-
 
 class ManifestLists:
     """Belongs to one event loop. Concurrent requests for the same list share one read."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
+        """`budget_bytes`: for cached lists, which plans use that need only some of their manifests."""
         self._blocks = blocks
-        self._cache: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(_LISTS_BYTES)
+        self._cache: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes, "manifest-lists")
         self._reading: SingleFlight[str, tuple[ManifestFile, ...]] = SingleFlight()
+
+    @property
+    def used_bytes(self) -> int:
+        return self._cache.used_bytes
 
     async def manifests(self, bound_scan: BoundScan) -> Sequence[ManifestFile]:
         """The manifests of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
@@ -45,7 +46,7 @@ class ManifestLists:
             kept = self._cache.get(location)
             if kept is None:
                 kept = await self._reading.run(location, lambda: self._blocks.manifest_list(location))
-                self._cache.put(location, kept, len(kept) * MANIFEST_BYTES)
+                self._cache.put(location, kept, object_bytes(kept))
             return kept
         if snapshot.manifests is None:
             raise NotFound(

@@ -21,10 +21,11 @@ import numpy as np
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
+from seamark.cache.sizes import object_bytes
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.errors import Corrupt, ObjectMissing
 from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
-from seamark.metaserver.iceberg.manifests.rows import rows_of, size_of
+from seamark.metaserver.iceberg.manifests.rows import rows_of
 from seamark.metaserver.iceberg.manifests.writer import (
     DATA_MANIFEST,
     EXISTING,
@@ -42,7 +43,7 @@ from seamark.metaserver.planner.scan.scan import Scan
 
 GC_ENABLED = "gc.enabled"
 _AT_ONCE = 16
-"""Manifests that one plan reads and decodes concurrently."""
+"""Manifests that a plan reads and decodes concurrently."""
 _IN_THREAD_ENTRIES = 50
 """Larger numbers of entries of manifests or manifest lists are processed in a thread."""
 
@@ -111,7 +112,7 @@ class PlanWriter:
     def __init__(self, objects: ObjectStore, *, budget_bytes: int, limit_bytes: int) -> None:
         self._objects = objects
         self._limit_bytes = limit_bytes
-        self._decoded: MemoryCache[str, DecodedManifest] = MemoryCache(budget_bytes)
+        self._decoded: MemoryCache[str, DecodedManifest] = MemoryCache(budget_bytes, "plan-tables")
         self._reading: SingleFlight[str, DecodedManifest] = SingleFlight()
 
     async def write(
@@ -142,7 +143,7 @@ class PlanWriter:
         decoded = self._decoded.get(path)
         if decoded is None:
             decoded = await self._reading.run(path, lambda: self._read(manifest))
-            self._decoded.put(path, decoded, size_of(decoded))
+            self._decoded.put(path, decoded, object_bytes(decoded))
         return decoded
 
     async def _read(self, manifest: ManifestFile) -> DecodedManifest:

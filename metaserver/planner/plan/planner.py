@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+
+import structlog
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.opening import open_stack
@@ -26,6 +28,7 @@ from seamark.cache.stack import Stack
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.pointers import table_uuid
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import CacheDamaged
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -59,6 +62,8 @@ from seamark.metaserver.store.model import Entry
 
 T = TypeVar("T")
 
+log = structlog.get_logger()
+
 _IN_THREAD_ROWS = 100_000
 """Larger views are pruned in a thread: the kernels release the GIL, and the event loop must not wait for them."""
 _UNDER_WAY = 16
@@ -67,6 +72,8 @@ _QUICK_COMPARISONS = 2_500_000
 """Rows times literals; a comparison takes about a nanosecond."""
 _PART_MAX = 0.5
 """A plan that needs a larger fraction of a snapshot's manifests loads all of them, for the plans that follow."""
+_LISTS_SHARE = 64
+"""The part of the planner's memory for manifest lists: 1/64."""
 _PENDING_BYTES_MIN = 256 << 20
 """Blocks that may wait to be written to the local disk, for any memory budget."""
 _TREE_BYTES = 8
@@ -87,13 +94,14 @@ class _IndexAccess(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PlannerStats:
     """`live_bytes`: memory of blocks, including mapped files. `added_bytes`: memory of views and plans in addition.
-    `decoded`: manifests decoded since the start.
+    `lists_bytes`: memory of manifest lists. `decoded`: manifests decoded since the start.
     """
 
     views: int
     blocks: int
     live_bytes: int
     added_bytes: int
+    lists_bytes: int
     budget_bytes: int
     decoded: int
     plans: int
@@ -119,10 +127,12 @@ class Planner:
         self._index_selection = index_selection
         self._clock = clock
         self._time_budget_s = time_budget_s
-        self._views = CachedViews(blocks, budget_bytes)
+        self._budget_bytes = budget_bytes
+        lists_bytes = budget_bytes // _LISTS_SHARE
+        self._views = CachedViews(blocks, budget_bytes - lists_bytes)
         self._loading: SingleFlight[ViewKey, CachedView] = SingleFlight()
         self._planning: SingleFlight[tuple[object, ...], Scan] = SingleFlight()
-        self._lists = ManifestLists(blocks)
+        self._lists = ManifestLists(blocks, lists_bytes)
         self._plans = self._plan_hits = 0
 
     async def scan(self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None) -> Scan:
@@ -135,8 +145,33 @@ class Planner:
 
     async def plan(self, bound_scan: BoundScan, entry: Entry | None = None) -> Scan:
         """Plans a scan whose filter is bound. Corrupt, with its path, if a file of the table is damaged."""
+        return await self._repeat_if_damaged(lambda: self._plan(bound_scan, entry))
+
+    async def _repeat_if_damaged(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`, which is repeated after the removal of blocks that it found to be damaged."""
+        await self._remove_damaged()  # found by an answer, or a lookup
+        try:
+            return await work()
+        except CacheDamaged as error:
+            log.warning("cached_block_damaged", error=error.message)
+        await self._remove_damaged()
+        return await work()
+
+    async def _remove_damaged(self) -> None:
+        """Removes damaged blocks and the views that contain them. All blocks of these views are verified: a disk that
+        damages one file damages more, and each would fail another plan."""
+        if not self._blocks.has_damaged:
+            return
+        views = self._views.containing(self._blocks.damaged())
+        suspects = [block for _, view in views for block in (*view.blocks, *view.delete_blocks)]
+        await asyncio.to_thread(_all_valid, suspects)
+        for key, _ in self._views.containing(self._blocks.damaged()):
+            self._views.evict(key)
+        await self._blocks.remove_damaged()
+
+    async def _plan(self, bound_scan: BoundScan, entry: Entry | None) -> Scan:
         metadata, request = bound_scan.metadata, bound_scan.request
-        cached = await self._checked(bound_scan, entry)
+        cached = await self._load_checked_view(bound_scan, entry)
         # The current schema is part of the key because the answer formats partitions and columns by it; the name
         # mapping, because data files are read by that of the scan.
         schemas = (bound_scan.schema.id, metadata.current_schema_id, metadata.properties.get(NAME_MAPPING))
@@ -210,14 +245,20 @@ class Planner:
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
         """All files of a snapshot, without pruning."""
-        cached = await self._checked(BoundScan.bind(metadata, request), None, whole=True)
+        bound_scan = BoundScan.bind(metadata, request)
+        cached = await self._repeat_if_damaged(lambda: self._load_checked_view(bound_scan, None, whole=True))
         self._views.evict_over_budget(cached)
         return cached.view
 
     async def explain(self, bound_scan: BoundScan, entry: Entry | None = None) -> Scan:
         """Plans as `plan` does, without the plan cache, and counts files and bytes in each stage."""
+        return await self._repeat_if_damaged(lambda: self._explain(bound_scan, entry))
+
+    async def _explain(self, bound_scan: BoundScan, entry: Entry | None) -> Scan:
         before_s = self._clock.monotonic()
-        cached = await self._checked(bound_scan, entry, whole=True)  # files in unread manifests cannot be counted
+        cached = await self._load_checked_view(
+            bound_scan, entry, whole=True
+        )  # files in unread manifests cannot be counted
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
         scan = await self._make(cached, bound_scan, self._index_access(bound_scan, entry), loaded_us=loaded_us)
         self._views.evict_over_budget(cached)
@@ -237,7 +278,8 @@ class Planner:
             blocks=self._blocks.live_blocks,
             live_bytes=self._blocks.live_bytes,
             added_bytes=self._views.added_bytes,
-            budget_bytes=self._views.budget_bytes,
+            lists_bytes=self._lists.used_bytes,
+            budget_bytes=self._budget_bytes,
             decoded=self._blocks.decoded,
             plans=self._plans,
             plan_hits=self._plan_hits,
@@ -248,24 +290,26 @@ class Planner:
         if self._location_checker is not None:
             await self._location_checker.check_paths(uuid, metadata, paths)
 
-    async def _checked(self, bound_scan: BoundScan, entry: Entry | None, *, whole: bool = False) -> CachedView:
-        """The cached view, as `_cached`. Forbidden if the snapshot names files in a location that another table
+    async def _load_checked_view(
+        self, bound_scan: BoundScan, entry: Entry | None, *, whole: bool = False
+    ) -> CachedView:
+        """The cached view, as `_load_view`. Forbidden if the snapshot names files in a location that another table
         claims.
         """
         if self._location_checker is None or bound_scan.snapshot is None:
-            return await self._cached(bound_scan, whole=whole)
+            return await self._load_view(bound_scan, whole=whole)
         metadata, lists = bound_scan.metadata, list_locations(bound_scan)
         uuid = entry.uuid if entry is not None else table_uuid(metadata)
         if view_key(bound_scan) not in self._views:  # the view is cached for all tables that name the lists
             await self._location_checker.check_paths(uuid, metadata, lists)
-        cached = await self._cached(bound_scan, whole=whole)
+        cached = await self._load_view(bound_scan, whole=whole)
         key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
         if key not in cached.checked:
             await self._location_checker.check(uuid, metadata, lists, cached.view)
             cached.checked.add(key)
         return cached
 
-    async def _cached(self, bound_scan: BoundScan, *, whole: bool = False) -> CachedView:
+    async def _load_view(self, bound_scan: BoundScan, *, whole: bool = False) -> CachedView:
         """The view of the snapshot.
 
         If the view is not in memory, and `whole` is False, it consists of the manifests that the filter needs.
@@ -291,12 +335,19 @@ class Planner:
             deletes = [manifest for manifest in manifests if manifest.content != 0]
             blocks = await self._blocks.load([*chosen.values(), *deletes])
             count = len(chosen)
-            view = TableView(tuple(chosen.values()), blocks[:count], deletes, blocks[count:], ordinals=ordinals)
+            if deletes and not await asyncio.to_thread(
+                _all_valid, blocks[count:]
+            ):  # the index of deletes reads all of them
+                raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
+            base = self._views.sharing(blocks[:count])
+            view = TableView(
+                tuple(chosen.values()), blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base
+            )
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
             files = view.rows + sum(
                 live_entries(manifest) for number, manifest in enumerate(data) if number not in chosen
             )
-            loaded = CachedView(view, index, files)
+            loaded = CachedView(view, index, files, self._views.plans_bytes)
             self._views.put(key, loaded)
             return loaded
 
@@ -316,6 +367,11 @@ class Planner:
     def check_invariants(self) -> None:
         """AssertionError if the account of memory is wrong. For tests."""
         self._views.check_invariants()
+
+
+def _all_valid(blocks: Sequence[Block]) -> bool:
+    valid = [block.is_valid() for block in blocks]  # without a stop at the first that is not
+    return all(valid)
 
 
 def _is_small(view: TableView) -> bool:
@@ -358,13 +414,15 @@ async def open_planner(
     objects: ObjectStore,
     clock: Clock,
     *,
+    stored: ObjectStore | None = None,
     indexes: Indexes | None = None,
     usage: Usage | None = None,
     location_checker: LocationChecker | None = None,
 ) -> AsyncIterator[Planner]:
     """The planner with its decoding threads and its folder on the local disk.
 
-    Without `indexes` it uses no index; without `location_checker` tables may name any file.
+    `stored`: the storage itself, without the caches that `objects` may have; by default `objects`. Without `indexes` it
+    uses no index; without `location_checker` tables may name any file.
     """
     index_selection = None
     if indexes is not None:
@@ -379,6 +437,8 @@ async def open_planner(
         pending_bytes_max=max(settings.plan_memory_bytes, _PENDING_BYTES_MIN),
         folder=folder,
         disk_bytes=settings.plan_disk_bytes,
+        check_mapped=False,  # blocks verify their columns, when they are used
+        on_mapped=Block.count_mapped,
         threads=decoders,  # not the decoders' threads, which would wait while the disk writes what they decoded
         name="planner-disk",
     )
@@ -389,6 +449,7 @@ async def open_planner(
                 stack,
                 executor,
                 decoding,
+                stored=stored or objects,
                 under_way=decoders * _UNDER_WAY,
                 limit_bytes=settings.plan_manifest_limit_bytes,
             )

@@ -67,7 +67,7 @@ def _key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> 
 
 
 def _both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
-    """Whether a zero among the values also stands for the other zero. For equality it does if any client treats them as
+    """Whether a zero among the values also represents the other zero. For equality it does if any client treats them as
     equal; for inequality only if every client does.
     """
     return semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and inside)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from seamark.metaserver.errors import BadRequest, StorageError
-from seamark.metaserver.iceberg.files.budget import Budget, Part, decoded_budget
+from seamark.metaserver.iceberg.files.budget import Budget, BudgetShare, decoded_budget
 from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Place, Unreadable, places_of, with_mapped_ids
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
 from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping
@@ -139,7 +139,7 @@ class DataRows:
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
         """Decoded columns count towards the budget until the caller has consumed them."""
         source = _Ranges(self._objects, self._loop, path, size, self._fetched)
-        with Part(self.decoded) as budget:
+        with BudgetShare(self.decoded) as budget:
             yield self._decoded(source, path, records, read, budget)
 
     def _decoded(

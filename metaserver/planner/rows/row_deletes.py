@@ -261,7 +261,7 @@ def _at(pair: _Pair, at: Longs) -> _Pair:
 
 
 def _among(values: Longs, ascending: Longs) -> npt.NDArray[np.bool_]:
-    """bool[n]: which values are among the ascending ones."""
+    """bool[n]: which values are among the ascending values."""
     if not len(ascending):
         return np.zeros(len(values), dtype=np.bool_)
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)

@@ -66,23 +66,19 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     """Whether there are dynamic filters, in `bound` or beside it."""
 
     @classmethod
-    def bind(
-        cls, metadata: TableMetadata, request: ScanRequest, dynamic_filters: Sequence[DynamicFilter] = ()
-    ) -> BoundScan:
+    def bind(cls, metadata: TableMetadata, request: ScanRequest) -> BoundScan:
         """BadRequest if the filter or the snapshot id is invalid."""
         snapshot = resolve_snapshot(metadata, request)
         schema = resolve_schema(metadata, snapshot, request)
         bound = bind_filter(metadata, schema, request)
         bound_scan = cls(metadata, request, snapshot, schema, bound)
-        if dynamic_filters:
-            bound_scan = bound_scan.joined_with(dynamic_filters)
         _ = bound_scan.text  # computed here: callers bind long filters in a thread
         return bound_scan
 
-    def joined_with(self, dynamic_filters: Sequence[DynamicFilter]) -> BoundScan:
-        """The same scan with these dynamic filters."""
+    def joined_with(self, dynamic_filters: Sequence[DynamicFilter], condition: Expression = TRUE) -> BoundScan:
+        """The same scan with these dynamic filters, and a condition that is bound to its columns."""
         few, many = split_by_size(dynamic_filters)
-        bound = all_of(self.bound, few)
+        bound = all_of(self.bound, few, condition)
         return BoundScan(self.metadata, self.request, self.snapshot, self.schema, bound, many, joined=True)
 
     @property

@@ -70,7 +70,7 @@ class Scan:
         indexes: tuple[IndexUse, ...] = (),
         projected: Mapping[int, ProjectedExpression] = MappingProxyType({}),
     ) -> None:
-        """`projected`: `bound` projected onto the metadata's specs, by spec id, as far as it is known."""
+        """`projected`: `bound` projected onto the metadata's specs, by spec id, as far as known."""
         self.view = view
         self.rows = rows
         self.schema = schema

@@ -10,6 +10,7 @@ plans can be compared. Within a view, a mask counts positions across its blocks.
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +32,6 @@ _FORM, _ROWS, _FIRST, _BASE = 0, 4, 5, 6
 ROW_BITS = 32
 ROW_MASK = (1 << ROW_BITS) - 1
 """The part of a row id that is the row in its manifest."""
-_UNKNOWN = (-1,) + (0,) * (_LAYOUT - 1)
 
 
 class Side:
@@ -41,23 +41,41 @@ class Side:
 
     __slots__ = ("form", "high", "layout", "low", "packed")
 
-    def __init__(self, form: Form, packed: Sequence[Packed | None], view: TableView) -> None:
-        rows = [_UNKNOWN] * len(packed)
-        low: list[int | float] = [0] * len(packed)
-        high: list[int | float] = [0] * len(packed)
-        blocks, starts = view.blocks, view.starts
-        for number, column in enumerate(packed):
-            if column is not None:
-                rows[number] = _layout(blocks[number], column, starts[number])
-                low[number] = column.low
-                high[number] = column.high
-        self.form = form
-        self.layout: Longs = np.array(rows, dtype=np.int64).reshape(len(packed), _LAYOUT)
+    def __init__(self, form: Form, packed: Sequence[Packed | None], view: TableView, known: Side | None = None) -> None:
+        """`known`: the same side of the view's base."""
         dtype = (np.int64, np.float64, np.uint64)[form]
-        self.low: npt.NDArray[Any] = np.array(low, dtype=dtype)
-        self.high: npt.NDArray[Any] = np.array(high, dtype=dtype)
+        self.form = form
+        self.layout: Longs = np.zeros((len(packed), _LAYOUT), dtype=np.int64)
+        self.layout[:, _FORM] = -1
+        self.low: npt.NDArray[Any] = np.zeros(len(packed), dtype=dtype)
+        self.high: npt.NDArray[Any] = np.zeros(len(packed), dtype=dtype)
         self.packed = packed
         """None for a block without values of this side in this form."""
+        numbers: Sequence[int] = range(len(packed))
+        if known is not None:
+            numbers = view.new_blocks
+            shared, of_base = view.shared_blocks
+            self.layout[shared] = known.layout[of_base]
+            self.low[shared], self.high[shared] = known.low[of_base], known.high[of_base]
+        self._add(numbers, view)
+        placed = self.layout[:, _FORM] >= 0
+        self.layout[placed, _FIRST] = np.asarray(view.starts[:-1], dtype=np.int64)[placed]
+
+    def _add(self, numbers: Sequence[int], view: TableView) -> None:
+        """Reads the columns of some blocks."""
+        places, rows, low, high = [], [], [], []
+        for number in numbers:
+            column = self.packed[number]
+            if column is not None:
+                view.blocks[number].verify(column)
+                places.append(number)
+                rows.append(_layout(view.blocks[number], column))
+                low.append(column.low)
+                high.append(column.high)
+        if places:
+            self.layout[places] = rows
+            self.low[places] = np.array(low, dtype=self.low.dtype)
+            self.high[places] = np.array(high, dtype=self.high.dtype)
 
     @property
     def size_bytes(self) -> int:
@@ -81,11 +99,17 @@ class ColumnStatistics:
 
     __slots__ = ("entries", "lower", "nans_only", "no_nans", "no_nulls", "nulls_only", "rows_read", "upper")
 
-    def __init__(self, view: TableView, column_id: int, kind: str) -> None:
-        entries = [_usable(block.entry(column_id), kind) for block in view.blocks]
-        self.entries = entries
-        self.lower = _sides(view, [None if entry is None else entry.lower for entry in entries])
-        self.upper = _sides(view, [None if entry is None else entry.upper for entry in entries])
+    def __init__(self, view: TableView, column_id: int, kind: str, known: ColumnStatistics | None = None) -> None:
+        """`known`: those of the view's base."""
+        entries = _with_known(
+            view, None if known is None else known.entries, lambda block: _usable(block.entry(column_id), kind)
+        )
+        self.entries: list[ColumnEntry | None] = entries
+        lower, upper = (None, None) if known is None else (known.lower, known.upper)
+        lowers = [None if entry is None else entry.lower for entry in entries]
+        uppers = [None if entry is None else entry.upper for entry in entries]
+        self.lower: tuple[Side, ...] = _sides(view, lowers, lower)
+        self.upper: tuple[Side, ...] = _sides(view, uppers, upper)
         self.nulls_only = _flags(entries, lambda entry: entry.nulls_only)
         self.nans_only = _flags(entries, lambda entry: entry.nans_only)
         self.no_nulls = _flags(entries, lambda entry: entry.no_nulls)
@@ -139,7 +163,10 @@ class TableView:
         delete_blocks: Sequence[Block] = (),
         *,
         ordinals: Sequence[int] | None = None,
+        base: TableView | None = None,
     ) -> None:
+        """`base`: a view that shares blocks, as that of the previous snapshot. Columns are assembled from it while it
+        is in memory."""
         self.manifests = tuple(manifests)
         self.blocks = tuple(blocks)
         self.delete_manifests = tuple(delete_manifests)
@@ -159,11 +186,23 @@ class TableView:
         self.extents[:, _ROWS] = [block.rows for block in self.blocks]
         self.extents[:, _FIRST] = self.starts[:-1]
         self.extents[:, _BASE] = self.ordinals << ROW_BITS
-        counts = [block.long_column("record_count") for block in self.blocks]
+        counts = [block.packed_longs("record_count") for block in self.blocks]
         self.blocks_with_empty_files = [
-            number for number, column in enumerate(counts) if column is None or column.packed.low <= 0
+            number for number, packed in enumerate(counts) if packed is None or packed.low <= 0
         ]
         """Blocks with files whose record count is 0 or unknown."""
+        self._base = None if base is None else weakref.ref(base)
+        numbers_of_base = {id(block): number for number, block in enumerate(base.blocks)} if base is not None else {}
+        pairs = [
+            (number, numbers_of_base[id(block)])
+            for number, block in enumerate(self.blocks)
+            if id(block) in numbers_of_base
+        ]
+        shared = np.array(pairs, dtype=np.int64).reshape(len(pairs), 2)
+        self.shared_blocks = shared[:, 0], shared[:, 1]
+        """int64[shared] each: the numbers of the blocks that the base has too, here and there."""
+        self.new_blocks = sorted({*range(len(self.blocks))} - {*shared[:, 0].tolist()})
+        """The numbers of the other blocks."""
         self._size_cache = (0, 0)
         self.derived = Derived()
         """What other modules compute from the view."""
@@ -172,6 +211,11 @@ class TableView:
     def rows(self) -> int:
         """The number of rows."""
         return self.starts[-1]
+
+    @property
+    def edges(self) -> frozenset[Block]:
+        """The first and the last block, one of which a neighbouring snapshot keeps."""
+        return frozenset({*self.blocks[:1], *self.blocks[-1:]})
 
     @property
     def delete_rows(self) -> int:
@@ -216,7 +260,9 @@ class TableView:
         key = (column_id, kind)
         column = self._stats.get(key)
         if column is None:
-            column = self._stats[key] = ColumnStatistics(self, column_id, kind)
+            base = None if self._base is None else self._base()
+            known = None if base is None else base.known_stats(column_id, kind)
+            column = self._stats[key] = ColumnStatistics(self, column_id, kind, known)
         return column
 
     def known_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
@@ -238,7 +284,8 @@ def _starts(blocks: Sequence[Block]) -> list[int]:
     return starts
 
 
-def _layout(block: Block, packed: Packed, first: int) -> tuple[int, ...]:
+def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
+    """A row of a layout, with 0 as first position."""
     address = block.address
 
     def at(offset: int) -> int:
@@ -250,7 +297,7 @@ def _layout(block: Block, packed: Packed, first: int) -> tuple[int, ...]:
         at(packed.codes),
         at(packed.presence),
         block.rows,
-        first,
+        0,
         packed.base,
         at(packed.common_at),
         len(packed.common),
@@ -261,13 +308,31 @@ def _layout(block: Block, packed: Packed, first: int) -> tuple[int, ...]:
     )
 
 
-def _sides(view: TableView, packed: Sequence[Packed | None]) -> tuple[Side, ...]:
-    """One side per form: a decimal column widened past 18 digits has two forms."""
-    forms = {column.form for column in packed if column is not None}
+def _sides(view: TableView, packed: Sequence[Packed | None], known: Sequence[Side] | None = None) -> tuple[Side, ...]:
+    """One side per form: a decimal column widened past 18 digits has two forms. `known`: those of the view's base."""
+    forms = sorted({column.form for column in packed if column is not None})
+    if len(forms) == 1:
+        same = known is not None and len(known) == 1 and known[0].form == forms[0]
+        return (Side(Form(forms[0]), packed, view, known[0] if same and known is not None else None),)
     return tuple(
         Side(Form(form), [column if column is not None and column.form == form else None for column in packed], view)
-        for form in sorted(forms)
+        for form in forms
     )
+
+
+def _with_known(
+    view: TableView, known: Sequence[ColumnEntry | None] | None, read: Callable[[Block], ColumnEntry | None]
+) -> list[ColumnEntry | None]:
+    """What `read` returns for each block; `known` has it for the blocks of the view's base."""
+    if known is None:
+        return [read(block) for block in view.blocks]
+    shared, of_base = view.shared_blocks
+    entries: list[ColumnEntry | None] = [None] * len(view.blocks)
+    for number, of_known in zip(shared.tolist(), of_base.tolist(), strict=True):
+        entries[number] = known[of_known]
+    for number in view.new_blocks:
+        entries[number] = read(view.blocks[number])
+    return entries
 
 
 def _flags(entries: Sequence[ColumnEntry | None], read: Callable[[ColumnEntry], int]) -> Flags | None:

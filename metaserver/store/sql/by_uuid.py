@@ -5,9 +5,10 @@ with the last name, live or dropped.
 from __future__ import annotations
 
 from seamark.metaserver.errors import NoSuchTable
+from seamark.metaserver.store.operations import REWRITE
 from seamark.metaserver.store.sql.statement import Statement, Steps
 
-_KEPT = ("index_files", "index_versions", "producers")
+_KEPT = ("index_files", "index_versions", "producers", "column_reads")
 _NAMED = ("entries", "dropped")
 UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for table in _NAMED)  # noqa: S608
 """No name refers to the table with the UUID in the first parameter."""
@@ -28,3 +29,4 @@ def forget_unnamed(uuid: str, *, purged: bool = False) -> Steps[None]:
     stay claimed (`ReleaseLocations`)."""
     for table in (*_KEPT, *(() if purged else ("claims",))):
         yield Statement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
+    yield Statement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, f"{REWRITE}{uuid}"))  # noqa: S608

@@ -5,7 +5,8 @@ therefore has `ON CONFLICT` and reports by `RETURNING` whether it happened, ever
 and the meaning of a missing row is queried afterwards. Under READ COMMITTED that is free of races: PostgreSQL waits for
 a concurrent writer of the row and checks the condition again on the new row.
 
-The generators are in `names`, `instants`, `records`, `index_files`, `claims`, `producers` and `plan_tables`.
+The generators are in `names`, `instants`, `records`, `column_reads`, `index_files`, `claims`, `producers`,
+`plan_tables` and `replicas`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from seamark.metaserver.store import operations
-from seamark.metaserver.store.sql import claims, index_files, instants, names, plan_tables, producers, records
+from seamark.metaserver.store.sql import (
+    claims,
+    column_reads,
+    index_files,
+    instants,
+    names,
+    plan_tables,
+    producers,
+    records,
+    replicas,
+)
 from seamark.metaserver.store.sql.statement import Steps
 
 
@@ -41,6 +52,7 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.MoveInstant: instants.move_instant,
     operations.SaveIdempotency: records.save_idempotency,
     operations.SaveMetricsReport: records.save_metrics_report,
+    operations.AddColumnReads: column_reads.add,
     operations.SaveToken: records.save_token,
     operations.RevokeToken: records.revoke_token,
     operations.SaveGrant: records.save_grant,
@@ -48,6 +60,7 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.SaveAudit: records.save_audit,
     operations.SaveCursor: records.save_cursor,
     operations.TakeLease: records.take_lease,
+    operations.CheckFence: records.check_fence,
     operations.ReplaceIndexFiles: index_files.replace,
     operations.QuarantineIndexFile: index_files.quarantine,
     operations.ForgetIndexFile: index_files.forget,
@@ -61,4 +74,6 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.DropPlanSnapshots: plan_tables.drop,
     operations.RetirePlanTables: plan_tables.retire,
     operations.ForgetPlanTable: plan_tables.forget,
+    operations.RenewReplica: replicas.renew,
+    operations.RemoveReplica: replicas.remove,
 }

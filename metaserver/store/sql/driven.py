@@ -16,6 +16,7 @@ from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.store.model import (
     AuditRecord,
     Claim,
+    ColumnReads,
     DroppedEntry,
     Entry,
     EntryKind,
@@ -28,14 +29,16 @@ from seamark.metaserver.store.model import (
     PlanTable,
     ProducerState,
     RegisteredIndexFile,
+    Replica,
     ShownPlan,
     Token,
 )
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.port import InstantFilter
-from seamark.metaserver.store.sql import claims, instants, queries, records
+from seamark.metaserver.store.sql import claims, column_reads, instants, queries, records, replicas
 from seamark.metaserver.store.sql.dispatch import transaction
 from seamark.metaserver.store.sql.statement import Steps
+from seamark.metaserver.store.stale_reads import StaleReads, entry_key
 
 T = TypeVar("T")
 
@@ -43,8 +46,9 @@ T = TypeVar("T")
 class DrivenStore(ABC):
     """See `PointerStore` for the contract of each method."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, stale_reads: StaleReads | None) -> None:
         self._clock = clock
+        self._stale_reads = stale_reads
         self._transacting = 0
 
     @property
@@ -61,25 +65,33 @@ class DrivenStore(ABC):
     @abstractmethod
     async def _list(self, begin: Callable[[], Steps[T]]) -> T: ...
 
+    async def _kept(self, key: tuple[object, ...], begin: Callable[[], Steps[T]]) -> T:
+        """`_point`, whose last result may be used for a request that allows stale answers."""
+        if self._stale_reads is None:
+            return await self._point(begin)
+        return await self._stale_reads.read(key, lambda: self._point(begin))
+
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
         now_ms = self._clock.now_ms()
         self._transacting += 1
         try:
             return await self._change(lambda: transaction(operations, now_ms))
         finally:
+            if self._stale_reads is not None:
+                self._stale_reads.forget(operations)
             self._transacting -= 1
 
     async def ping(self) -> None:
         await self._point(queries.ping)
 
     async def namespace(self, path: NamespacePath) -> Namespace | None:
-        return await self._point(lambda: queries.namespace(path))
+        return await self._kept(("namespace", path), lambda: queries.namespace(path))
 
     async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[Namespace]:
         return await self._list(lambda: queries.namespaces(parent, after, limit))
 
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
-        return await self._point(lambda: queries.entry(kind, namespace, name))
+        return await self._kept(entry_key(kind, namespace, name), lambda: queries.entry(kind, namespace, name))
 
     async def entries(self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> list[Entry]:
         return await self._list(lambda: queries.entries(kind, namespace, after, limit))
@@ -93,8 +105,14 @@ class DrivenStore(ABC):
     async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]:
         return await self._list(lambda: queries.dropped_expired(now_ms, limit))
 
-    async def names_of(self, uuid: str) -> int:
-        return await self._point(lambda: queries.names_of(uuid))
+    async def names_of(self, uuid: str, *, dropped: bool = True) -> int:
+        return await self._point(lambda: queries.names_of(uuid, dropped))
+
+    async def fence(self, lease: str) -> int:
+        return await self._point(lambda: records.fence_of(lease))
+
+    async def lease_state(self, lease: str, now_ms: int) -> str:
+        return await self._point(lambda: records.lease_state(lease, now_ms))
 
     async def claims(self, uuid: str) -> list[Claim]:
         return await self._point(lambda: claims.of(uuid))
@@ -161,7 +179,7 @@ class DrivenStore(ABC):
         return await self._list(lambda: queries.metrics_reports(uuid, since, limit))
 
     async def token_by_digest(self, digest: str) -> Token | None:
-        return await self._point(lambda: queries.token_by_digest(digest))
+        return await self._kept(("token", digest), lambda: queries.token_by_digest(digest))
 
     async def tokens(self) -> list[Token]:
         return await self._list(queries.tokens)
@@ -169,7 +187,7 @@ class DrivenStore(ABC):
     async def grants(self, principal: str | None) -> list[Grant]:
         if principal is None:
             return await self._list(lambda: queries.grants(None))
-        return await self._point(lambda: queries.grants(principal))
+        return await self._kept(("grants", principal), lambda: queries.grants(principal))
 
     async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
         return await self._list(lambda: queries.audit(since, limit))
@@ -183,8 +201,22 @@ class DrivenStore(ABC):
     async def swap_secret(self, name: str, expected: bytes | None, value: bytes) -> bytes:
         return await self._change(lambda: records.swap_secret(name, expected, value))
 
+    async def replicas(self) -> list[Replica]:
+        return await self._point(replicas.live)
+
+    async def column_reads(self, uuid: str, since_day: int, limit: int) -> list[ColumnReads]:
+        return await self._list(lambda: column_reads.of_table(uuid, since_day, limit))
+
+    async def prune_column_reads(self, before_day: int, limit: int) -> int:
+        return await self._change(lambda: column_reads.prune(before_day, limit))
+
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
         return await self._change(lambda: records.prune(now_ms, audit_before_ms, metrics_before_ms, limit))
+
+    async def close_reads(self) -> None:
+        """Ends reads that no request waits for. The driver calls it before it closes."""
+        if self._stale_reads is not None:
+            await self._stale_reads.close()
 
     async def check_invariants(self) -> None:
         """Corrupt lists every violation of the store's invariants."""

@@ -11,7 +11,7 @@ from seamark.metaserver.errors import CommitConflict, NotFound
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import IndexFileState
 from seamark.metaserver.store.sql.by_uuid import hold_table
-from seamark.metaserver.store.sql.rows import INDEX_FILE, from_index_file, pack_json
+from seamark.metaserver.store.sql.rows import INDEX_FILE, pack_json
 from seamark.metaserver.store.sql.statement import Statement, Steps, batches
 
 
@@ -31,7 +31,7 @@ def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     )
     if gone := sorted(set(op.remove) - {row[0] for row in removed}):
         raise CommitConflict(f"The index file {gone[0]} is no longer live: another request replaced it first")
-    for values, params in batches([from_index_file(file) for file in op.add]):
+    for values, params in batches([INDEX_FILE.encode(file) for file in op.add]):
         yield Statement(
             f"INSERT INTO index_files ({INDEX_FILE}) VALUES {values} ON CONFLICT (uuid, location) DO NOTHING",  # noqa: S608
             params,

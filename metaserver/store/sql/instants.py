@@ -8,17 +8,17 @@ from typing import Any
 from seamark.metaserver.errors import AlreadyExists, CommitConflict, NotFound
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import InstantState
-from seamark.metaserver.store.sql.rows import INSTANT, from_instant, pack_json
-from seamark.metaserver.store.sql.statement import Statement, Steps, placeholders
+from seamark.metaserver.store.sql.rows import INSTANT, NEW_INSTANT, pack_json
+from seamark.metaserver.store.sql.statement import Statement, Steps
 
 _FINISHED = (InstantState.COMPLETED, InstantState.ROLLED_BACK)
 
 
 def record_instant(op: operations.RecordInstant, now_ms: int) -> Steps[None]:
     rows = yield Statement(
-        f"INSERT INTO instants ({INSTANT}) VALUES ({placeholders(14)}, {{next_position}}) "  # noqa: S608
+        f"INSERT INTO instants ({NEW_INSTANT}, position) VALUES ({NEW_INSTANT.places}, {{next_position}}) "  # noqa: S608
         "ON CONFLICT (id) DO NOTHING RETURNING 1",
-        from_instant(op.instant),
+        NEW_INSTANT.encode(op.instant),
     )
     if not rows:
         raise AlreadyExists(f"Instant already exists: {op.instant.id}")

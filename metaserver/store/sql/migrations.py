@@ -141,6 +141,23 @@ _NO_PLAIN_SECRETS = (
     "DELETE FROM secrets",
 )
 
+_REPLICAS = (
+    """CREATE TABLE replicas (
+        address {text} PRIMARY KEY, weight {int} NOT NULL, version {text} NOT NULL, protocol {int} NOT NULL,
+        started_ms {int} NOT NULL, until_ms {int} NOT NULL
+    ) {table}""",
+)
+
+_COLUMN_READS = (
+    """CREATE TABLE column_reads (
+        uuid {text} NOT NULL, day {int} NOT NULL, column_id {int} NOT NULL, oldest_age_d {int} NOT NULL,
+        reads {int} NOT NULL, PRIMARY KEY (uuid, day, column_id)
+    ) {table}""",
+    "CREATE INDEX column_reads_by_day ON column_reads (day)",
+)
+
+_LEASE_STATES = ("ALTER TABLE leases ADD COLUMN state {text}",)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
@@ -149,6 +166,9 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _CLAIMS},
     {"": _PLAN_SNAPSHOTS},
     {"": _NO_PLAIN_SECRETS},
+    {"": _REPLICAS},
+    {"": _COLUMN_READS},
+    {"": _LEASE_STATES},
 )
 """Step n is MIGRATIONS[n - 1]: statements for every database under "", and for one database under its dialect's
 name."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from seamark.metaserver.errors import (
     AlreadyExists,
     CommitConflict,
@@ -25,12 +27,11 @@ from seamark.metaserver.store.sql.claims import check_restored
 from seamark.metaserver.store.sql.rows import (
     DROPPED,
     ENTRY,
-    from_entry,
+    from_dropped,
     pack,
     pack_json,
     space_of,
     to_dropped,
-    to_entry,
     unpack,
 )
 from seamark.metaserver.store.sql.statement import Row, Statement, Steps, placeholders
@@ -111,7 +112,7 @@ def _put_entry(
         rows = yield Statement(
             f"INSERT INTO entries (space, {ENTRY}) VALUES ({placeholders(10)}) "  # noqa: S608
             "ON CONFLICT (namespace, space, name) DO NOTHING RETURNING 1",
-            (space, *from_entry(entry)),
+            (space, *ENTRY.encode(entry)),
         )
         if rows:
             return
@@ -138,7 +139,7 @@ def _take_entry(
     if not rows:
         yield from _require_entry(kind, path, name)
         raise CommitConflict(f"{_TITLES[kind]} {show(path, name)} was changed by another request; read it and retry")
-    return to_entry(rows[0])
+    return ENTRY.decode(rows[0])
 
 
 def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row]:
@@ -189,21 +190,7 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
 
     # Deleted and inserted: an UPDATE of the key could violate the primary key, which aborts the transaction.
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid)
-    yield from _put_entry(_moved(entry, op.to_namespace, op.to_name), taken)
-
-
-def _moved(entry: Entry, path: NamespacePath, name: str) -> Entry:
-    return Entry(
-        kind=entry.kind,
-        namespace=path,
-        name=name,
-        uuid=entry.uuid,
-        metadata_location=entry.metadata_location,
-        previous_location=entry.previous_location,
-        version=entry.version,
-        created_ms=entry.created_ms,
-        updated_ms=entry.updated_ms,
-    )
+    yield from _put_entry(msgspec.structs.replace(entry, namespace=op.to_namespace, name=op.to_name), taken)
 
 
 def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
@@ -213,14 +200,7 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
         return
     rows = yield Statement(
         f"INSERT INTO dropped ({DROPPED}) VALUES ({placeholders(14)}) ON CONFLICT (id) DO NOTHING RETURNING 1",  # noqa: S608
-        (
-            op.keep.id,
-            *from_entry(entry),
-            int(op.keep.purge),
-            op.keep.dropped_ms,
-            op.keep.expires_ms,
-            op.keep.who,
-        ),
+        from_dropped(op.keep, entry),
     )
     if not rows:
         raise AlreadyExists(f"Dropped entry already exists: {op.keep.id}")
@@ -235,7 +215,7 @@ def restore_entry(op: operations.RestoreEntry, now_ms: int) -> Steps[None]:
         raise NotFound(f"Dropped entry does not exist or its retention has ended: {op.dropped_id}")
     entry = to_dropped(rows[0]).entry
     yield from check_restored(entry.uuid)
-    yield from _put_entry(_moved(entry, op.namespace, op.name))
+    yield from _put_entry(msgspec.structs.replace(entry, namespace=op.namespace, name=op.name))
 
 
 _NAMED = ("entries", "dropped")

@@ -7,19 +7,19 @@ plan with other files, and files are still known after a crash.
 from __future__ import annotations
 
 from seamark.metaserver.store import model, operations
-from seamark.metaserver.store.sql.rows import PLAN_TABLE, from_plan_table, pack, to_plan_table
-from seamark.metaserver.store.sql.statement import Statement, Steps, placeholders
+from seamark.metaserver.store.sql.rows import PLAN_TABLE, pack
+from seamark.metaserver.store.sql.statement import Statement, Steps
 
 
 def keep(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.PlanTable]:
     rows = yield Statement(
-        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({placeholders(16)}) "  # noqa: S608
+        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({PLAN_TABLE.places}) "  # noqa: S608
         "ON CONFLICT (namespace, name) DO UPDATE SET expires_ms = "
         "CASE WHEN plan_tables.expires_ms < excluded.expires_ms THEN excluded.expires_ms "
         f"ELSE plan_tables.expires_ms END RETURNING {PLAN_TABLE}",
-        from_plan_table(op.plan),
+        PLAN_TABLE.encode(op.plan),
     )
-    return to_plan_table(rows[0])
+    return PLAN_TABLE.decode(rows[0])
 
 
 def renew(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]:

@@ -31,6 +31,7 @@ from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.store.sql.driven import DrivenStore
 from seamark.metaserver.store.sql.migrations import migrate, renew_epoch
 from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES, Steps
+from seamark.metaserver.store.stale_reads import StaleReads
 
 T = TypeVar("T")
 
@@ -61,7 +62,13 @@ _REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatal
 
 @asynccontextmanager
 async def open_postgres(
-    dsn: str, *, clock: Clock, pool_min: int = 1, pool_max: int = 10, timeout_s: float = 30.0
+    dsn: str,
+    *,
+    clock: Clock,
+    pool_min: int = 1,
+    pool_max: int = 10,
+    timeout_s: float = 30.0,
+    stale_reads: StaleReads | None = None,
 ) -> AsyncIterator[PointerStore]:
     """Migrates the schema. ConfigError if the server refuses the credentials or the database is unsuitable; RetryLater
     if it does not answer. `timeout_s` bounds each statement and each wait for a connection."""
@@ -69,7 +76,11 @@ async def open_postgres(
     pool = await _open_pool(dsn, where, pool_min, pool_max, timeout_s)
     try:
         await _prepare(pool, where)
-        yield _PostgresStore(pool, clock, where, pool_max, timeout_s)
+        store = _PostgresStore(pool, clock, where, pool_max, timeout_s, stale_reads)
+        try:
+            yield store
+        finally:
+            await store.close_reads()
     finally:
         try:
             await asyncio.wait_for(pool.close(), CONNECT_TIMEOUT_S)
@@ -155,8 +166,16 @@ async def _drive(connection: Any, steps: Steps[T]) -> T:
 
 
 class _PostgresStore(DrivenStore):
-    def __init__(self, pool: Any, clock: Clock, where: str, pool_max: int, timeout_s: float) -> None:
-        super().__init__(clock)
+    def __init__(
+        self,
+        pool: Any,
+        clock: Clock,
+        where: str,
+        pool_max: int,
+        timeout_s: float,
+        stale_reads: StaleReads | None,
+    ) -> None:
+        super().__init__(clock, stale_reads)
         self._pool = pool
         self._where = where
         self._pool_max = pool_max

@@ -5,6 +5,9 @@ Limits and order are part of the statement; the driver only decides where it run
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from seamark.metaserver.store.model import (
     AuditRecord,
     DroppedEntry,
@@ -28,33 +31,41 @@ from seamark.metaserver.store.sql.rows import (
     AUDIT,
     DROPPED,
     ENTRY,
+    GRANT,
     IDEMPOTENCY,
     INDEX_FILE,
     INSTANT,
     METRICS,
     NAMED,
+    NAMESPACE,
     PLAN_TABLE,
     PRODUCER,
     TOKEN,
     pack,
     space_of,
-    to_audit,
     to_dropped,
-    to_entry,
-    to_idempotency,
-    to_index_file,
-    to_instant,
-    to_metrics,
-    to_namespace,
-    to_plan_table,
-    to_producer,
-    to_token,
-    unpack,
 )
-from seamark.metaserver.store.sql.statement import Statement, Steps
+from seamark.metaserver.store.sql.statement import Row, Statement, Steps
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
+T = TypeVar("T")
+
 _UNFINISHED = (InstantState.REQUESTED, InstantState.INFLIGHT)
+
+
+def _first(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[T | None]:
+    rows = yield Statement(sql, params)
+    return decode(rows[0]) if rows else None
+
+
+def _all(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[list[T]]:
+    rows = yield Statement(sql, params)
+    return [decode(row) for row in rows]
+
+
+def _count(sql: str, *params: Any) -> Steps[int]:
+    rows = yield Statement(sql, params)
+    return int(rows[0][0])
 
 
 def ping() -> Steps[None]:
@@ -62,102 +73,71 @@ def ping() -> Steps[None]:
 
 
 def namespace(path: NamespacePath) -> Steps[Namespace | None]:
-    rows = yield Statement("SELECT path, properties, version FROM namespaces WHERE path = $1", (pack(path),))
-    return to_namespace(rows[0]) if rows else None
+    return _first(NAMESPACE.decode, f"SELECT {NAMESPACE} FROM namespaces WHERE path = $1", pack(path))  # noqa: S608
 
 
 def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[list[Namespace]]:
     prefix = pack(parent) + NAMESPACE_SEPARATOR if parent else ""
-    rows = yield Statement(
-        "SELECT path, properties, version FROM namespaces WHERE parent = $1 AND path > $2 ORDER BY path LIMIT $3",
-        (pack(parent), prefix + (after or ""), limit),
-    )
-    return [to_namespace(row) for row in rows]
+    sql = f"SELECT {NAMESPACE} FROM namespaces WHERE parent = $1 AND path > $2 ORDER BY path LIMIT $3"  # noqa: S608
+    return _all(NAMESPACE.decode, sql, pack(parent), prefix + (after or ""), limit)
 
 
 def entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Entry | None]:
-    rows = yield Statement(
-        f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",  # noqa: S608
-        (pack(path), space_of(kind), name, kind.value),
-    )
-    return to_entry(rows[0]) if rows else None
+    sql = f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"  # noqa: S608
+    return _first(NAMED.decode, sql, pack(path), space_of(kind), name, kind.value)
 
 
 def entries(kind: EntryKind, path: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:
-    rows = yield Statement(
-        f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND kind = $2 AND name > $3 ORDER BY name LIMIT $4",  # noqa: S608
-        (pack(path), kind.value, after or "", limit),
-    )
-    return [to_entry(row) for row in rows]
+    sql = f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND kind = $2 AND name > $3 ORDER BY name LIMIT $4"  # noqa: S608
+    return _all(NAMED.decode, sql, pack(path), kind.value, after or "", limit)
 
 
 def dropped(path: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
     if path is None:
-        rows = yield Statement(
-            f"SELECT {DROPPED} FROM dropped WHERE id > $1 ORDER BY id LIMIT $2",  # noqa: S608
-            (after or "", limit),
-        )
-    else:
-        rows = yield Statement(
-            f"SELECT {DROPPED} FROM dropped WHERE namespace = $1 AND id > $2 ORDER BY id LIMIT $3",  # noqa: S608
-            (pack(path), after or "", limit),
-        )
-    return [to_dropped(row) for row in rows]
+        sql = f"SELECT {DROPPED} FROM dropped WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
+        return _all(to_dropped, sql, after or "", limit)
+    sql = f"SELECT {DROPPED} FROM dropped WHERE namespace = $1 AND id > $2 ORDER BY id LIMIT $3"  # noqa: S608
+    return _all(to_dropped, sql, pack(path), after or "", limit)
 
 
 def dropped_entry(dropped_id: str) -> Steps[DroppedEntry | None]:
-    rows = yield Statement(f"SELECT {DROPPED} FROM dropped WHERE id = $1", (dropped_id,))  # noqa: S608
-    return to_dropped(rows[0]) if rows else None
+    return _first(to_dropped, f"SELECT {DROPPED} FROM dropped WHERE id = $1", dropped_id)  # noqa: S608
 
 
 def dropped_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
-    rows = yield Statement(
-        f"SELECT {DROPPED} FROM dropped WHERE expires_ms <= $1 ORDER BY expires_ms, id LIMIT $2",  # noqa: S608
-        (now_ms, limit),
-    )
-    return [to_dropped(row) for row in rows]
+    sql = f"SELECT {DROPPED} FROM dropped WHERE expires_ms <= $1 ORDER BY expires_ms, id LIMIT $2"  # noqa: S608
+    return _all(to_dropped, sql, now_ms, limit)
 
 
 def indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
-    rows = yield Statement(
+    sql = (
         f"SELECT {NAMED} FROM entries WHERE uuid IN "  # noqa: S608
-        "(SELECT uuid FROM index_versions WHERE uuid > $1 ORDER BY uuid LIMIT $2) ORDER BY uuid, namespace, name",
-        (after or "", limit),
+        "(SELECT uuid FROM index_versions WHERE uuid > $1 ORDER BY uuid LIMIT $2) ORDER BY uuid, namespace, name"
     )
-    return [to_entry(row) for row in rows]
+    return _all(NAMED.decode, sql, after or "", limit)
 
 
 def index_files_unused(before_ms: int, limit: int) -> Steps[list[RegisteredIndexFile]]:
-    rows = yield Statement(
+    sql = (
         f"SELECT {INDEX_FILE} FROM index_files WHERE state <> 'live' AND changed_ms < $1 "  # noqa: S608
-        "ORDER BY changed_ms, location LIMIT $2",
-        (before_ms, limit),
+        "ORDER BY changed_ms, location LIMIT $2"
     )
-    return [to_index_file(row) for row in rows]
+    return _all(INDEX_FILE.decode, sql, before_ms, limit)
 
 
 def index_files(uuid: str) -> Steps[list[RegisteredIndexFile]]:
-    rows = yield Statement(
-        f"SELECT {INDEX_FILE} FROM index_files WHERE uuid = $1 ORDER BY created_ms, location",  # noqa: S608
-        (uuid,),
-    )
-    return [to_index_file(row) for row in rows]
+    sql = f"SELECT {INDEX_FILE} FROM index_files WHERE uuid = $1 ORDER BY created_ms, location"  # noqa: S608
+    return _all(INDEX_FILE.decode, sql, uuid)
 
 
 def producer(uuid: str, name: str) -> Steps[ProducerState | None]:
-    rows = yield Statement(
-        f"SELECT {PRODUCER} FROM producers WHERE uuid = $1 AND producer = $2",  # noqa: S608
-        (uuid, name),
-    )
-    return to_producer(rows[0]) if rows else None
+    sql = f"SELECT {PRODUCER} FROM producers WHERE uuid = $1 AND producer = $2"  # noqa: S608
+    return _first(PRODUCER.decode, sql, uuid, name)
 
 
 def plan_table(path: NamespacePath, name: str) -> Steps[PlanTable | None]:
-    rows = yield Statement(
-        f"SELECT {PLAN_TABLE} FROM plan_tables WHERE namespace = $1 AND name = $2",  # noqa: S608
-        (pack(path), name),
-    )
-    return to_plan_table(rows[0]) if rows else None
+    sql = f"SELECT {PLAN_TABLE} FROM plan_tables WHERE namespace = $1 AND name = $2"  # noqa: S608
+    return _first(PLAN_TABLE.decode, sql, pack(path), name)
 
 
 def plan_snapshots(
@@ -173,8 +153,7 @@ def plan_snapshots(
 
 
 def plan_table_count(now_ms: int) -> Steps[int]:
-    rows = yield Statement("SELECT count(*) FROM plan_tables WHERE name IS NOT NULL AND expires_ms > $1", (now_ms,))
-    return int(rows[0][0])
+    return _count("SELECT count(*) FROM plan_tables WHERE name IS NOT NULL AND expires_ms > $1", now_ms)
 
 
 def planned_snapshots(uuid: str, now_ms: int) -> Steps[set[int]]:
@@ -186,26 +165,22 @@ def planned_snapshots(uuid: str, now_ms: int) -> Steps[set[int]]:
 
 
 def plan_tables_retired(after: str | None, limit: int) -> Steps[list[PlanTable]]:
-    rows = yield Statement(
-        f"SELECT {PLAN_TABLE} FROM plan_tables WHERE name IS NULL AND id > $1 ORDER BY id LIMIT $2",  # noqa: S608
-        (after or "", limit),
-    )
-    return [to_plan_table(row) for row in rows]
+    sql = f"SELECT {PLAN_TABLE} FROM plan_tables WHERE name IS NULL AND id > $1 ORDER BY id LIMIT $2"  # noqa: S608
+    return _all(PLAN_TABLE.decode, sql, after or "", limit)
 
 
 def instant(instant_id: str) -> Steps[Instant | None]:
-    rows = yield Statement(
+    sql = (
         f"SELECT {INSTANT} FROM instants WHERE id = $1 "  # noqa: S608
-        f"UNION ALL SELECT {INSTANT} FROM instants_archive WHERE id = $1",
-        (instant_id,),
+        f"UNION ALL SELECT {INSTANT} FROM instants_archive WHERE id = $1"
     )
-    return to_instant(rows[0]) if rows else None
+    return _first(INSTANT.decode, sql, instant_id)
 
 
-def names_of(uuid: str) -> Steps[int]:
-    live, dropped = (f"(SELECT count(*) FROM {table} WHERE uuid = $1)" for table in ("entries", "dropped"))  # noqa: S608
-    rows = yield Statement(f"SELECT {live} + {dropped}", (uuid,))
-    return int(rows[0][0])
+def names_of(uuid: str, dropped: bool) -> Steps[int]:
+    tables = ("entries", "dropped") if dropped else ("entries",)
+    counts = (f"(SELECT count(*) FROM {table} WHERE uuid = $1)" for table in tables)  # noqa: S608
+    return _count(f"SELECT {' + '.join(counts)}", uuid)
 
 
 def unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
@@ -214,19 +189,17 @@ def unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
         f"AND NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"
         for table in ("entries", "dropped")
     )
-    rows = yield Statement(f"{sources} ORDER BY uuid LIMIT $2", (after, limit))
-    return [to_entry(row) for row in rows]
+    return _all(ENTRY.decode, f"{sources} ORDER BY uuid LIMIT $2", after, limit)
 
 
 def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]:
     # The literal "IS NOT NULL" lets both query planners use the partial index.
     where = "uuid = $1 AND fingerprint = $2 AND fingerprint IS NOT NULL AND state = 'completed'"
-    rows = yield Statement(
+    sql = (
         f"SELECT {INSTANT} FROM instants WHERE {where} UNION ALL "  # noqa: S608
-        f"SELECT {INSTANT} FROM instants_archive WHERE {where} ORDER BY position DESC LIMIT 1",
-        (uuid, fingerprint),
+        f"SELECT {INSTANT} FROM instants_archive WHERE {where} ORDER BY position DESC LIMIT 1"
     )
-    return to_instant(rows[0]) if rows else None
+    return _first(INSTANT.decode, sql, uuid, fingerprint)
 
 
 def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
@@ -263,8 +236,7 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
     if where.archived and where.state not in _UNFINISHED:
         archive = f"SELECT {INSTANT} FROM instants_archive WHERE {conditions} {tail}"  # noqa: S608
         sql = f"SELECT * FROM ({sql}) AS live UNION ALL SELECT * FROM ({archive}) AS archive {tail}"  # noqa: S608
-    rows = yield Statement(sql, tuple(params))
-    return [to_instant(row) for row in rows]
+    return (yield from _all(INSTANT.decode, sql, *params))
 
 
 def archivable(keep: int, limit: int) -> Steps[list[str]]:
@@ -279,64 +251,45 @@ def archivable(keep: int, limit: int) -> Steps[list[str]]:
 
 
 def idempotency(key: str, now_ms: int) -> Steps[IdempotencyRecord | None]:
-    rows = yield Statement(
-        f"SELECT {IDEMPOTENCY} FROM idempotency WHERE key = $1 AND expires_ms > $2",  # noqa: S608
-        (key, now_ms),
-    )
-    return to_idempotency(rows[0]) if rows else None
+    sql = f"SELECT {IDEMPOTENCY} FROM idempotency WHERE key = $1 AND expires_ms > $2"  # noqa: S608
+    return _first(IDEMPOTENCY.decode, sql, key, now_ms)
 
 
 def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[list[MetricsReport]]:
     if uuid is None:
-        rows = yield Statement(
-            f"SELECT {METRICS} FROM metrics WHERE id > $1 ORDER BY id LIMIT $2",  # noqa: S608
-            (since or "", limit),
-        )
-    else:
-        rows = yield Statement(
-            f"SELECT {METRICS} FROM metrics WHERE uuid = $1 AND id > $2 ORDER BY id LIMIT $3",  # noqa: S608
-            (uuid, since or "", limit),
-        )
-    return [to_metrics(row) for row in rows]
+        sql = f"SELECT {METRICS} FROM metrics WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
+        return _all(METRICS.decode, sql, since or "", limit)
+    sql = f"SELECT {METRICS} FROM metrics WHERE uuid = $1 AND id > $2 ORDER BY id LIMIT $3"  # noqa: S608
+    return _all(METRICS.decode, sql, uuid, since or "", limit)
 
 
 def token_by_digest(digest: str) -> Steps[Token | None]:
     """Also an expired or revoked token; the caller checks that."""
-    rows = yield Statement(f"SELECT {TOKEN} FROM tokens WHERE digest = $1", (digest,))  # noqa: S608
-    return to_token(rows[0]) if rows else None
+    return _first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE digest = $1", digest)  # noqa: S608
 
 
 def tokens() -> Steps[list[Token]]:
-    rows = yield Statement(f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
-    return [to_token(row) for row in rows]
+    return _all(TOKEN.decode, f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
 
 
 def grants(principal: str | None) -> Steps[list[Grant]]:
     if principal is None:
-        rows = yield Statement("SELECT principal, role, namespace FROM grants ORDER BY principal, namespace, role")
-    else:
-        rows = yield Statement(
-            "SELECT principal, role, namespace FROM grants WHERE principal = $1 ORDER BY namespace, role", (principal,)
-        )
-    return [Grant(row[0], row[1], unpack(row[2])) for row in rows]
+        return _all(GRANT.decode, f"SELECT {GRANT} FROM grants ORDER BY principal, namespace, role")  # noqa: S608
+    sql = f"SELECT {GRANT} FROM grants WHERE principal = $1 ORDER BY namespace, role"  # noqa: S608
+    return _all(GRANT.decode, sql, principal)
 
 
 def audit(since: str | None, limit: int) -> Steps[list[AuditRecord]]:
-    rows = yield Statement(
-        f"SELECT {AUDIT} FROM audit WHERE id > $1 ORDER BY id LIMIT $2",  # noqa: S608
-        (since or "", limit),
-    )
-    return [to_audit(row) for row in rows]
+    sql = f"SELECT {AUDIT} FROM audit WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
+    return _all(AUDIT.decode, sql, since or "", limit)
 
 
 def secret(name: str) -> Steps[bytes | None]:
-    rows = yield Statement("SELECT value FROM secrets WHERE name = $1", (name,))
-    return bytes(rows[0][0]) if rows else None
+    return _first(lambda row: bytes(row[0]), "SELECT value FROM secrets WHERE name = $1", name)
 
 
 def cursor(consumer: str) -> Steps[str | None]:
-    rows = yield Statement("SELECT position FROM cursors WHERE consumer = $1", (consumer,))
-    return str(rows[0][0]) if rows else None
+    return _first(lambda row: str(row[0]), "SELECT position FROM cursors WHERE consumer = $1", consumer)
 
 
 def violations() -> Steps[list[str]]:

@@ -4,54 +4,33 @@ from __future__ import annotations
 
 from seamark.metaserver.errors import AlreadyExists, CommitConflict, NotFound
 from seamark.metaserver.store import operations, port
-from seamark.metaserver.store.sql.rows import AUDIT, IDEMPOTENCY, METRICS, TOKEN, pack, pack_json
-from seamark.metaserver.store.sql.statement import Statement, Steps, batches, placeholders
+from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS, TOKEN, pack
+from seamark.metaserver.store.sql.statement import Statement, Steps, batches
 from seamark.metaserver.wire import show
 
 
 def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]:
-    record = op.record
     rows = yield Statement(
-        f"INSERT INTO idempotency ({IDEMPOTENCY}) VALUES ({placeholders(7)}) ON CONFLICT (key) DO UPDATE SET "  # noqa: S608
+        f"INSERT INTO idempotency ({IDEMPOTENCY}) VALUES ({IDEMPOTENCY.places}) ON CONFLICT (key) DO UPDATE SET "  # noqa: S608
         "scope = excluded.scope, request_hash = excluded.request_hash, status = excluded.status, "
         "body = excluded.body, metadata_location = excluded.metadata_location, expires_ms = excluded.expires_ms "
         "WHERE idempotency.expires_ms <= $8 RETURNING 1",
-        (
-            record.key,
-            record.scope,
-            record.request_hash,
-            record.status,
-            record.body,
-            record.metadata_location,
-            record.expires_ms,
-            now_ms,
-        ),
+        (*IDEMPOTENCY.encode(op.record), now_ms),
     )
     if not rows:
-        raise port.IdempotencyTaken(record.key)
+        raise port.IdempotencyTaken(op.record.key)
 
 
 def save_metrics_report(op: operations.SaveMetricsReport, now_ms: int) -> Steps[None]:
-    report = op.report
     yield Statement(
-        f"INSERT INTO metrics ({METRICS}) VALUES ({placeholders(9)}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
-        (
-            report.id,
-            report.uuid,
-            pack(report.namespace),
-            report.name,
-            report.report_type,
-            report.snapshot_id,
-            report.received_ms,
-            report.who,
-            pack_json(report.report),
-        ),
+        f"INSERT INTO metrics ({METRICS}) VALUES ({METRICS.places}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
+        METRICS.encode(op.report),
     )
     if op.keep is not None:
         yield Statement(
             "DELETE FROM metrics WHERE uuid = $1 AND id <= "
             "(SELECT id FROM metrics WHERE uuid = $1 ORDER BY id DESC LIMIT 1 OFFSET $2)",
-            (report.uuid, op.keep),
+            (op.report.uuid, op.keep),
         )
 
 
@@ -63,8 +42,8 @@ def save_token(op: operations.SaveToken, now_ms: int) -> Steps[None]:
         (token.name, now_ms),
     )
     rows = yield Statement(
-        f"INSERT INTO tokens ({TOKEN}) VALUES ({placeholders(6)}) ON CONFLICT DO NOTHING RETURNING 1",  # noqa: S608
-        (token.id, token.name, token.digest, token.created_ms, token.expires_ms, token.revoked_ms),
+        f"INSERT INTO tokens ({TOKEN}) VALUES ({TOKEN.places}) ON CONFLICT DO NOTHING RETURNING 1",  # noqa: S608
+        TOKEN.encode(token),
     )
     if not rows:
         raise AlreadyExists(f"Token already exists: {token.name}")
@@ -82,8 +61,8 @@ def revoke_token(op: operations.RevokeToken, now_ms: int) -> Steps[None]:
 
 def save_grant(op: operations.SaveGrant, now_ms: int) -> Steps[None]:
     yield Statement(
-        "INSERT INTO grants (principal, namespace, role) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
-        (op.grant.principal, pack(op.grant.namespace), op.grant.role),
+        f"INSERT INTO grants ({GRANT}) VALUES ({GRANT.places}) ON CONFLICT DO NOTHING",  # noqa: S608
+        GRANT.encode(op.grant),
     )
 
 
@@ -99,21 +78,7 @@ def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
 
 def save_audit(op: operations.SaveAudit, now_ms: int) -> Steps[None]:
     """A batch with an unknown outcome may be sent again: existing ids are not changed."""
-    rows = [
-        (
-            record.id,
-            record.at_ms,
-            record.who,
-            record.action,
-            record.resource,
-            record.outcome,
-            record.status,
-            record.request_id,
-            record.remote,
-        )
-        for record in op.records
-    ]
-    for values, params in batches(rows):
+    for values, params in batches([AUDIT.encode(record) for record in op.records]):
         yield Statement(f"INSERT INTO audit ({AUDIT}) VALUES {values} ON CONFLICT (id) DO NOTHING", params)  # noqa: S608
 
 
@@ -134,15 +99,32 @@ def save_cursor(op: operations.SaveCursor, now_ms: int) -> Steps[None]:
 
 def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
     rows = yield Statement(
-        "INSERT INTO leases (name, holder, until_ms, fence) VALUES ($1, $2, $3, 1) ON CONFLICT (name) DO UPDATE SET "
-        "holder = excluded.holder, until_ms = excluded.until_ms, "
+        "INSERT INTO leases (name, holder, until_ms, fence, state) VALUES ($1, $2, $3, 1, $5) "
+        "ON CONFLICT (name) DO UPDATE SET "
+        "holder = excluded.holder, until_ms = excluded.until_ms, state = excluded.state, "
         "fence = leases.fence + CASE WHEN leases.holder = excluded.holder THEN 0 ELSE 1 END "
         "WHERE leases.holder = excluded.holder OR leases.until_ms <= $4 RETURNING fence",
-        (op.name, op.holder, op.until_ms, op.now_ms),
+        (op.name, op.holder, op.until_ms, op.now_ms, op.state),
     )
     if not rows:
         raise CommitConflict(f"Another holder has the lease {op.name}; try again later")
     return int(rows[0][0])
+
+
+def lease_state(name: str, now_ms: int) -> Steps[str]:
+    rows = yield Statement("SELECT state FROM leases WHERE name = $1 AND until_ms > $2", (name, now_ms))
+    return str(rows[0][0] or "") if rows else ""
+
+
+def fence_of(name: str) -> Steps[int]:
+    rows = yield Statement("SELECT fence FROM leases WHERE name = $1", (name,))
+    return int(rows[0][0]) if rows else 0
+
+
+def check_fence(op: operations.CheckFence, now_ms: int) -> Steps[None]:
+    fence = yield from fence_of(op.name)
+    if fence != op.fence:
+        raise CommitConflict(f"The fencing number of the lease {op.name} is {fence} and no longer {op.fence}")
 
 
 def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]:

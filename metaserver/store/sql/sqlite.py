@@ -1,10 +1,13 @@
 """The pointer store on SQLite: WAL, one writer thread, fsync before any answer.
 
-The rules: - Writes wait in a bounded queue (full: RetryLater) for one thread. All waiting transactions share one
-commit: each has a savepoint, so that a failure rolls back only itself, and no caller gets an answer before COMMIT has
-returned. The rate is therefore not limited by one fsync per transaction. - Point look-ups run on the event loop: they
-take microseconds from the page cache, less than a thread switch. Listings run in reader threads. - Several processes
-may share the file; BEGIN IMMEDIATE with a busy timeout serialises their writers.
+The rules:
+
+- Writes wait in a bounded queue (full: RetryLater) for one thread. All waiting transactions share one commit: each has
+  a savepoint, so that a failure rolls back only itself, and no caller gets an answer before COMMIT has returned. The
+  rate is therefore not limited by one fsync per transaction.
+- Point look-ups run on the event loop: they take microseconds from the page cache, less than a thread switch. Listings
+  run in reader threads.
+- Several processes may share the file; BEGIN IMMEDIATE with a busy timeout serialises their writers.
 """
 
 from __future__ import annotations
@@ -307,7 +310,7 @@ def _apply(connection: sqlite3.Connection, job: _Job) -> None:
 
 class _SqliteStore(DrivenStore):
     def __init__(self, path: Path, clock: Clock, writer: _Writer) -> None:
-        super().__init__(clock)
+        super().__init__(clock, None)  # its reads do not wait for another program
         self._path = path
         self._writer = writer
         self._inline = _connect(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)

@@ -91,6 +91,7 @@ SQLITE = SqlDialect(
         # Above any position: there is one writer at a time, so that no later position is below an existing one.
         "watermark": "':'",
         "each_of_1": "(SELECT value FROM json_each($1))",
+        "clock_ms": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     },
     placeholder="?",
     locks=False,
@@ -123,6 +124,7 @@ POSTGRES = SqlDialect(
             "GROUP BY top)"
         ),
         "each_of_1": "(SELECT jsonb_array_elements_text($1::text::jsonb))",
+        "clock_ms": "(extract(epoch FROM clock_timestamp()) * 1000)::bigint",
     },
     placeholder="$",
     locks=True,

@@ -376,6 +376,25 @@ async def test_an_expiration_deletes_nothing_in_a_folder_that_only_overwritten_m
     assert (legacy / "1.parquet").exists()
 
 
+async def test_a_rewrite_of_manifests_reads_nothing_of_another_table(lake: Lake) -> None:
+    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
+    for number in (7, 8):
+        own = manifest(mine / "metadata" / f"m{number}.avro", [file_of(f"file://{mine}/data/7.parquet", 1, 9)], number)
+        made = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
+        assert (await lake.commit("wendy", "mine", number, made)).status == 200
+    secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
+    foreign = [manifest(theirs / "metadata" / f"m{number}.avro", [secret], number) for number in (1, 2, 3)]
+    manifest_list(mine / "metadata" / "l8.avro", foreign)
+    before = {path for path in (*theirs.rglob("*"), *mine.rglob("*")) if path.is_file()}
+    route, body = "/api/v1/tables/mine/t/rewrite-manifests", {"min-count": 2}
+    assert (await lake("rita", "POST", route, body)).status == 403
+    assert (await lake("wendy", "POST", "/api/v1/tables/theirs/t/rewrite-manifests", body)).status == 403
+    answer = await lake("wendy", "POST", route, body)
+    assert answer.status == 403, answer.raw
+    assert SECRET not in answer.raw.decode()
+    assert {path for path in (*theirs.rglob("*"), *mine.rglob("*")) if path.is_file()} == before
+
+
 @pytest.mark.parametrize("folder", ["of nobody", "of another table"])
 async def test_a_removal_of_orphan_files_deletes_nothing_in_a_folder_that_only_overwritten_metadata_name(
     lake: Lake, tmp_path: Path, folder: str

@@ -50,6 +50,8 @@ def build_half(url: str, name: str) -> dict[str, Any]:
 def test_an_index_is_made_listed_paused_resumed_and_dropped(url: str) -> None:
     code, text = seamark(url, "create", "db.t", "--kind", "bitmap", "--columns", "data")
     assert (code, "Index data_bitmap: bitmap(data), 6 data files to index" in text) == (0, True)
+    assert "Without table services: seamark index build db.t" in text
+    assert "Without table services: seamark index build db.t" in seamark(url, "list", "db.t")[1]
     code, text = seamark(url, "create", "db.t", "--name", "k", "--kind", "record", "--columns", "id, truncate[2](data)")
     assert (code, "record(id, truncate[2](data))" in text) == (0, True)
     build_half(url, "k")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
@@ -17,10 +19,12 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT
 from seamark.connector.jobs import clustering
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.jobs import run_clustering
 from seamark.connector.read.scans import scan
+from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
 from seamark.metaserver.errors import SeamarkError
@@ -88,12 +92,14 @@ def layers(client: IndexClient) -> Counter[str]:
     return Counter((layer_of(path) or ("", ""))[1] for path in client.files("db.t")["file_path"].to_pylist())
 
 
+@pytest.mark.parametrize("within_max", [25, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("seed", [first_seed() + number for number in range(3)])
 def test_random_histories_with_clusterings_between_and_within(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int, within_max: int
 ) -> None:
-    """The oracle is a dictionary. Writers also commit between the plan of a clustering and its commit."""
+    """The oracle is a dictionary. Writers also commit between the plan of a clustering and its commit: after half of
+    all batches, which are hundreds in some histories, `within_max` times."""
     rng = random.Random(f"{seed} {version}")
     model: dict[int, dict[str, Any]] = {}
     rewrite = clustering._rewrite
@@ -111,9 +117,11 @@ def test_random_histories_with_clusterings_between_and_within(
 
     numbers = iter(range(10_000))
 
+    within = iter(range(within_max))
+
     def meddled(*given: Any) -> Any:
         new = rewrite(*given)
-        if rng.random() < 0.5:
+        if rng.random() < 0.5 and next(within, None) is not None:
             change(next(numbers))
         return new
 
@@ -172,14 +180,55 @@ def test_a_query_opens_few_files(
         assert by_price <= 2.5 * files**0.5
 
 
+def test_attributes_of_a_joined_table_are_kept_clustered_as_both_tables_change(
+    client: IndexClient, served: Served
+) -> None:
+    """Facts name a customer; queries select the customers of a city, whose keys are anywhere."""
+    joins = json.dumps({"customer": {"table": "db.customers", "on": {"part": "id"}}})
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=False), NestedField(2, "city", StringType(), required=False)
+    )
+    properties = {"seamark.clustering.columns": "customer.city", "seamark.clustering.joins": joins}
+    cities = [f"city {number * 7 % 20:02d}" for number in range(200)]
+
+    def files_of(wanted: set[int]) -> int:
+        tasks = plan(client, open_table(client, "db.t", CURRENT))
+        return sum(
+            bool(wanted.intersection(pq.read_table(task.path.removeprefix("file://"))["part"].to_pylist()))
+            for task in tasks
+        )
+
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **properties, **{"write.target-file-size-bytes": "5000"})
+        customers = catalog.create_table("db.customers", schema)
+        customers.append(pa.table({"id": list(range(200)), "city": cities}))
+        table = catalog.load_table("db.t")
+        for number in range(8):
+            given = spread_rows(1200, number)
+            table.append(given.set_column(1, "part", pa.array((given["id"].to_numpy() * 37) % 200)))
+        before = read(client)
+        report = cluster_incrementally(client, "db.t")
+        assert read(client) == before
+        of_city = {number for number, city in enumerate(cities) if city == "city 07"}
+        assert files_of(of_city) <= report.files_after / 20 + 2
+        # New customers in a new city, and rows of them: the next layer has them together.
+        customers.append(pa.table({"id": list(range(200, 220)), "city": ["a new city"] * 20}))
+        for number in range(8):
+            given = spread_rows(1200, 100 + number)
+            table.append(given.set_column(1, "part", pa.array((given["id"].to_numpy() * 37) % 220)))
+        before = read(client)
+        report = cluster_incrementally(client, "db.t")
+        assert read(client) == before
+        assert files_of(set(range(200, 220))) <= report.files_after / 20 + 2
+
+
 def test_only_new_files_and_smaller_layers_are_rewritten(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, **{"write.target-file-size-bytes": "20000"})
-        table = catalog.load_table("db.t")
         written, most = 0, 0
         for number in range(40):
             for part in range(5):
-                table.append(rows(range(200 * (5 * number + part), 200 * (5 * number + part + 1))))
+                append(client, "db.t", rows(range(200 * (5 * number + part), 200 * (5 * number + part + 1))))
             report = cluster_incrementally(client, "db.t")
             assert cluster_incrementally(client, "db.t").commits == 0
             assert report.commits == 1

@@ -19,6 +19,7 @@ from seamark.connector.write.compaction import compact
 from seamark.metaserver.catalog.policies import PREFIXES, add_policies
 from seamark.metaserver.cli.maintenance.policy import policy
 from seamark.metaserver.services.policy import check_policy
+from seamark.metaserver.services.service import NEVER
 from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.model import Entry
 from tests.connector.lake import catalog_at
@@ -113,11 +114,12 @@ def test_the_command_names_what_is_wrong(nested: IndexClient) -> None:
 
 def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient, served: Served) -> None:
     parts = served.server.parts
-    watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.table, parts.clock)
+    watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     seen: dict[str, dict[str, str]] = {}
 
-    def look(entry: Entry, metadata: Any) -> None:
+    def look(entry: Entry, metadata: Any) -> float:
         seen[entry.name] = metadata.properties
+        return NEVER
 
     call(nested, "a", "--namespace", "--set", "seamark.compaction.min-files=7")
     call(nested, "a.b", "--namespace", "--set", "history.expire.max-snapshot-age-ms=1")
@@ -139,3 +141,16 @@ def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient,
     )
     assert compact(nested, "a.b.t", dry_run=True).files_before == 6
     assert expire(nested, "a.b.t", dry_run=True).snapshots == 0
+
+
+def test_a_launcher_that_the_server_does_not_permit_is_named_as_ignored(nested: IndexClient) -> None:
+    """A property of a table, or inherited; what its jobs use is another test (`test_launchers.py`)."""
+    for arguments in (("a", "--namespace"), ("a.b.t",)):
+        call(nested, *arguments, "--set", "seamark.services.launcher=local")
+        (shown,) = [one for one in load_policy(nested, "a.b.t")["properties"] if one["name"].endswith("launcher")]
+        assert shown["ignored"] == "the server permits worker (setting services_launchers)"
+        assert "ignored: the" in " ".join(call(nested, "a.b.t").output.split())
+        (problem,) = [one for one in nested.health("a.b.t")["problems"] if one["problem"] == "ignored property"]
+        assert problem["detail"].startswith("seamark.services.launcher is 'local'; the server permits worker")
+    call(nested, "a.b.t", "--set", "seamark.services.launcher=worker")
+    assert "ignored" not in call(nested, "a.b.t").output

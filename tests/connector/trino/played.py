@@ -19,11 +19,20 @@ from seamark.connector.plans.async_client import (
     View,
 )
 from seamark.connector.trino.rewriter import Limits, Rewriter
+from seamark.connector.trino.statements.scans import find_scans
+from seamark.metaserver.iceberg.expressions.expression import Expression
 
 COLUMNS = {
     "t": {"id": "long", "x": "int", "at": "timestamptz", "local": "timestamp"},
     "u": {"uid": "long", "y": "int"},
 }
+
+
+def filter_of(predicate: str | None) -> Expression | None:
+    """The filter of a plan request for this condition on one table."""
+    return None if predicate is None else find_scans(f"SELECT * FROM t WHERE {predicate}")[0].filter
+
+
 READER = "rita"
 """As whom statements run over plan views."""
 PATIENT = Limits(budget_s=10.0)

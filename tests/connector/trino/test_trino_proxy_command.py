@@ -40,7 +40,10 @@ def test_it_says_where_it_listens_and_ends_when_told(tmp_path: Path) -> None:
             assert answer.status == 200
         proxy.process.send(signal.SIGTERM)
         assert proxy.process.wait(20) == 0
-        assert f"Trino is ready at {proxy.url}" in proxy.process.log.read_text()
+        printed = proxy.process.log.read_text()
+    assert f"The proxy listens at {proxy.url}, but there is no answer from Trino at http" in printed
+    assert "and Seamark at http" in printed
+    assert "ready" not in printed
 
 
 def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:

@@ -6,26 +6,31 @@ import datetime
 import itertools
 import pickle
 import random
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.write.clustering import (
     BITS,
+    SPREAD,
     Attributes,
     Clustering,
     JoinedRows,
     KeyMatcher,
     Ranks,
+    cell_bounds,
     range_bounds,
     sortable_keys,
 )
 from seamark.connector.write.curves import curve_keys
 from seamark.metaserver.iceberg.metadata.clustering import CURVES, HILBERT, ZORDER
+from tests.seeds import first_seed
 
 GRIDS = [(axes, bits) for axes in range(1, 7) for bits in range(1, 7) if axes * bits <= 14]
 
@@ -176,7 +181,8 @@ def test_keys_are_those_of_the_tuple_of_ranks_whichever_batch_rows_come_in(curve
         }
     )
     attributes = Attributes(["nation.rank", "day", "customer.city"], JOINS, facts.schema)
-    clustering = pickle.loads(pickle.dumps(Clustering.of(attributes, facts, curve)))
+    # A customer's rank and city have the same order here, and would count as one.
+    clustering = replace(pickle.loads(pickle.dumps(Clustering.of(attributes, facts, curve))), groups=())
     customers = {10: ("P", 2), 20: ("B", 1), 30: (None, None)}
     reached = [customers.get(one, (None, None)) for one in facts["customer"].to_pylist()]
     columns = [
@@ -218,3 +224,81 @@ def test_cuts_make_parts_of_about_equal_numbers() -> None:
     assert counts.max() <= 30
     assert len(range_bounds(keys, 1)) == 0
     assert len(range_bounds(keys[:0], 5)) == 0
+
+
+@pytest.mark.parametrize("files", [1, 2, 3, 7, 60])
+@pytest.mark.parametrize("distinct", [1, 5, 1 << 16])
+def test_files_end_between_cells_of_the_curve(files: int, distinct: int) -> None:
+    """The files have about the same size, and where keys allow it the first key of a file begins a large cell."""
+    rng = np.random.default_rng(first_seed())
+    points = rng.integers(0, distinct, (6000, 2)).astype(np.uint64)
+    keys = np.sort(sortable_keys(curve_keys(points, 16, "zorder")))
+    bounds = cell_bounds(keys, files)
+    assert np.array_equal(bounds, np.sort(bounds))
+    assert len(bounds) <= 2 * files
+    if distinct < 1 << 16:  # few keys, each of many rows
+        return
+    sizes = np.diff([0, *np.searchsorted(keys, bounds), len(keys)]) * files / len(keys)
+    assert sizes.min() >= 1 - SPREAD - 0.1
+    assert sizes.max() <= 1 + SPREAD + 0.1
+    used = [np.flatnonzero(np.unpackbits(np.frombuffer(bound.ljust(4, b"\0"), np.uint8))).max() for bound in bounds]
+    assert max(used, default=0) < np.log2(files) + 4  # the bits that tell cells of about a file apart
+
+
+@pytest.mark.parametrize("curve", ["hilbert", "zorder"])
+def test_queries_open_fewer_rows_than_of_as_many_files_of_equal_size(curve: str) -> None:
+    rng = np.random.default_rng(first_seed())
+    rows = pa.table({"a": rng.integers(0, 1000, 40_000), "b": rng.integers(0, 1000, 40_000)})
+    clustering = Clustering.of(Attributes(["a", "b"], {}, rows.schema), rows, curve)
+    keys = sortable_keys(clustering.keys(rows))
+    order = np.argsort(keys, kind="stable")
+    bounds = np.searchsorted(keys[order], cell_bounds(keys, 100))
+    equal = np.arange(1, len(bounds) + 1) * len(keys) // (len(bounds) + 1)
+
+    def opened(cuts: npt.NDArray[np.intp]) -> float:
+        total = 0
+        for column in ("a", "b"):
+            for part in np.split(rows[column].to_numpy()[order], cuts):
+                total += len(part) * (int(part.max()) - int(part.min()) + 1)
+        return total / 2 / len(keys) / 1000
+
+    assert opened(bounds) < (0.97 if curve == "hilbert" else 0.75) * opened(equal)
+
+
+def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -> None:
+    """An order date and a ship date, and two columns that are independent of them."""
+    rng = np.random.default_rng(first_seed())
+    ordered = rng.integers(0, 1000, 40_000)
+    shipped = ordered + rng.integers(1, 30, 40_000)
+    columns = {"a": ordered, "b": -shipped, "c": rng.integers(0, 500, 40_000), "d": rng.integers(0, 500, 40_000)}
+    table = pa.table(columns)
+    clustering = Clustering.of(Attributes(list(columns), {}, table.schema), table.slice(0, 10_000), "hilbert")
+    assert clustering.groups == ((0, 1), (2,), (3,))
+
+    def opened(chosen: Clustering) -> float:
+        """Mean number of 100 files that ranges of a hundredth of the values open."""
+        order = np.argsort(sortable_keys(chosen.keys(table)), kind="stable")
+        counts = []
+        for values in columns.values():
+            files = values[order].reshape(100, -1)
+            for low in np.quantile(values, rng.random(50)):
+                width = (values.max() - values.min()) / 100
+                counts.append(int(((files.max(axis=1) >= low) & (files.min(axis=1) <= low + width)).sum()))
+        return float(np.mean(counts))
+
+    assert opened(clustering) < 0.9 * opened(replace(clustering, groups=()))
+    assert len(np.unique(clustering.keys(table), axis=0)) == len(np.unique(clustering.points(table), axis=0))
+
+
+def test_several_columns_of_the_same_order_stay_in_the_key() -> None:
+    ordered = np.arange(5000)
+    columns = {
+        "a": ordered,
+        "b": -ordered,
+        "c": ordered * 3,
+        "d": np.random.default_rng(first_seed()).permutation(5000),
+    }
+    table = pa.table(columns)
+    clustering = Clustering.of(Attributes(list(columns), {}, table.schema), table, "hilbert")
+    assert clustering.groups == ((0, 1, 2), (3,))
+    assert len(np.unique(clustering.keys(table), axis=0)) == len(np.unique(clustering.points(table), axis=0))

@@ -109,6 +109,10 @@ def test_duckdb_reads_what_was_written(tmp_path: Path) -> None:
         if kind == "uuid":
             seen = theirs.to_pylist()
             assert [None if one is None else UUID(str(one)).bytes for one in seen] == mine
+        elif kind == "timestamptz_ns":  # DuckDB 1.5 reads it in microseconds, and the last as infinity
+            micros = typed.plain("timestamptz", theirs)
+            for got, nanos in zip(micros, mine, strict=True):
+                assert got == nanos or abs(got * 1000 - nanos) < 1000, kind
         else:
             assert typed.all_same(typed.plain(kind, theirs), mine), kind
     assert read["list"].to_pylist() == rows["list"].to_pylist()
@@ -575,7 +579,7 @@ def test_a_column_that_repeats_nothing_has_no_dictionary(tmp_path: Path) -> None
     kinds = {"id": "long", "run": "long", "word": "string", "unique": "string"}
     schema = Schema(tuple(Field(place, name, False, kind) for place, (name, kind) in enumerate(kinds.items(), 1)))
     to = target(table(tmp_path, schema))
-    for count, without in ((rows, {"id", "unique"}), (100, set())):
+    for count, without in ((rows, {"id", "unique"}), (1000, {"id", "unique"}), (100, {"id", "unique", "word"})):
         file = write_data_file(given.slice(0, count), to, to.new_location(()))
         with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
             chunks = [opened.metadata.row_group(0).column(place) for place in range(len(kinds))]

@@ -1,5 +1,6 @@
 """Spark's own maintenance procedures beside ours: `remove_orphan_files` leaves index files and plan files, though no
-metadata of the table names them and they are old; `expire_snapshots` keeps no snapshot that our expiration removes."""
+metadata of the table names them and they are old; `expire_snapshots` keeps no snapshot that our expiration removes.
+Iceberg's Java library reads our statistics and manifests."""
 
 from __future__ import annotations
 
@@ -7,13 +8,18 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.manifests import rewrite_manifests
+from seamark.connector.jobs.statistics import compute_statistics
+from seamark.spark import sql
 from tests.engines.tables import SparkTables
 
 pytestmark = pytest.mark.spark
@@ -28,6 +34,7 @@ def test_remove_orphan_files_leaves_index_files_and_plan_files(spark: SparkSessi
                 f"INSERT INTO {{db}}.t SELECT /*+ COALESCE(1) */ id, concat('l', id % 7) "
                 f"FROM range({first}, {first + 10})"
             )
+        compute_statistics(tables.client, "db.t")
         tables.client.put_index("db.t", "lands", kind="bitmap", columns=["land"])
         build(tables.client, "db.t", "lands", InProcessWorkers())
         plan = tables.client.plan_table("db.t", "id = 3")
@@ -39,12 +46,14 @@ def test_remove_orphan_files_leaves_index_files_and_plan_files(spark: SparkSessi
             if path.is_file():
                 os.utime(path, (old_s, old_s))
         kept = {path for path in location.rglob("_seamark/**/*") if path.is_file()}
+        kept |= set(location.rglob("metadata/*.stats"))
+        assert any(path.suffix == ".stats" for path in kept)
         assert any(path.match("_seamark/index/*/*.puffin") for path in kept)
         assert any("plans" in path.parts for path in kept)
         catalog = tables.db.partition(".")[0]
         removed = tables.sql(f"CALL {catalog}.system.remove_orphan_files(table => 'db.t')")
         assert [path.rpartition("/")[2] for (path,) in removed] == ["orphan.parquet"]
-        assert {path for path in location.rglob("_seamark/**/*") if path.is_file()} == kept
+        assert all(path.exists() for path in kept)
         assert tables.client.index("db.t", "lands").health == "ok"
         assert tables.client.explain("db.t", "land = 'l9'").files == 0
         assert tables.sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`") == [(10,)]
@@ -92,3 +101,129 @@ def test_an_expiration_removes_only_what_icebergs_own_would(spark: SparkSession,
                 found = tables.sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
                 assert found == contents[id_]
     assert removed > len(names)
+
+
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_icebergs_java_library_reads_our_statistics_and_manifests(
+    spark: SparkSession, tmp_path: Path, version: int
+) -> None:
+    with SparkTables.served(spark, tmp_path) as tables:
+        tables.sql(
+            "CREATE TABLE {db}.t (id bigint, land string, at timestamp, price decimal(20, 2), n int) USING iceberg "
+            f"PARTITIONED BY (land) TBLPROPERTIES ('format-version'='{version}', 'write.delete.mode'='merge-on-read', "
+            "'commit.manifest-merge.enabled'='false')"
+        )
+        for first in range(0, 30_000, 10_000):
+            tables.sql(
+                "INSERT INTO {db}.t SELECT id, concat('l', id % 3), timestamp_seconds(id * 7), id / 100, id % 1000 "
+                f"FROM range({first}, {first + 10_000})"
+            )
+        tables.sql("DELETE FROM {db}.t WHERE id % 3 = 1 AND id < 100")
+        live = "SELECT id, land, at, price, n FROM {db}.t ORDER BY id"
+        rows, listed = tables.sql(live), _live_entries(tables)
+        assert compute_statistics(tables.client, "db.t").columns == 5
+        catalog = tables.db.partition(".")[0]
+        ndv, sketches, partitions = _read_statistics(spark, tables)
+        exact = tables.sql("SELECT count(distinct id), count(distinct land), count(distinct n) FROM {db}.t")[0]
+        for column, count in zip((1, 2, 5), exact, strict=True):
+            assert ndv[column] == pytest.approx(count, rel=0.05)
+            assert sketches[column] == pytest.approx(ndv[column], abs=1)
+        # The same sketches by Spark's own procedure: both hash the same bytes, so that their union counts no more.
+        tables.sql(f"CALL {catalog}.system.compute_table_stats(table => 'db.t')")
+        theirs = _read_statistics(spark, tables)[0]
+        assert {column: pytest.approx(count, rel=0.05) for column, count in theirs.items()} == ndv
+        assert theirs[2] == ndv[2] == 3
+        assert theirs[5] == ndv[5] == 1000
+        expected = tables.sql(
+            "SELECT partition.land, record_count, file_count, position_delete_record_count, "
+            "last_updated_snapshot_id FROM {db}.t.partitions ORDER BY 1"
+        )
+        assert [(land, *found) for land, *found in partitions] == [tuple(row) for row in expected]
+        report = rewrite_manifests(tables.client, "db.t", min_count=2)
+        assert report["manifests-after"] < report["manifests-before"]
+        assert _live_entries(tables) == listed
+        assert tables.sql(live) == rows
+        tables.sql("INSERT INTO {db}.t SELECT 99999, 'l1', now(), 1, 1")
+        tables.sql("DELETE FROM {db}.t WHERE id % 3 = 2 AND id < 100")
+        assert len(tables.sql(live)) == len(rows) + 1 - 33
+
+
+def _live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
+    """By Java's reader of manifests."""
+    found = tables.sql(
+        "SELECT snapshot_id, sequence_number, file_sequence_number, data_file.content, data_file.file_path, "
+        "data_file.record_count, data_file.first_row_id, data_file.referenced_data_file FROM {db}.t.entries "
+        "WHERE status < 2 ORDER BY data_file.file_path, data_file.content_offset"
+    )
+    return [tuple(row) for row in found]
+
+
+def _listed(iterable: Any) -> Iterator[Any]:
+    """Of an Iterable of Java."""
+    iterator = iterable.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+def _read_statistics(
+    spark: SparkSession, tables: SparkTables
+) -> tuple[dict[int, int], dict[int, float], list[tuple[object, ...]]]:
+    """By Iceberg's Java library, of the current snapshot: the numbers of distinct values as stated, and as of the
+    sketches; the partition statistics."""
+    jvm = spark._jvm
+    assert jvm is not None
+    table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, f"{tables.db}.t")
+    current = table.currentSnapshot().snapshotId()
+    (file,) = [one for one in table.statisticsFiles() if one.snapshotId() == current]
+    stated = {blob.fields()[0]: int(blob.properties()["ndv"]) for blob in file.blobMetadata()}
+    reader = jvm.org.apache.iceberg.puffin.Puffin.read(table.io().newInputFile(file.path())).build()
+    sketches = {}
+    try:
+        for pair in _listed(reader.readAll(reader.fileMetadata().blobs())):
+            data = jvm.org.apache.iceberg.util.ByteBuffers.toByteArray(pair.second())
+            memory = jvm.org.apache.datasketches.memory.Memory.wrap(data)
+            sketch = jvm.org.apache.datasketches.theta.CompactSketch.heapify(memory)
+            sketches[pair.first().inputFields()[0]] = sketch.getEstimate()
+    finally:
+        reader.close()
+    text = jvm.java.lang.Class.forName("java.lang.CharSequence")
+    partitions: list[tuple[object, ...]] = [
+        (
+            str(row.partition().get(0, text)),
+            row.dataRecordCount(),
+            row.dataFileCount(),
+            row.positionDeleteRecordCount(),
+            row.lastUpdatedSnapshotId(),
+        )
+        for row in _listed(table.newPartitionStatisticsScan().useSnapshot(current).scan())
+    ]
+    return stated, sketches, partitions
+
+
+def test_statements_of_ours_run_as_spark_jobs_and_others_are_sparks(spark: SparkSession, tmp_path: Path) -> None:
+    with SparkTables.served(spark, tmp_path) as tables:
+        tables.sql(
+            "CREATE TABLE {db}.t (id bigint, day date, payload string, ext string) USING iceberg PARTITIONED BY (day)"
+        )
+        for first in range(0, 40, 10):
+            tables.sql(
+                "INSERT INTO {db}.t SELECT /*+ COALESCE(1) */ id, date_add(DATE'2026-01-01', CAST(id % 2 AS int)), "
+                f"concat('p', id), concat('e', id) FROM range({first}, {first + 10})"
+            )
+        statement = f"ALTER TABLE {tables.db}.t PARTITION (day < DATE '2026-01-02') DROP COLUMNS (payload, EXT)"
+        done = sql(spark, statement).collect()[0]
+        assert (done.files_before, done.files_after) == (4, 1)
+        rows = tables.sql("SELECT id, payload, ext FROM {db}.t ORDER BY id")
+        assert rows == [(n, f"p{n}" if n % 2 else None, f"e{n}" if n % 2 else None) for n in range(40)]
+        catalog = spark.catalog.currentCatalog()
+        try:
+            spark.sql(f"USE {tables.db}")
+            done = sql(spark, "alter table t merge files target size '1GB'").collect()[0]
+        finally:
+            spark.catalog.setCurrentCatalog(catalog)
+        assert (done.files_before, done.files_after) == (4, 1)
+        assert tables.sql("SELECT id, payload, ext FROM {db}.t ORDER BY id") == rows
+        assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+        sql(spark, f"ALTER TABLE {tables.db}.t DROP COLUMNS (ext)")
+        assert tables.sql("DESCRIBE {db}.t")[2][0] == "payload"
+        assert len([row for row in tables.sql("DESCRIBE {db}.t") if row[0] == "ext"]) == 0

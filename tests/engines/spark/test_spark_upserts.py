@@ -21,6 +21,7 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import Conflict
+from seamark.connector.spark.frames import file_changes
 from seamark.connector.spark.frames import upserts as upserting
 from seamark.connector.write.latest_rows import column_of
 from seamark.connector.write.row_changes import Report
@@ -156,7 +157,7 @@ def test_a_table_is_at_every_snapshot_what_its_history_says(
 def test_so_it_is_after_long_histories(rig: Rig, shape: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     version, spec, properties = SHAPES[shape]
     monkeypatch.setattr(upserting, "TASK_ROWS", 8)
-    monkeypatch.setattr(upserting, "DRIVER_FILES", 2)
+    monkeypatch.setattr(file_changes, "DRIVER_FILES", 2)
     table = f"long_{list(SHAPES).index(shape)}_{seed}"
     rig.create(table, spec, *properties, version=version)
     play(rig, table, 1000 + seed, 12, shape)
@@ -283,7 +284,7 @@ def test_a_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
 def test_deletes_of_many_files_are_written_by_tasks_and_each_file_has_one(
     rig: Rig, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upserting, "DRIVER_FILES", 2)
+    monkeypatch.setattr(file_changes, "DRIVER_FILES", 2)
     rig.create(f"many_{version}", BUCKETS, version=version)
     model: Model = dict.fromkeys(range(80), ("de", 0, 0))
     write(rig.frame(model), f"db.many_{version}", client=rig.client)
@@ -428,7 +429,7 @@ def test_a_small_frame_is_changed_by_the_driver_unless_many_bytes_are_to_be_copi
     jobs: list[str] = []
     spread = upserting.run_tasks
     monkeypatch.setattr(upserting, "run_tasks", lambda *given: jobs.append("tasks") or spread(*given))
-    monkeypatch.setattr(upserting, "_COPIED_BYTES_MAX", most)
+    monkeypatch.setattr(upserting, "COPIED_BYTES_MAX", most)
     given = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
     report = rig.upsert(given, table, **how)
     assert jobs == ["tasks"] * by_tasks
@@ -460,13 +461,14 @@ def test_rows_that_are_larger_than_spark_thinks_are_left_to_tasks(rig: Rig) -> N
 def test_a_job_that_fails_leaves_nothing(rig: Rig) -> None:
     rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
+    before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # of other tests in this session
     with pytest.raises(PySparkException, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame.repartition(1), "failing", **TASKS)
     with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame, "failing")
     assert rig.sql("SELECT * FROM {db}.failing.snapshots") == []
     assert rig.files("failing") == set()
-    assert not rig.spark.sparkContext._jsc.getPersistentRDDs()  # nothing is held any longer
+    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # nothing more is held
 
 
 @pytest.mark.parametrize("row_mode", MODES)

@@ -25,7 +25,7 @@ class Mortal:
         self.base_url = f"http://127.0.0.1:{port}"
         settings = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), "PYTHONPATH": str(_REPO), **(env or {})}
         argv = [sys.executable, "-m", "tests.faults.rigs.dying_server"]
-        self._process = ManagedProcess(argv, log=home / "dying.log", env=settings, cwd=home)
+        self._process = ManagedProcess(argv, log=home / "dying.log", env=settings, cwd=home, forked=True)
 
     def start(self) -> Client:
         """Starts it, or starts it again, unarmed."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
+from seamark.metaserver.iceberg.expressions.typed_literals import Inconvertible, TypedLiteral, convert_literal
 
 DAY = (date(2024, 1, 2) - date(1970, 1, 1)).days
 MICROS = int(datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()) * 1_000_000
@@ -242,3 +243,23 @@ def test_any_json_is_a_literal_or_a_bad_request(kind: str, json: object) -> None
     except BadRequest:
         return
     assert isinstance(literal, bool | int | float | bytes | Above | Below | Between)
+
+
+def _single(value: float) -> float:
+    return ctypes.c_float(value).value
+
+
+@given(st.integers(1, 10**18 - 1), st.integers(1, 18), st.booleans())
+@example(841710691, 9, True)
+@example(8336435499535531, 9, False)
+def test_a_decimal_for_a_floating_column_has_the_value_that_trino_gives_it(
+    unscaled: int, scale: int, single: bool
+) -> None:
+    """Trino divides the digits of a short decimal by a power of ten, both rounded to the type (DecimalConversions)."""
+    text = format(Decimal(unscaled).scaleb(-scale), "f")
+    try:
+        value, _ = convert_literal(TypedLiteral("number", text), "float" if single else "double")
+    except Inconvertible:
+        return
+    of_trino = _single(_single(unscaled) / _single(10**scale)) if single else float(unscaled) / float(10**scale)
+    assert (_single(float(str(value))) if single else float(str(value))) == of_trino

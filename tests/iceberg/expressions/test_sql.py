@@ -426,3 +426,26 @@ def test_a_column_that_is_gone_is_found_in_an_older_schema() -> None:
         type=ours.Schema,
     )
     assert parse_sql("GONE = 1", BOUND_TO, (BOUND_TO, older)).unused == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("id = 'abc'", "'abc' is not a literal of id, which is long; write a number without quotes"),
+        ("s = 5", "5 is not a literal of s, which is string; write text in single quotes"),
+        ("day > 5", "5 is not a literal of day, which is date; write DATE '2026-01-31'"),
+        ("b IN (1)", "1 is not a literal of b, which is boolean; write true or false"),
+        ("x = X'0ff'", "X'0ff' is not a literal of x, which is binary; write bytes as X'00ff'"),
+        ('s = "FR"', "double quotes and backticks are for names, and FR is not a column; write 'FR' for a string"),
+        ("s = FR", "FR is not a column; write 'FR' for a string"),
+        ("id = a", "it compares two columns, and planning compares a column with a value"),
+        ("id + 1 = a", "one side must be a value, such as 5 or 'text'"),
+        ("length(s) = 3", "length() is not a transform of a column"),
+        ("s LIKE 'a%b'", "of LIKE, planning uses the text before the first wildcard"),
+    ],
+)
+def test_a_part_that_is_not_used_has_its_reason(text: str, reason: str) -> None:
+    found = parse_sql(f"{text} AND id > 1", BOUND_TO)
+    assert found.reasons == (reason,)
+    assert len(found.unused) == 1
+    assert not found.exact

@@ -11,10 +11,12 @@ import random
 import struct
 from typing import Any
 
-from seamark.metaserver.iceberg.manifests.content_file import ContentFile
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.manifests.content_file import ContentFile, partition_types
 from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, WrittenManifest, write_manifest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types import values
 from tests.planner.lakes.kinds import FLOATS, V3_ONLY, base, pool, random_kind, to_bytes, widened
 from tests.planner.lakes.partitioning import apply, random_transform, result_kind
 
@@ -260,3 +262,37 @@ def summary_of(kind: str, values: list[Any]) -> dict[str, Any] | None:
 UNREADABLE_BY_PYICEBERG = V3_ONLY
 UNREADABLE_BY_JAVA = ("fixed", "a_x20b")
 """Java writes fixed partition values that it cannot read again (InternalReader), and two of `NAMES` are one to it."""
+
+
+def encode_content_file(file: ContentFile, metadata: TableMetadata) -> dict[str, object]:
+    """The REST standard's JSON, as `decode_content_file` reads it; null fields are absent. The file's spec is the
+    table's.
+    """
+    spec = metadata.spec(file.spec_id)
+    if spec is None:
+        raise BadRequest(f"The table has no partition spec {file.spec_id}, with which {file.file_path} was written")
+    json: dict[str, object] = {
+        "spec-id": file.spec_id,
+        "content": ("data", "position-deletes", "equality-deletes")[file.content],
+        "file-path": file.file_path,
+        "file-format": file.file_format.lower(),
+        "partition": list(map(values.encode_json, partition_types(metadata, spec), file.partition)),
+        "file-size-in-bytes": file.file_size_in_bytes,
+        "record-count": file.record_count,
+    }
+    for name in ("sort_order_id", "first_row_id", "referenced_data_file", "content_offset", "content_size_in_bytes"):
+        if (value := getattr(file, name)) is not None:
+            json[name.replace("_", "-")] = value
+    for name in ("split_offsets", "equality_ids"):
+        if (items := getattr(file, name)) is not None:
+            json[name.replace("_", "-")] = list(items)
+    if file.key_metadata is not None:
+        json["key-metadata"] = file.key_metadata.hex().upper()
+    for name in ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts"):
+        if (counts := getattr(file, name)) is not None:
+            json[name.replace("_", "-")] = {"keys": list(counts), "values": list(counts.values())}
+    for name in ("lower_bounds", "upper_bounds"):
+        if (bounds := getattr(file, name)) is not None:
+            texts = [bound.hex().upper() for bound in bounds.values()]
+            json[name.replace("_", "-")] = {"keys": list(bounds), "values": texts}
+    return json

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pyiceberg.catalog.rest.scan_planning import RESTDataFile, RESTEqualityDeleteFile, RESTPositionDeleteFile
 
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.manifests.content_file import column_type, decode_content_file, encode_content_file
+from seamark.metaserver.iceberg.manifests.content_file import column_type, decode_content_file
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from tests.iceberg.manifests.content_files import STATISTICS, Case, comparable, replaced
+from tests.iceberg.manifests.content_files import STATISTICS, Case, comparable, encode_content_file, replaced
 
 MODELS: dict[int, Any] = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqualityDeleteFile}
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seamark.metaserver.index.keys.hashing import hash_keys
 from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.index.keys.keys import KeyRanges, Keys
-from seamark.metaserver.index.kinds.kind import IndexKind, Mask, Parameter
+from seamark.metaserver.index.kinds.kind import IndexKind, IndexParameter, Mask
 from seamark.metaserver.index.kinds.queries import Flags, point_keys
 
 _HEAD = struct.Struct("<II")
@@ -50,7 +50,7 @@ class SignatureQuestion:
 
 class SignatureKind(IndexKind[Signature, Signatures]):
     name = "signature"
-    parameters = (Parameter("width", "the bits of a signature", 256, 8, 65_536),)
+    parameters = (IndexParameter("width", "the bits of a signature", 256, 8, 65_536),)
 
     def takes(self, kind: str) -> bool:
         return kind != "boolean"

@@ -9,7 +9,8 @@ import numpy as np
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.metaserver.iceberg.metadata.partition import PartitionField as SpecField
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.index.blocks.block import Block, encode_block
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.view.view import TableView
 from tests.planner.lakes.manifests import PartitionField
 

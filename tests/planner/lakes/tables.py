@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import CacheDamaged
 from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.objects.forwarding import ForwardingObjects
+from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
@@ -187,12 +189,12 @@ def path_of(manifest: Manifest) -> Path:
     return Path(manifest.path.removeprefix("file://"))
 
 
-class Watched:
+class Watched(ForwardingObjects):
     """Object storage that notes the name of each file read, whole or by ranges; whole reads of the file `hold` wait
     until `let_go`."""
 
     def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.reads: list[str] = []
         self.ranges: list[str] = []
         self.hold = ""
@@ -208,26 +210,11 @@ class Watched:
         if name == self.hold:
             self.held = True
             await self._gate.wait()
-        return await self._inner.read(location, limit_bytes=limit_bytes)
+        return await self._stored.read(location, limit_bytes=limit_bytes)
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
         self.ranges.append(location.rpartition("/")[2])
-        return await self._inner.read_range(location, start, length)
-
-    async def exists(self, location: str) -> bool:
-        return await self._inner.exists(location)
-
-    async def create(self, location: str, data: bytes) -> None:
-        await self._inner.create(location, data)
-
-    async def delete(self, location: str) -> None:
-        await self._inner.delete(location)
-
-    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        return self._inner.list(prefix)
-
-    async def ping(self) -> None:
-        await self._inner.ping()
+        return await self._stored.read_range(location, start, length)
 
 
 @asynccontextmanager
@@ -243,7 +230,16 @@ async def planning(
 
 
 async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True, **request: Any) -> list[int]:
-    """The files planned, by number, in the plan's order. The JSON of the answer, which is made too, names the same."""
+    """The files planned, by number, in the plan's order. The JSON of the answer, which is made too, names the same.
+
+    As routes do, it plans once more where the answer finds a file of the local cache damaged."""
+    try:
+        return await _numbers(planner, metadata, filter, **request)
+    except CacheDamaged:
+        return await _numbers(planner, metadata, filter, **request)
+
+
+async def _numbers(planner: Planner, metadata: TableMetadata, filter: Any, **request: Any) -> list[int]:
     scan = await planner.scan(metadata, ScanRequest(filter=parse_expression(filter), **request))
     found = numbers_of(scan)
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.rows)) + b"]")

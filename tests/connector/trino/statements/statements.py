@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 
 KINDS = {
     "long": "BIGINT",
@@ -21,7 +22,7 @@ KINDS = {
     "boolean": "BOOLEAN",
 }
 VALUES = {
-    "long": ["0", "1", "2", "3", "-1"],
+    "long": ["0", "1", "2", "3", "2020"],
     "decimal(9, 2)": ["0", "1.5", "2.25", "3", "-1.5"],
     "double": ["0", "1.5", "2.25", "3", "-1.5"],
     "string": ["''", "'a'", "'ab'", "'abc'", "'b'", "'o''b'", "'é'", "'--'"],
@@ -34,6 +35,9 @@ VALUES = {
     ],
     "boolean": ["TRUE", "FALSE"],
 }
+EXACT = ("long", "decimal(9, 2)", "string", "date", "timestamp")
+DAYS_AGO = (datetime.now(UTC).date() - date(2020, 1, 31)).days
+"""A span of the current time begins or ends near the values of the tables."""
 NUMBERS = ("long", "decimal(9, 2)", "double")
 COLUMN_NAMES = ["a", "b", "c", "k", "Two Words", "é", "day", 'q"q', "orders"]
 TABLE_NAMES = ["t", "u", "orders", "Größe", "two words", "o'brien"]
@@ -66,6 +70,8 @@ Scope = list[Column]
 class Statements:
     rng: random.Random
     tables: list[Stored] = field(default_factory=list)
+    recursive_share: float = 0.08
+    """Of names in WITH: they use themselves, by UNION without ALL, which ends for any rows. Trino has only ALL."""
 
     # Tables
 
@@ -74,7 +80,7 @@ class Statements:
         made = []
         for name in self.rng.sample(TABLE_NAMES, self.rng.randint(2, 4)):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
-            columns = {one: self.rng.choice([*KINDS, *["long"] * 9]) for one in names}
+            columns = {one: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for one in names}
             self.tables.append(Stored(name, columns))
             typed = ", ".join(f"{quoted(one)} {KINDS[kind]}" for one, kind in columns.items())
             made.append(f"CREATE TABLE {quoted(name)} ({typed})")
@@ -103,6 +109,9 @@ class Statements:
             return name
         return quoted(name)
 
+    def operator(self) -> str:
+        return self.rng.choice(["=", "<>", "<", "<=", ">", ">="])
+
     def chance(self, share: float) -> bool:
         return self.rng.random() < share
 
@@ -113,19 +122,21 @@ class Statements:
 
     def with_query(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         """The text, and its columns' names and types."""
-        known, clauses = list(named), []
+        known, clauses, words = list(named), [], "WITH"
         if depth > 1 and self.chance(0.3):
             for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
-                text, columns = self.with_query(known, depth - 1, outer)
-                renamed = ""
-                if self.chance(0.3):
+                renamed, recursive = "", self.recursive(known, name) if self.chance(self.recursive_share) else None
+                text, columns = recursive or self.with_query(known, depth - 1, outer)
+                if recursive:
+                    words, renamed = "WITH RECURSIVE", " (rn)"
+                elif self.chance(0.3):
                     columns = [(f"w{number}", kind) for number, (_, kind) in enumerate(columns)]
                     renamed = f" ({', '.join(self.spelled(one) for one, _ in columns)})"
                 clauses.append(f"{self.spelled(name)}{renamed} AS{self.space()}({text})")
                 known = [one for one in known if one.name.lower() != name.lower()]
                 known.append(Stored(name, dict(columns)))
         text, columns = self.body(known, depth, outer)
-        return (f"{self.word('WITH')} {', '.join(clauses)}{self.space()}" if clauses else "") + text, columns
+        return (f"{self.word(words)} {', '.join(clauses)}{self.space()}" if clauses else "") + text, columns
 
     def body(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         if depth > 1 and self.chance(0.28):
@@ -152,6 +163,8 @@ class Statements:
         if self.chance(0.7):
             where = f"{self.space()}{self.word('WHERE')} {self.condition(scope, named, depth, outer)}"
         shape = self.rng.random()
+        if shape < 0.05 and kinds is None:
+            return self.filtered(source, where, scope)
         if shape < 0.2 and kinds is None:
             return self.grouped(source, where, scope, named, depth)
         items, columns = self.projections(scope, named, depth, outer, kinds, window=shape < 0.35)
@@ -194,6 +207,10 @@ class Statements:
             one = self.rng.choice(fitting)
             return self.reference(one, scope), one.kind, one.name
         kind = kind or self.rng.choice(list(KINDS))
+        if kind == "long" and self.chance(0.3):
+            aggregate = self.aggregate(scope, named, "count(*)")
+            if aggregate is not None:
+                return f"({aggregate})", "long", None
         if kind == "long" and depth > 1 and self.chance(0.4):
             inner, _ = self.with_query(named, depth - 1, [*outer, *scope])
             return f"(SELECT count(*) FROM ({inner}) AS n)", "long", None
@@ -228,11 +245,45 @@ class Statements:
         if named_keys:
             every = ", ".join(named_keys)
             numbers = ", ".join(str(number) for number in range(1, len(named_keys) + 1))
+            first, last = named_keys[0], named_keys[-1]
             sets = [f"ROLLUP ({every})", f"GROUPING SETS (({every}), ())"]
+            sets += [f"{first}, ROLLUP ({last})", f"GROUPING SETS (({every}), {first})", f"CUBE ({last}), {first}"]
+            sets.append(f"GROUPING SETS (({first}), ({last}, {first}))")
             text += f" GROUP BY {self.rng.choice([every, numbers, *sets])}"
-        if self.chance(0.2):
-            text += f" HAVING {self.rng.choice(['count(*) > 1', 'count(*) = 0', 'min(1) = 1'])}"
+        if self.chance(0.35):
+            conditions = ["count(*) > 1", "count(*) = 0", "min(1) = 1"]
+            conditions += [self.comparison(one, [*keys]) for one in keys if self.can_name(one, scope)] * 2
+            word = self.rng.choice(["AND", "AND", "OR"])
+            text += f" HAVING {f' {word} '.join(f'({one})' for one in self.rng.sample(conditions, 2))}"
         return text, columns
+
+    def filtered(self, source: str, where: str, scope: Scope) -> tuple[str, list[tuple[str, str]]]:
+        """One group of all rows; in most cases each aggregate counts only the rows that its FILTER leaves."""
+        able = [one for one in scope if self.can_name(one, scope)]
+        items = []
+        for number in range(self.rng.randint(1, 2)):
+            aggregate = f"count({self.reference(self.rng.choice(able), scope)})" if able else "count(*)"
+            kept = f" FILTER (WHERE {self.simple(scope)})" if self.chance(0.9) else ""
+            items.append(f"coalesce({aggregate}{kept}, 0) + {number} AS n{number}")
+        return f"SELECT {', '.join(items)} FROM {source}{where}", [
+            (f"n{number}", "long") for number in range(len(items))
+        ]
+
+    def recursive(self, named: list[Stored], name: str) -> tuple[str, list[tuple[str, str]]] | None:
+        """Values of a column, and those of another column in rows where the first has one of these."""
+        hidden = {one.name.lower() for one in named} | {name.lower()}
+        able = [one for one in self.tables if one.name.lower() not in hidden and "long" in one.columns.values()]
+        if not able:
+            return None
+        table = self.rng.choice(able)
+        scope = [Column(column, kind, "step") for column, kind in table.columns.items()]
+        long = [one for one in scope if one.kind == "long"]
+        start, before, after = (self.rng.choice(long) for _ in range(3))
+        from_table = f"{self.spelled(table.name)} AS step"
+        first = f"SELECT {self.reference(start, scope)} FROM {from_table} WHERE {self.simple(scope)}"
+        more = f"{self.simple(scope)} AND step.{quoted(before.name)} = {self.spelled(name)}.rn"
+        text = f"SELECT step.{quoted(after.name)} FROM {from_table}, {self.spelled(name)} WHERE {more}"
+        return f"{first} UNION {text}", [("rn", "long")]
 
     # FROM
 
@@ -244,6 +295,9 @@ class Statements:
                 right, more = self.unnested(taken) if self.chance(0.2) else self.source(named, depth, outer, taken)
                 text, scope = f"{text}{self.space()},{self.space()}{right}", [*scope, *more]
                 continue
+            if self.chance(0.12):
+                text, scope = self.lateral(text, scope, named, taken)
+                continue
             right, more = self.bracket(named, depth, outer, taken)
             text, scope = self.joined(text, scope, right, more, named, depth)
         return text, scope
@@ -254,6 +308,33 @@ class Statements:
         column = self.rng.choice(COLUMN_NAMES)
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spelled(alias)} ({quoted(column)})"
         return text, [Column(column, "long", alias)]
+
+    def lateral(self, text: str, scope: Scope, named: list[Stored], taken: set[str]) -> tuple[str, Scope]:
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+        aggregate = self.aggregate(scope, named, "count(*) AS n, min(1) AS m")
+        if aggregate is None:
+            return text, scope
+        join, on = self.rng.choice([("CROSS JOIN", ""), ("LEFT JOIN", " ON TRUE")])
+        more = [Column("n", "long", alias), Column("m", "long", alias)]
+        return f"{text} {join} LATERAL ({aggregate}) AS {self.spelled(alias)}{on}", [*scope, *more]
+
+    def aggregate(self, scope: Scope, named: list[Stored], what: str) -> str | None:
+        """A query of one row, over a table's rows that equal the outer row in a column."""
+        hidden = {one.name.lower() for one in named}
+        pairs = [
+            (table, name, column)
+            for table in self.tables
+            if table.name.lower() not in hidden
+            for name, kind in table.columns.items()
+            for column in scope
+            if column.kind == kind and column.owner is not None and self.can_name(column, scope)
+        ]
+        if not pairs:
+            return None
+        table, name, column = self.rng.choice(pairs)
+        away = f"{self.spelled(str(column.owner))}.{self.spelled(column.name)}"
+        more = f" AND {self.simple([Column(name, column.kind, 'qq')])}" if self.chance(0.3) else ""
+        return f"SELECT {what} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
 
     def bracket(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
         text, scope = self.source(named, depth, outer, taken)
@@ -298,10 +379,27 @@ class Statements:
             for other in right
             if one.kind == other.kind and self.can_name(one, both) and self.can_name(other, both)
         ]
+        periods = self.periods(left, right, both) if self.chance(0.3) or not pairs else []
+        if periods:
+            return self.rng.choice(periods)
         if not pairs:
             return "1 = 1"
         one, other = self.rng.choice(pairs)
         return f"{self.reference(one, both)} = {self.reference(other, both)}"
+
+    def periods(self, left: Scope, right: Scope, both: Scope) -> list[str]:
+        """The day, month or year of a column of one side is a column of the other."""
+        found = []
+        for one, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
+            if one.kind in ("date", "timestamp") and self.can_name(one, both) and self.can_name(other, both):
+                time, told = self.reference(one, both), self.reference(other, both)
+                if other.kind in ("date", "timestamp"):
+                    unit = self.rng.choice(["hour", "day", "month", "year"] if one.kind == "timestamp" else ["month"])
+                    found.append(f"date_trunc('{unit}', {time}) = {told}")
+                    found += [f"{told} = CAST({time} AS date)"] * 2
+                if other.kind == "long":
+                    found.append(f"year({time}) = {told}")
+        return found
 
     def across(self, scope: Scope) -> str:
         """Columns of two tables are equal."""
@@ -368,11 +466,22 @@ class Statements:
                 parts.append(self.correlated(scope, outer))
             elif self.chance(0.2):
                 parts.append(self.across(scope))
+            elif self.chance(0.25):
+                owners = sorted({str(one.owner) for one in scope if one.owner is not None})
+                sides = [[one for one in scope if one.owner == owner] for owner in owners]
+                either = [
+                    self.comparison(one, scope) for side in sides if (one := self.one_of(side, scope)) is not None
+                ]
+                parts.append(f"({' OR '.join(either)})" if either else self.simple(scope))
             else:
                 parts.append(self.simple(scope))
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
         text = f"{self.space()}{self.word(word)}{self.space()}".join(parts)
         return f"NOT ({text})" if self.chance(0.15) else text
+
+    def one_of(self, side: Scope, scope: Scope) -> Column | None:
+        able = [one for one in side if self.can_name(one, scope)]
+        return self.rng.choice(able) if able else None
 
     def subquery(self, scope: Scope, named: list[Stored], depth: int, outer: Scope) -> str:
         negated = self.rng.choice(["", "NOT "])
@@ -383,7 +492,19 @@ class Statements:
         if not able:
             return self.simple(scope)
         one = self.rng.choice(able)
+        aggregate = self.aggregate(scope, named, "count(*)")
+        if aggregate is not None and self.chance(0.2):
+            return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
+        if self.chance(0.2):
+            inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[one.kind, able[0].kind])
+            pair = [self.reference(one, scope), self.reference(able[0], scope)]
+            there = " AND ".join(f"{name} IS NOT NULL" for name in pair)
+            return f"({', '.join(pair)}) {negated}IN ({inner}) AND {there}"
         inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[one.kind])
+        if self.chance(0.2):
+            return f"{self.reference(one, scope)} = ANY ({inner})"
+        if self.chance(0.2):
+            return f"{self.reference(one, scope)} = (SELECT q.m FROM ({inner}) AS q (m) ORDER BY 1 LIMIT 1)"
         if self.chance(0.3):
             return f"{self.reference(one, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
         return f"{self.reference(one, scope)} {negated}IN ({inner})"
@@ -437,6 +558,17 @@ class Statements:
             lambda: f"coalesce({name}, {self.literal(kind)}) = {self.literal(kind)}",
             lambda: f"CASE WHEN {name} IS NULL THEN {name} IS NULL ELSE {name} = {self.literal(kind)} END",
         ]
+        other = self.rng.choice([one for one in scope if self.can_name(one, scope)] or [column])
+        pair = f"({name}, {self.reference(other, scope)})"
+        # Not null: DuckDB compares rows as values, and Trino compares their fields.
+        rows = [f"({self.value(kind)}, {self.value(other.kind)})" for _ in range(2)]
+        values = ", ".join(VALUES[kind][:2])
+        shapes += [
+            lambda: f"{pair} {self.rng.choice(['', 'NOT '])}IN ({', '.join(rows)})",
+            lambda: f"{pair} = {rows[0]}",
+            lambda: f"{name} IN (SELECT v FROM UNNEST(ARRAY[{values}]) AS w (v))",
+            lambda: f"{self.rng.choice(['', 'NOT '])}contains(ARRAY[{values}], {name})",
+        ]
         same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
         shapes.append(
             lambda: f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} {self.reference(self.rng.choice(same), scope)}"
@@ -446,10 +578,69 @@ class Statements:
             shapes += [
                 lambda: f"{name} {self.rng.choice(['', 'NOT '])}LIKE {self.rng.choice(patterns)}",
                 lambda: f"{name} LIKE 'a#%' ESCAPE '#'",
+                lambda: f"{self.rng.choice(['lower', 'upper'])}({name}) {self.rng.choice(['', 'NOT '])}LIKE '%B%'",
+                lambda: f"({name} LIKE '%b%' OR {name} NOT LIKE '_b%')",
             ]
         if kind == "boolean":
             shapes += [lambda: name, lambda: f"NOT {name}"]
+        if kind in EXACT:
+            more = self.literal(kind)
+            shapes += [
+                lambda: f"coalesce({name}, {more}) {self.operator()} {self.literal(kind)}",
+                lambda: f"coalesce({name}, {more}) {self.rng.choice(['', 'NOT '])}IN ({self.literal(kind)}, {more})",
+                lambda: f"nullif({name}, {more}) {self.operator()} {self.literal(kind)}",
+                lambda: f"CASE WHEN {name} = {more} THEN 1 WHEN {name} > {more} THEN 2 ELSE 3 END {self.operator()} 2",
+                lambda: f"CASE {name} WHEN {more} THEN 'x' END {self.operator()} 'x'",
+                lambda: f"CASE WHEN {name} IS NULL THEN {more} ELSE {name} END {self.operator()} {self.literal(kind)}",
+                lambda: f"CASE WHEN {name} > {more} THEN TRUE ELSE FALSE END",
+            ]
+        if kind == "long":
+            shapes += [
+                lambda: (
+                    f"{name} {self.rng.choice('+-*')} {self.rng.choice('123')} {self.operator()} {self.literal(kind)}"
+                ),
+                lambda: (
+                    f"{self.rng.choice('12')} {self.rng.choice('+-')} {name} {self.operator()} {self.literal(kind)}"
+                ),
+                lambda: f"-({name} - 1) * 2 {self.rng.choice(['', 'NOT '])}BETWEEN -2 AND {self.literal(kind)}",
+                lambda: f"CAST({name} AS BIGINT) {self.operator()} {self.literal(kind)}",
+            ]
+        if kind == "decimal(9, 2)":
+            shapes.append(lambda: f"{name} {self.rng.choice('+-')} 0.5 {self.operator()} {self.literal(kind)}")
+        if kind == "string":
+            size = self.rng.choice("123")
+            shapes += [
+                lambda: f"substr({name}, 1, {size}) {self.operator()} {self.value(kind)}",
+                lambda: (
+                    f"substring({name}, 1, {size}) {self.rng.choice(['', 'NOT '])}IN ('a', 'ab', {self.value(kind)})"
+                ),
+                lambda: f"starts_with({name}, {self.value(kind)})",
+                lambda: f"lower({name}) {self.rng.choice(['=', '<>'])} {self.value(kind)}",
+                lambda: f"upper({name}) IN ('A', 'AB', 'O''B')",
+            ]
         if kind in ("date", "timestamp"):
+            unit, days = (
+                self.rng.choice(["day", "week", "month", "quarter", "year"]),
+                DAYS_AGO + self.rng.randint(-9, 9),
+            )
+            shapes += [
+                lambda: f"date_trunc('{unit}', {name}) {self.operator()} {self.value(self.rng.choice(['date', kind]))}",
+                lambda: (
+                    f"date_trunc('{unit}', {name}) {self.rng.choice(['', 'NOT '])}BETWEEN DATE '2020-01-01' AND"
+                    f" {self.value('date')}"
+                ),
+                lambda: f"year({name}) = 2020 AND month({name}) = {self.rng.randint(1, 3)}",
+                lambda: f"{name} {self.operator()} current_date - INTERVAL '{days}' DAY",
+                lambda: (
+                    f"{name} BETWEEN current_date - INTERVAL '{days}' DAY AND current_date - INTERVAL '{days - 20}' DAY"
+                ),
+                lambda: f"CAST({name} AS date) >= CAST(now() AS date) - INTERVAL '{days}' DAY",
+                lambda: (
+                    f"{name} {self.rng.choice('+-')} INTERVAL '{self.rng.randint(1, 40)}' DAY {self.operator()}"
+                    f" {self.value('date')}"
+                ),
+                lambda: f"date_diff('day', {name}, {self.value(kind)}) {self.operator()} {self.rng.randint(-40, 40)}",
+            ]
             shapes += [
                 lambda: f"CAST({name} AS date) {self.rng.choice(['=', '<', '>='])} {self.literal('date')}",
                 lambda: f"year({name}) = {self.rng.choice(['2020', '2021'])}",

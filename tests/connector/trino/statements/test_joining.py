@@ -19,7 +19,7 @@ from seamark.connector.plans.async_client import (
 from seamark.connector.plans.joins import SIZE_RATIO_MIN, SMALL_BYTES
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import Limits, RewriteResult
-from tests.connector.trino.played import PATIENT, Seamark, rewriter
+from tests.connector.trino.played import PATIENT, Seamark, filter_of, rewriter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES
 TABLES = {
@@ -58,9 +58,11 @@ def of(table: str, asked: list[PlanTableRequest]) -> list[PlanTableRequest]:
 
 async def test_the_large_table_is_asked_about_with_its_joins_and_the_small_one_is_pinned() -> None:
     done, asked = await rewritten(STAR)
-    assert [one.joins for one in of("sales", asked)] == [(JoinRequest(("db", "items"), (("item", "i_key"),), RED, 20),)]
+    assert [one.joins for one in of("sales", asked)] == [
+        (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED), 20),)
+    ]
     (items,) = of("items", asked)
-    assert (items.predicate, items.snapshot_id, items.kept_max, items.joins) == (RED, 20, 1.0, ())
+    assert (items.filter, items.snapshot_id, items.kept_max, items.joins) == (filter_of(RED), 20, 1.0, ())
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
     told = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
     assert done.summary.startswith(f"rewritten; scans=2; {told}")
@@ -68,13 +70,30 @@ async def test_the_large_table_is_asked_about_with_its_joins_and_the_small_one_i
 
 
 async def test_what_goes_over_the_wire_is_the_contract() -> None:
-    nested = JoinRequest(("db", "brands"), (("brand", "b_key"),), "\"name\" = 'x'", 30)
+    nested = JoinRequest(("db", "brands"), (("brand", "b_key"),), filter_of("name = 'x' AND n IN (1, 2)"), 30)
     assert JoinRequest(("a", "items"), (("item", "i_key"), ("day", "d")), None, 20, (nested,)).body() == {
         "table": ["a", "items"],
         "on": {"item": "i_key", "day": "d"},
         "snapshot-id": 20,
         "joins": [
-            {"table": ["db", "brands"], "on": {"brand": "b_key"}, "predicate": "\"name\" = 'x'", "snapshot-id": 30}
+            {
+                "table": ["db", "brands"],
+                "on": {"brand": "b_key"},
+                "snapshot-id": 30,
+                "filter": {
+                    "type": "and",
+                    "left": {
+                        "type": "eq",
+                        "term": "name",
+                        "value": {"type": "literal", "data-type": "string", "value": "x"},
+                    },
+                    "right": {
+                        "type": "in",
+                        "term": "n",
+                        "values": {"type": "literals", "data-type": "long", "values": ["1", "2"]},
+                    },
+                },
+            }
         ],
     }
 
@@ -83,9 +102,9 @@ async def test_a_snowflake_is_asked_about_arm_by_arm_and_all_of_it_is_pinned() -
     sql = "SELECT 1 FROM sales, items, brands WHERE item = i_key AND brand = b_key AND name = 'x'"
     done, asked = await rewritten(sql)
     ((join,),) = [one.joins for one in of("sales", asked)]
-    assert (join.table, join.predicate) == (("db", "items"), None)
-    assert [(one.table, one.on, one.predicate) for one in join.joins] == [
-        (("db", "brands"), (("brand", "b_key"),), "\"name\" = 'x'")
+    assert (join.table, join.filter) == (("db", "items"), None)
+    assert [(one.table, one.on, one.filter) for one in join.joins] == [
+        (("db", "brands"), (("brand", "b_key"),), filter_of("name = 'x'"))
     ]
     assert [(one.table[-1], one.snapshot_id) for one in asked if one.table[-1] != "sales"] == [
         ("items", 20),
@@ -100,11 +119,11 @@ async def test_one_dimension_by_two_names_is_read_at_one_snapshot() -> None:
     sql = "SELECT 1 FROM sales, days a, days b WHERE day = a.d_day AND ship = b.d_day AND a.year = 1 AND b.year = 2"
     done, asked = await rewritten(sql)
     (sales,) = of("sales", asked)
-    assert {(one.on, one.predicate) for one in sales.joins} == {
-        ((("day", "d_day"),), '"year" = 1'),
-        ((("ship", "d_day"),), '"year" = 2'),
+    assert {(one.on, one.filter) for one in sales.joins} == {
+        ((("day", "d_day"),), filter_of("year = 1")),
+        ((("ship", "d_day"),), filter_of("year = 2")),
     }
-    assert [(one.predicate, one.snapshot_id, one.kept_max) for one in of("days", asked)] == [(None, 40, 1.0)]
+    assert [(one.filter, one.snapshot_id, one.kept_max) for one in of("days", asked)] == [(None, 40, 1.0)]
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 3
 
 
@@ -217,7 +236,7 @@ async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> Non
     """Of two places of the small table one gets no plan."""
 
     def plan(wanted: PlanTableRequest) -> dict[str, Any]:
-        if wanted.table[-1] == "items" and wanted.predicate is None:
+        if wanted.table[-1] == "items" and wanted.filter is None:
             raise Forbidden("", status=403)
         return used(wanted)
 
@@ -258,3 +277,43 @@ async def test_tables_that_are_all_joined_to_each_other_are_looked_at_for_a_boun
 
 def _count(joins: tuple[JoinRequest, ...]) -> int:
     return sum(1 + _count(one.joins) for one in joins)
+
+
+async def test_a_disjunction_over_two_small_tables_becomes_alternatives() -> None:
+    done, asked = await rewritten(
+        "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
+        "AND (color = 'red' OR year = 2020 OR price = 3)"
+    )
+    (wanted,) = [one for one in of("sales", asked) if one.joins]
+    told = [(one.table[-1], one.on, one.filter, one.any_of is None, one.unless) for one in wanted.joins]
+    assert told == [
+        ("items", (("item", "i_key"),), filter_of(RED), False, filter_of('"price" = 3')),
+        ("days", (("day", "d_day"),), filter_of('"year" = 2020'), False, filter_of('"price" = 3')),
+    ]
+    assert len({one.any_of for one in wanted.joins}) == 1
+    assert "joins=db.sales.item:77,db.sales.day:77" in done.summary
+
+
+async def test_without_one_of_its_alternatives_the_other_is_not_asked_for() -> None:
+    large = KnownTable("1", {"d_day": "date", "year": "int"}, 40, LARGE, 1000)
+    _, asked = await rewritten(
+        "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
+        "AND (color = 'red' OR year = 2020)",
+        tables={"days": large},
+    )
+    assert not any(one.joins for one in of("sales", asked))
+
+
+async def test_days_of_a_small_table_are_asked_for_as_days_of_a_time() -> None:
+    tables = {"sales": KnownTable("1", {"at": "timestamp", "price": "long"}, 10, LARGE, 1000)}
+    _, asked = await rewritten(
+        "SELECT sum(price) FROM sales JOIN days ON CAST(at AS date) = d_day WHERE year = 2020", tables=tables
+    )
+    assert [(one.joins[0].on, one.joins[0].transform) for one in of("sales", asked)] == [((("at", "d_day"),), "day")]
+
+
+async def test_a_large_table_is_joined_with_few_rows_of_itself() -> None:
+    self_join = "SELECT count(*) FROM sales a JOIN sales b ON a.item = b.item WHERE b.price {}"
+    for condition, is_joined in (("= 3", True), ("IN (3, 4)", True), ("> 3", False)):
+        _, asked = await rewritten(self_join.format(condition))
+        assert any(one.joins for one in of("sales", asked)) == is_joined, condition

@@ -156,7 +156,10 @@ def test_scans_that_are_joined_have_each_other() -> None:
         ("SELECT * FROM sales WHERE NOT (s_item IN (SELECT i_key FROM items))", []),
         ("SELECT * FROM sales WHERE s_item IN (SELECT i_key FROM items) OR price > 1", []),
         ("SELECT * FROM sales WHERE (s_item IN (SELECT i_key FROM items)) IS NULL", []),
-        ("SELECT * FROM sales WHERE s_item IN (WITH x AS (SELECT i_key FROM items) SELECT * FROM x)", []),
+        (
+            "SELECT * FROM sales WHERE s_item IN (WITH x AS (SELECT i_key FROM items) SELECT * FROM x)",
+            ["s_item=items.i_key"],
+        ),
         (
             "SELECT * FROM sales WHERE s_item IN (WITH x AS (SELECT * FROM items) SELECT i_key FROM x)",
             ["s_item=items.i_key"],
@@ -227,4 +230,18 @@ def test_a_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
 
 def test_columns_of_a_predicate_are_told() -> None:
     found = find_scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", columns_of=columns_of)
-    assert found[0].named == {"i_key", "color", "i_brand"}
+    assert found[0].columns == {"i_key", "color", "i_brand"}
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "customers m, LATERAL (SELECT i_key FROM items WHERE i_key = o.s_item) l, days AS o",
+        "customers m JOIN items ON i_key = o.s_item, days AS o",
+        "customers m LEFT JOIN items ON i_key = o.s_item, days AS o",
+    ],
+)
+def test_a_name_of_a_later_source_is_that_of_the_outer_query(inner: str) -> None:
+    """LATERAL and ON see the sources on their left; `o` is `sales` there, and not `days`."""
+    found = joins(f"SELECT * FROM sales o WHERE EXISTS (SELECT 1 FROM {inner} WHERE o.year = 7)")
+    assert not [join for join in found.get("items", []) if "days" in join]

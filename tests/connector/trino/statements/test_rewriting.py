@@ -20,7 +20,7 @@ from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
 from seamark.connector.trino.rewriter import Limits, RewriteResult
 from seamark.connector.trino.statements import statement_cache as reading
-from tests.connector.trino.played import Seamark, rewriter
+from tests.connector.trino.played import Seamark, filter_of, rewriter
 
 SESSION = Session(catalog="lake", schema="db")
 
@@ -135,7 +135,7 @@ async def test_every_statement_asks_anew() -> None:
 
 
 async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamark.connector.trino.rewriter._VAIN_S", 600.0)
+    monkeypatch.setattr("seamark.connector.trino.rewriter._USELESS_S", 600.0)
     server = Seamark(plan=lambda wanted: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"
     async with rewriter(server) as made:
@@ -147,7 +147,7 @@ async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pyte
         await made.rewrite(statement, replace(SESSION, schema="elsewhere"))
         await made.rewrite(statement + " ", SESSION)
         assert len(server.asked) == 3
-    monkeypatch.setattr("seamark.connector.trino.rewriter._VAIN_S", 0.0)
+    monkeypatch.setattr("seamark.connector.trino.rewriter._USELESS_S", 0.0)
     server = Seamark(plan=lambda wanted: {} if server.asked[1:] else {"plan_snapshot_id": None})
     async with rewriter(server) as made:
         assert (await made.rewrite(statement, SESSION)).statement is None
@@ -168,7 +168,7 @@ async def test_a_failure_is_no_reason_not_to_ask_again(error: Exception) -> None
 
 async def test_names_without_a_table_are_told_by_the_columns() -> None:
     done, wanted = await rewritten("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
-    assert {(one.table[-1], one.predicate) for one in wanted} == {("t", '"x" = 1'), ("u", '"y" = 2')}
+    assert {(one.table[-1], one.filter) for one in wanted} == {("t", filter_of("x = 1")), ("u", filter_of("y = 2"))}
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
 
 
@@ -201,8 +201,8 @@ async def test_a_table_that_stands_there_twice_is_read_at_one_snapshot() -> None
     assert done.statement == (
         "SELECT (SELECT count(*) FROM t FOR VERSION AS OF 101) FROM t FOR VERSION AS OF 100 WHERE id = 1"
     )
-    assert [(one.predicate, one.snapshot_id, one.kept_max) for one in wanted] == [
-        ('"id" = 1', None, 0.95),
+    assert [(one.filter, one.snapshot_id, one.kept_max) for one in wanted] == [
+        (filter_of("id = 1"), None, 0.95),
         (None, 7, 1.0),
     ]
 
@@ -230,13 +230,13 @@ async def test_where_one_place_gets_no_plan_the_others_of_its_table_have_none_ei
 
 async def test_a_predicate_that_is_refused_is_no_reason_to_refuse_the_other_places() -> None:
     def plan(wanted: PlanTableRequest) -> dict[str, Any]:
-        if wanted.predicate == '"x" = 2':
+        if wanted.filter == filter_of("x = 2"):
             raise BadRequest("", status=400)
         return {}
 
     done, wanted = await rewritten("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
-    assert wanted[-1].predicate is None
+    assert wanted[-1].filter is None
 
 
 async def test_the_past_is_planned_as_of_then_and_stays_the_past() -> None:
@@ -257,7 +257,7 @@ async def test_a_prepared_statement_is_rewritten_where_it_is_kept() -> None:
     session = Session("lake", "db", prepared=texts)
     done, wanted = await rewritten("EXECUTE p USING 5", session)
     assert (done.prepared, done.statement) == ("p", "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = ?")
-    assert wanted[0].predicate == '"id" = 5'
+    assert wanted[0].filter == filter_of("id = 5")
     headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
     prepare(headers, "p", done.statement or "")
     assert session_of(CIMultiDictProxy(headers)).prepared == {**texts, "p": done.statement}

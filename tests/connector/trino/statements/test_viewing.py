@@ -14,7 +14,7 @@ from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteResult
 from seamark.connector.trino.statements.views import DEPTH_MAX, VIEWS_MAX
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
-from tests.connector.trino.played import READER, Seamark, rewriter
+from tests.connector.trino.played import READER, Seamark, filter_of, rewriter
 
 SESSION = Session(catalog="other", schema="elsewhere", user=READER)
 COLUMNS = {"k": "long", "x": "int", "twice": "long"}
@@ -48,7 +48,7 @@ async def test_a_view_is_read_over_the_plans_of_what_is_behind_it() -> None:
     assert PLAIN.text[reference.start : reference.end] == "t"
     assert (reference.table, reference.plan_snapshot_id) == (("db", "t"), 101)
     (wanted,) = [one for one in server.asked if one.table == ("db", "t")]
-    assert wanted.predicate == '("x" > 5 AND "id" = 4)'
+    assert wanted.filter == filter_of("x > 5 AND id = 4")
 
 
 async def test_the_answer_tells_nothing_of_the_tables_behind_it_and_all_names_are_renewed() -> None:
@@ -95,7 +95,7 @@ async def test_a_views_own_conditions_leave_files_out_too() -> None:
     done, server = await rewritten("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
     assert done.statement == tried("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     assert [one[2] for one in server.views_asked] == ["TRUE"]
-    assert server.asked[-1].predicate == '"x" > 5'
+    assert server.asked[-1].filter == filter_of("x > 5")
 
 
 async def test_a_table_beside_a_view_of_it_is_read_at_one_snapshot_with_it() -> None:
@@ -124,8 +124,8 @@ async def test_what_is_asked_of_a_view_is_asked_of_what_is_behind_the_views_in_i
         ("mid", '"k" = 4'),
         ("top", '"k" = 4'),
     ]
-    wanted = {one.table[-1]: one.predicate for one in server.asked if one.table[-1] in ("t", "u")}
-    assert wanted == {"t": '("x" > 5 AND "x" < 9 AND "id" = 4)', "u": '"uid" = 4'}
+    wanted = {one.table[-1]: one.filter for one in server.asked if one.table[-1] in ("t", "u")}
+    assert wanted == {"t": filter_of("x > 5 AND x < 9 AND id = 4"), "u": filter_of("uid = 4")}
     shown = [
         [(view.text[one.start : one.end], one.table, one.plan, one.alias) for one in references]
         for _, view, _, references in server.views_asked
@@ -172,7 +172,7 @@ async def test_of_a_nested_views_column_no_more_is_asked_than_of_a_views() -> No
     done, server = await rewritten(statement, views={"top": outer, "v": inner})
     assert done.statement is not None
     assert [one[2] for one in server.views_asked] == ['"k" = 4'] * 2
-    assert server.asked[-1].predicate == '"id" = 4'
+    assert server.asked[-1].filter == filter_of("id = 4")
 
 
 async def test_nested_views_that_are_known_are_asked_for_at_once() -> None:
@@ -223,7 +223,7 @@ async def test_a_table_within_views_of_any_depth_is_read_at_one_snapshot() -> No
     assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "and none beside them"
 
     def turning(wanted: PlanTableRequest) -> dict[str, Any]:
-        return {"snapshot_id": 1 if wanted.predicate and "x" in wanted.predicate else 2}
+        return {"snapshot_id": 1 if "'x'" in repr(wanted.filter) else 2}
 
     done, server = await rewritten(statement, views=views, plan=turning)
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
@@ -332,7 +332,7 @@ async def test_a_table_within_and_beside_a_view_is_read_at_one_snapshot() -> Non
     assert (done.statement.count("~plan~"), done.statement.count("FOR VERSION AS OF")) == (1, 1)
 
     def turning(wanted: PlanTableRequest) -> dict[str, Any]:
-        return {"snapshot_id": 1 if wanted.predicate and "x" in wanted.predicate else 2}
+        return {"snapshot_id": 1 if "'x'" in repr(wanted.filter) else 2}
 
     done, _ = await rewritten(statement, views={"v": PLAIN}, plan=turning)
     assert done.statement is None

@@ -1,0 +1,71 @@
+"""How fast does the console show a page of a large catalog? `python -m bench.console`.
+
+A server with 10,000 tables and a table of 100,000 files; a Chromium whose cache is empty at each visit. The first paint
+is the browser's own measurement, from the beginning of the navigation; the data are there when nothing loads.
+There is no peer: no other Iceberg catalog serves such pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from playwright.async_api import Browser
+
+from bench.measure import Sample
+from bench.report import OURS, Report
+from bench.run import run_benches
+from tests.console.browser import open_browser, open_page
+from tests.console.world import make_large, make_many
+from tests.server.rig import Running, running
+
+GOAL_MS = 1000.0
+TABLES, FILES = 10_000, 100_000
+LARGE = "#/table/db/large"
+PAGES = {
+    f"{TABLES:,} tables": "#/tables",
+    f"a table of {FILES:,} files": LARGE,
+    "its layout by a number": f"{LARGE}/layout?column=customer_id",
+    "its layout by a string": f"{LARGE}/layout?column=country",
+    "a plan of it": f"{LARGE}/explain?where=customer_id+%3D+4711",
+}
+_PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("console", "How fast does the console show a page of a large catalog?", peer="there is none")
+    visits = 1 if quick else 7
+    async with running(folder, log_level="warning") as server, open_browser() as browser:
+        await make_many(server, 100 if quick else TABLES)
+        await make_large(server, 1000 if quick else FILES)
+        for case, address in PAGES.items():
+            await _visit(browser, server, address)
+            samples = [await _visit(browser, server, address) for _ in range(visits)]
+            firsts, wholes = zip(*samples, strict=True)
+            report.add(case, "first paint", "ms", {OURS: list(firsts)}, _ms, goal=GOAL_MS)
+            report.add(case, "all data", "ms", {OURS: list(wholes)}, _ms)
+    return report
+
+
+async def _visit(browser: Browser, server: Running, address: str) -> tuple[Sample, Sample]:
+    """(until the first paint, until nothing loads)."""
+    async with open_page(browser, server.url) as watched:
+        started_s = time.perf_counter()
+        await watched.open(address)
+        whole_ms = (time.perf_counter() - started_s) * 1000
+        return Sample(latencies_ms=[await watched.run(_PAINT)]), Sample(latencies_ms=[whole_ms])
+
+
+def _ms(sample: Sample) -> float:
+    return sample.latencies_ms[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.console", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
+    run_benches({"console": run}, ["console"], quick=parser.parse_args().quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The demo's tables: written by Spark, indexed by the server, clustered by Seamark's Spark job.
+
+There are two fact tables with the same rows: as Spark wrote them, and in Seamark's layout, so that the three columns of
+the demo are measured alternately.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from rich.progress import Progress
+
+from bench import connect
+from bench.demo.options import DemoFailed, Options
+from bench.ssb.generate import TABLES
+from bench.ssb.spark import FACT, write_table
+from seamark.connector.client.engines import catalog_conf
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.spark.frames.clustering import JoinedTable, cluster
+from seamark.connector.spark.session import iceberg_jars, open_session, session_conf
+from tests.services.process import CACHE
+
+NAMESPACE = "ssb"
+WRITTEN, CLUSTERED = (NAMESPACE, FACT), ("clustered", FACT)
+"""The facts as Spark wrote them, and in Seamark's layout."""
+INDEXED = ("lo_custkey", "lo_suppkey", "lo_partkey", "lo_orderdate", "lo_discount", "lo_quantity")
+"""All columns that the queries join or compare."""
+JOINS = {
+    "customer": JoinedTable((NAMESPACE, "customer"), {"lo_custkey": "c_custkey"}),
+    "supplier": JoinedTable((NAMESPACE, "supplier"), {"lo_suppkey": "s_suppkey"}),
+    "part": JoinedTable((NAMESPACE, "part"), {"lo_partkey": "p_partkey"}),
+}
+CLUSTERED_BY = ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_brand1")
+OWN_PLANS = {"seamark.scan-planning-mode": "client"}
+"""Spark plans stock queries itself, as with any other catalog."""
+BUILD_S_MAX = 300.0
+
+
+@contextlib.contextmanager
+def session(uri: str, folder: Path) -> Iterator[SparkSession]:
+    """Spark with the server at `uri` as its catalog and `ssb` as its namespace. Messages of the JVM go to spark.log."""
+    conf = {
+        **session_conf(iceberg_jars(CACHE / "jars")),
+        **catalog_conf(connect.CATALOG, uri),
+        "spark.driver.memory": "2g",
+        "spark.local.dir": str(folder / "spark"),
+        "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
+    }
+    with _stderr_into(folder / "spark.log"):
+        spark = open_session("seamark-demo", conf)
+    try:
+        for namespace, _ in (WRITTEN, CLUSTERED):
+            spark.sql(f"CREATE NAMESPACE {connect.CATALOG}.{namespace}")
+        spark.sql(f"USE {connect.CATALOG}.{NAMESPACE}")
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextlib.contextmanager
+def _stderr_into(path: Path) -> Iterator[None]:
+    """Processes started inside inherit `path` as their standard error."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with path.open("ab") as log:
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def write(spark: SparkSession, data: Path, options: Options, progress: Progress) -> None:
+    """The tables as Spark writes them, the facts by date."""
+    tables = [*((NAMESPACE, table) for table in TABLES), CLUSTERED]
+    for namespace, table in progress.track(tables, description="Spark writes the tables"):
+        target = f"{connect.CATALOG}.{namespace}.{table}"
+        write_table(spark, data, table, target, options.fact_files, OWN_PLANS)
+
+
+def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, progress: Progress) -> None:
+    """Rewrites the second fact table into Seamark's layout."""
+    task = progress.add_task("Seamark clusters the facts", total=1)
+    cluster(spark, CLUSTERED, CLUSTERED_BY, joins=JOINS, files=options.fact_files, client=client)
+    progress.update(task, completed=1)
+
+
+def index(client: IndexClient, progress: Progress) -> None:
+    """Defines the indexes of both and waits until the server has built them. DemoFailed if that takes minutes."""
+    indexes = [(table, f"of_{column}") for table in (WRITTEN, CLUSTERED) for column in INDEXED]
+    for table, name in indexes:
+        client.put_index(table, name, kind="bitmap", columns=[name.removeprefix("of_")])
+    task = progress.add_task(f"the server builds {len(indexes)} bitmap indexes", total=None)
+    until = time.monotonic() + BUILD_S_MAX
+    while time.monotonic() < until:
+        built = [client.index(table, name) for table, name in indexes]
+        progress.update(
+            task, completed=sum(each.files for each in built), total=sum(each.files_total for each in built)
+        )
+        if all(each.files == each.files_total for each in built):
+            return
+        time.sleep(0.2)
+    raise DemoFailed(f"The server did not build the indexes within {BUILD_S_MAX:g} s")

@@ -1,0 +1,74 @@
+"""The options of a run of the demo, and the folder of its server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.services.process import REPO, free_port, http_ok, port_answers
+
+KEPT_PORT = 8181
+NOTE = "kept.json"
+_NO = ("0", "no", "false")
+
+
+class DemoFailed(Exception):
+    """What went wrong, in a sentence for the person who ran the demo."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """`scale`: of the benchmark, 1 is 6 million facts. `keep`: the server stays up over `home`. `trino`: Trino
+    runs the queries, too, where it is installed."""
+
+    scale: float = 1
+    fact_files: int = 800
+    rounds: int = 2
+    keep: bool = False
+    trino: bool = True
+    home: Path = REPO / "demo-home"
+    report: Path = REPO / "reports" / "demo.html"
+
+    @staticmethod
+    def read(env: os._Environ[str] | dict[str, str]) -> Options:
+        """From `SCALE`, `FILES`, `ROUNDS`, `KEEP`, `TRINO`, `DEMO_HOME` and `DEMO_REPORT`; an empty value is the
+        default."""
+        try:
+            scale = float(env.get("SCALE") or Options.scale)
+            files, rounds = int(env.get("FILES") or Options.fact_files), int(env.get("ROUNDS") or Options.rounds)
+        except ValueError as error:
+            raise DemoFailed(f"SCALE must be a number, FILES and ROUNDS whole numbers ({error})") from None
+        if not (0.001 <= scale <= 100 and 1 <= files <= 100_000 and 1 <= rounds <= 100):
+            raise DemoFailed("SCALE must be within 0.001 and 100, FILES within 1 and 100000, ROUNDS within 1 and 100")
+        keep, trino = ((env.get(name) or default) not in _NO for name, default in (("KEEP", "0"), ("TRINO", "1")))
+        home, report = Path(env.get("DEMO_HOME") or Options.home), Path(env.get("DEMO_REPORT") or Options.report)
+        return Options(scale, files, rounds, keep, trino, home, report)
+
+    @property
+    def port(self) -> int:
+        return KEPT_PORT if self.keep and not port_answers(KEPT_PORT) else free_port()
+
+
+@contextlib.contextmanager
+def home(options: Options) -> Iterator[Path]:
+    """The server's folder: `options.home`, emptied, if it is kept, else a temporary folder."""
+    if not options.keep:
+        with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
+            yield Path(folder)
+        return
+    note = options.home / NOTE
+    kept = json.loads(note.read_text()) if note.exists() else None
+    if kept and http_ok(f"{kept['url']}/readyz"):
+        raise DemoFailed(f"The server of an earlier demo runs at {kept['url']}. Stop it: kill {kept['pid']}")
+    if options.home.exists() and not note.exists() and any(options.home.iterdir()):
+        raise DemoFailed(f"{options.home} is not empty and not of an earlier demo. Choose another DEMO_HOME")
+    shutil.rmtree(options.home, ignore_errors=True)
+    options.home.mkdir(parents=True)
+    note.write_text("null")  # marks the folder as the demo's, even if this run fails
+    yield options.home.absolute()

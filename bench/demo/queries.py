@@ -1,0 +1,138 @@
+"""The 13 queries, each run in three ways alternately, and what an engine read for them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from rich.progress import Progress
+
+from bench.demo import lake
+from bench.demo.options import DemoFailed
+from bench.ssb.queries import QUERIES, Oracle
+from bench.ssb.spark import FACT, ask
+from seamark.connector.spark.query.queries import sql as seamark_sql
+
+ICEBERG, UNTOUCHED, CLUSTERED = "Iceberg", "Seamark", "layout"
+"""The columns: stock Iceberg; with Seamark, files as they were written; with Seamark's layout."""
+COLUMNS = (ICEBERG, UNTOUCHED, CLUSTERED)
+_FACT_NAME = re.compile(rf"\b{FACT}\b")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an engine read of the facts, and the seconds from the question to the last row."""
+
+    files: int
+    size_bytes: int
+    seconds: float
+
+
+Ask = Callable[[str], tuple[list[tuple[Any, ...]], Measured]]
+"""Asks an engine a query; its rows, and what it read."""
+
+
+@dataclass
+class Query:
+    """One query. `bound`: files of the clustered layout that hold a row of the answer; no plan can keep fewer."""
+
+    name: str
+    bound: int
+    answers: dict[str, list[Measured]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
+
+    def files(self, column: str) -> int:
+        """The most of any round."""
+        return max(answer.files for answer in self.answers[column])
+
+    def size_bytes(self, column: str) -> int:
+        return max(answer.size_bytes for answer in self.answers[column])
+
+    def seconds(self, column: str) -> float:
+        """The median of all rounds."""
+        return statistics.median(answer.seconds for answer in self.answers[column])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All queries in one `engine`."""
+
+    engine: str
+    queries: list[Query]
+
+    def total(self, of: Callable[[Query], float]) -> float:
+        return sum(of(query) for query in self.queries)
+
+    def mean(self, of: Callable[[Query], float]) -> float:
+        """The geometric mean."""
+        return exp(statistics.fmean(log(of(query)) for query in self.queries))
+
+    def fewer_files(self, column: str) -> float:
+        """How many times fewer files than Iceberg opens, in the geometric mean. No file counts as one."""
+        return self.mean(lambda query: query.files(ICEBERG) / max(1, query.files(column)))
+
+    def sooner(self, column: str) -> float:
+        return self.mean(lambda query: query.seconds(ICEBERG) / query.seconds(column))
+
+    def over_bound(self) -> float:
+        """The worst ratio of files opened in Seamark's layout to files that hold a row."""
+        return max(max(1, query.files(CLUSTERED)) / max(1, query.bound) for query in self.queries)
+
+
+def _turns(number: int, place: int) -> Sequence[str]:
+    """The ways in which a round, counted from 1, asks the query at a place. Round 0 is not counted."""
+    if number == 0:
+        return (COLUMNS[place % len(COLUMNS)],)
+    return COLUMNS[::-1] if number % 2 else COLUMNS
+
+
+def on_clustered(text: str) -> str:
+    """The query over the facts in Seamark's layout."""
+    return _FACT_NAME.sub(".".join(lake.CLUSTERED), text)
+
+
+def spark_asks(spark: SparkSession) -> dict[str, Ask]:
+    """How Spark runs a query, for each column."""
+
+    def asking(run: Callable[[str], DataFrame]) -> Ask:
+        def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], Measured]:
+            answer = ask(run, text)
+            facts = answer.files_read[FACT]
+            return answer.rows, Measured(len(facts), sum(facts.values()), answer.seconds)
+
+        return ask_spark
+
+    return {
+        ICEBERG: asking(spark.sql),
+        UNTOUCHED: asking(lambda text: seamark_sql(spark, text)),
+        CLUSTERED: asking(lambda text: seamark_sql(spark, on_clustered(text))),
+    }
+
+
+def compare(
+    engine: str, asks: Mapping[str, Ask], data: Path, bounds: Mapping[str, int], rounds: int, progress: Progress
+) -> Comparison:
+    """Asks the queries `rounds` times, in each way. `bounds`: of each query. DemoFailed if an answer is wrong.
+
+    Before, each query runs once in one way, which is not counted: the engine compiles and caches what all need. The
+    first round ends with Iceberg, so that a still cold engine is not to its disadvantage."""
+    queries = [Query(name, bounds[name]) for name in QUERIES]
+    total = len(QUERIES) * (1 + rounds * len(COLUMNS))
+    task = progress.add_task(f"13 queries in {engine}, three ways in turns", total=total)
+    with contextlib.closing(Oracle(data)) as oracle:
+        for number in range(rounds + 1):
+            for place, query in enumerate(queries):
+                for column in _turns(number, place):
+                    rows, measured = asks[column](QUERIES[query.name])
+                    if difference := oracle.difference(QUERIES[query.name], rows):
+                        raise DemoFailed(f"{query.name} in {engine}, {column}, has a wrong answer: {difference}")
+                    if number:
+                        query.answers[column].append(measured)
+                    progress.advance(task)
+    return Comparison(engine, queries)

@@ -1,0 +1,142 @@
+"""The result as one HTML file that loads nothing else: the figures, and pictures of both layouts.
+
+A picture shows one attribute: each data file is a bar from its smallest to its largest value, by rank among all values,
+and files lie side by side in the order of their smallest value. Short bars are what lets a plan leave files out.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from bench.demo.queries import CLUSTERED, COLUMNS, ICEBERG, UNTOUCHED, Comparison
+from bench.demo.screen import BOUND, MB, TOLD, sentence
+from bench.ssb.bounds import open_facts
+
+ATTRIBUTES = {
+    "order date": ("date", "d_datekey", "lo_orderdate"),
+    "customer's city": ("customer", "c_city", "lo_custkey = c_custkey"),
+    "supplier's city": ("supplier", "s_city", "lo_suppkey = s_suppkey"),
+    "part's brand": ("part", "p_brand1", "lo_partkey = p_partkey"),
+}
+"""What the layout clusters by: the table, its column, and how facts refer to it."""
+WIDTH, HEIGHT = 520, 120
+_COLOURS = {ICEBERG: "#8a8f98", UNTOUCHED: "#3b82c4", CLUSTERED: "#12805c", BOUND: "#c77700"}
+_STYLE = """
+:root { color-scheme: light dark; --line: #8886; --text: #1b1f24; --back: #fff; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e8eb; --back: #16181c; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 1120px;
+  margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child { text-align: left; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: 1.5rem; }
+figure { margin: 0 0 1rem; } svg { width: 100%; height: auto; border: 1px solid var(--line); }
+svg text { fill: var(--text); font: 12px system-ui, sans-serif; }
+"""
+
+Bars = list[tuple[float, float]]
+
+
+def ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
+    """For each attribute the range of each file, in ranks between 0 and 1, by the smallest."""
+    found = {}
+    with closing(open_facts(paths, data)) as db:
+        for name, (table, column, on) in ATTRIBUTES.items():
+            ranks = f'(SELECT *, percent_rank() OVER (ORDER BY {column}) AS rank FROM "{table}")'
+            on = on if "=" in on else f"{on} = {column}"
+            rows = db.execute(
+                f"SELECT min(rank), max(rank) FROM lineorder JOIN {ranks} ON {on} GROUP BY filename ORDER BY 1, 2"
+            ).fetchall()
+            found[name] = [(float(low), float(high)) for low, high in rows]
+    return found
+
+
+def write_report(
+    compared: Sequence[Comparison], written: Sequence[str], clustered: Sequence[str], data: Path, scale: float
+) -> str:
+    """The page as text. `written` and `clustered`: paths of the facts' files."""
+    before, after = ranges(written, data), ranges(clustered, data)
+    pictures = "".join(
+        '<div class="pair">'
+        + _layout(name, "as written", before[name], _COLOURS[ICEBERG])
+        + _layout(name, "in Seamark's layout", after[name], _COLOURS[CLUSTERED])
+        + "</div>"
+        for name in ATTRIBUTES
+    )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Seamark demo</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style><body><h1>Star Schema Benchmark, scale {scale:g}</h1>"
+        f"{''.join(map(_engine, compared))}"
+        "<h2>Why: what each file holds</h2><p>Each bar is a data file, from its smallest to its largest value. A query "
+        "for one value opens the files whose bars cross that value, at most. As written, the files are ordered by date "
+        "alone.</p>"
+        f"{pictures}</body></html>\n"
+    )
+
+
+def _engine(comparison: Comparison) -> str:
+    return (
+        f"<h2>Files opened in {comparison.engine}</h2><p>{html.escape(sentence(comparison))}</p>"
+        f"{_bars(comparison)}{_table(comparison)}"
+    )
+
+
+def _bars(comparison: Comparison) -> str:
+    names = (*COLUMNS, BOUND)
+    row, left = 16, 60
+    height = len(comparison.queries) * (row * len(names) + 12)
+    most = max(query.files(column) for query in comparison.queries for column in COLUMNS)
+    parts: list[str] = []
+    y = 4.0
+    for query in comparison.queries:
+        parts.append(f'<text x="0" y="{y + row * 2}">{query.name}</text>')
+        for name in names:
+            count = query.bound if name == BOUND else query.files(name)
+            width = max(1.0, count / max(1, most) * 900)
+            parts.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{row - 3}" fill="{_COLOURS[name]}"/>')
+            parts.append(f'<text x="{left + width + 6:.1f}" y="{y + row - 5}">{count:,}</text>')
+            y += row
+        y += 12
+    legend = " · ".join(
+        f'<span style="color:{_COLOURS[name]}">■</span> {html.escape(TOLD.get(name, name))}' for name in names
+    )
+    label = "Files opened by each query"
+    return f"<p>{legend}</p>" + _svg(1040, height, label, parts)
+
+
+def _table(comparison: Comparison) -> str:
+    heads = [f"{what}, {html.escape(TOLD[column])}" for what in ("files", "MB", "s") for column in COLUMNS]
+    heads.insert(3, "bound")
+    rows = "".join(
+        f"<tr><td>{query.name}</td>"
+        + "".join(f"<td>{query.files(column):,}</td>" for column in COLUMNS)
+        + f"<td>{query.bound:,}</td>"
+        + "".join(f"<td>{query.size_bytes(column) / MB:,.1f}</td>" for column in COLUMNS)
+        + "".join(f"<td>{query.seconds(column):.2f}</td>" for column in COLUMNS)
+        + "</tr>"
+        for query in comparison.queries
+    )
+    return f"<table><tr><th>query</th>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+
+
+def _layout(attribute: str, told: str, bars: Sequence[tuple[float, float]], colour: str) -> str:
+    step = WIDTH / max(1, len(bars))
+    parts = [
+        f'<rect x="{at * step:.2f}" y="{(1 - high) * HEIGHT:.1f}" width="{max(0.6, step * 0.85):.2f}" '
+        f'height="{max(1.0, (high - low) * HEIGHT):.1f}" fill="{colour}"/>'
+        for at, (low, high) in enumerate(bars)
+    ]
+    width = sum(high - low for low, high in bars) / max(1, len(bars))
+    caption = f"{attribute}, {told}: a file covers {width:.0%} of the values on average"
+    return f"<figure>{_svg(WIDTH, HEIGHT, caption, parts)}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def _svg(width: int, height: int, label: str, parts: Iterable[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(label)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )

@@ -1,0 +1,49 @@
+"""The same queries in Trino, alone and through `seamark trino-proxy`, where this machine has a JDK 25 and Trino's jars.
+
+Trino opens a file for each split that it reads, because the demo's files are smaller than a split.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from bench.demo import lake
+from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, Ask, Measured, on_clustered
+from bench.trino.asking import Client
+from seamark.metaserver.cli.installation.java import java_25_home
+from tests.services.trino import JARS, trino_server
+from tests.services.trino_proxy import trino_proxy
+
+BUDGET_MS = "2000"
+"""For the plans of a statement: the joins of the benchmark, run for the first time on a busy machine."""
+
+
+def is_installed() -> bool:
+    return java_25_home() is not None and any(JARS.glob("lib/trino-main-*.jar"))
+
+
+@contextlib.contextmanager
+def asks(folder: Path, uri: str) -> Iterator[Mapping[str, Ask]]:
+    """How Trino runs a query, for each column; it and the proxy end with the block."""
+    with contextlib.ExitStack() as opened:
+        trino = opened.enter_context(trino_server(folder / "trino", uri=uri, jvm=()))
+        flags = ("--trino", trino.base_url, "--budget-ms", BUDGET_MS)
+        proxy = opened.enter_context(trino_proxy(folder / "proxy", *flags, seamark=uri))
+        direct, planned = (
+            opened.enter_context(contextlib.closing(Client(url, trino.base_url))) for url in (trino.base_url, proxy.url)
+        )
+        yield {
+            ICEBERG: _ask(direct),
+            UNTOUCHED: _ask(planned),
+            CLUSTERED: lambda text: _ask(planned)(on_clustered(text)),
+        }
+
+
+def _ask(client: Client) -> Ask:
+    def ask(text: str) -> tuple[list[tuple[object, ...]], Measured]:
+        answer = client.ask(text, lake.NAMESPACE)
+        return answer.rows, Measured(answer.splits, round(answer.kilobytes * 1000), answer.wall_ms / 1000)
+
+    return ask

@@ -1,0 +1,54 @@
+"""How long does DuckDB take to find one row by its key in 10,000 files?
+
+The same statement, alternately, each time for another key: by DuckDB's own Iceberg reader, and by `seamark.duckdb.sql`
+over the same connection. Both must give the same row. The time is that of the caller, from the text to the row.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+import seamark.duckdb
+from bench.report import OURS, Report, Row
+from bench.trino.points import INDEXED, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
+
+FILES, KEYS, WARM = 10_000, 5, 1
+DIRECT = "duckdb"
+GOAL = 20
+COLUMNS = {**{column: f"by {kind} index" for column, kind in INDEXED.items()}, ORDERED: "by min and max, in order"}
+
+
+class AnswersDiffer(Exception):
+    """The plan gave another row than DuckDB's own reader."""
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    files, keys = (40, 2) if quick else (FILES, KEYS)
+    report = Report("duckdb_point", f"How long does DuckDB take for one row of {files:,} files?", peer="DuckDB alone")
+    with points(files, folder / "seamark") as server, closing(seamark.duckdb.connect(server.base_url)) as con:
+        ways = {DIRECT: con.sql, OURS: lambda text: seamark.duckdb.sql(con, text)}
+        for column, case in COLUMNS.items():
+            took: dict[str, list[float]] = {name: [] for name in ways}
+            numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
+            for turn, number in enumerate(numbers.tolist()):
+                key = key_of(column, number, files)
+                text = f"SELECT {ORDERED}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = {key}"
+                for name, run_text in ways.items():
+                    begun_s = time.perf_counter()
+                    rows = run_text(text).fetchall()
+                    if turn >= WARM:
+                        took[name].append(1000 * (time.perf_counter() - begun_s))
+                    if rows != [(number, f"Note about {number}")]:
+                        raise AnswersDiffer(f"{text}: {name} gave {rows}")
+            medians = {name: statistics.median(each) for name, each in took.items()}
+            report.rows.append(Row(case, "a statement", "ms", medians, peer=DIRECT, goal=medians[DIRECT] / GOAL))
+    report.notes += [
+        f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
+        "By min and max DuckDB leaves out the same files; what it saves there is reading the manifests of all.",
+    ]
+    return report

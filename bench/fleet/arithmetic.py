@@ -1,0 +1,224 @@
+"""A fleet of 100 replicas over 10⁹ files in 10⁵ tables, computed and simulated: shares of the hashing, hit rates of the
+tiers, load of the pointer store.
+
+The hashing is the server's own. The hit rates come from a simulation of least-recently-used tiers at a hundredth of the
+size (caches, tables and files alike), with Zipf-distributed tables. Everything is drawn from one seed, so the figures
+are the same everywhere.
+
+    python -m bench.fleet.arithmetic            # prints the figures
+    python -m bench.fleet.arithmetic --write    # writes them into docs/explanation/fleet.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from bisect import bisect_left
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from seamark.cache.rendezvous import Rendezvous
+from seamark.metaserver.settings import Settings
+
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "fleet.md"
+BEGIN, END = "<!-- figures: bench.fleet.arithmetic -->", "<!-- end of figures -->"
+SEED = 22
+
+
+@dataclass(frozen=True)
+class Fleet:
+    files: int = 10**9
+    tables: int = 10**5
+    replicas: int = 100
+    entries: int = 1000
+    """Files in a manifest."""
+    manifest_bytes_each: int = 407
+    """Bytes of a manifest for a file of 20 columns, as `bench/results/planning_memory.md` has it."""
+    block_bytes_each: int = 444
+    """Bytes of a decoded manifest for a file: the same."""
+    plans_each_s: int = 200
+    """Plans a second at each replica."""
+    commits_s: int = 300
+    """Commits a second of the whole fleet: each table every 5 minutes or so."""
+
+    @property
+    def manifests(self) -> int:
+        return self.files // self.entries
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of keys among replicas, as parts of the mean."""
+
+    least: float
+    most: float
+    moved_by_join: float
+    """The part of all keys that another replica owns after one joins."""
+    moved_by_leave: float
+
+
+def shares(fleet: Fleet, keys: int) -> Shares:
+    names = [f"10.0.{number // 250}.{number % 250}:8183" for number in range(fleet.replicas + 1)]
+    rng = random.Random(SEED)
+    folder = "s3://lake/w/t{}/metadata/{:032x}-m0.avro"
+    located = [folder.format(rng.randrange(fleet.tables), rng.getrandbits(128)) for _ in range(keys)]
+    before, after = Rendezvous(dict.fromkeys(names[:-1], 1.0)), Rendezvous(dict.fromkeys(names, 1.0))
+    owners = [before.ranked(key, 1)[0] for key in located]
+    owned = Counter(owners)
+    joined = sum(after.ranked(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
+    mean = keys / fleet.replicas
+    return Shares(
+        least=min(owned.values()) / mean,
+        most=max(owned.values()) / mean,
+        moved_by_join=joined / keys,
+        moved_by_leave=owned[names[0]] / keys,
+    )
+
+
+class Lru:
+    """Tables within a budget, the least recently used removed first."""
+
+    def __init__(self, budget_bytes: float) -> None:
+        self._budget = budget_bytes
+        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self._used = 0
+
+    def has(self, key: int, size_bytes: int) -> bool:
+        """Whether it is there; afterwards it is, if it fits at all."""
+        if key in self._sizes:
+            self._sizes.move_to_end(key)
+            return True
+        if size_bytes <= self._budget:
+            self._sizes[key] = size_bytes
+            self._used += size_bytes
+            while self._used > self._budget:
+                self._used -= self._sizes.popitem(last=False)[1]
+        return False
+
+
+@dataclass(frozen=True)
+class HitRates:
+    """Of plans, after the tiers are warm: where they found the manifests that their replica had not used recently."""
+
+    own: float
+    peers: float
+    storage: float
+    new_reads: float
+    """Reads of the storage for manifests that commits added, for each commit."""
+    new_reads_without_peers: float
+
+
+def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) -> HitRates:
+    """At 1/`scale` of tables, files and budgets, and with a tenth of the replicas, whose budgets are ten times as large
+    for the peer tier: the number of replicas that share it changes only who owns what."""
+    rng = random.Random(SEED)
+    replicas, tables = fleet.replicas // 10, fleet.tables // scale
+    weights = [1 / (rank + 1) for rank in range(tables)]
+    popularity = list(accumulate(weights))
+    sizes = _table_files(rng, tables, fleet.files // scale)
+    own = [Lru(settings.plan_disk_bytes / scale) for _ in range(replicas)]
+    shared = Lru(settings.peer_disk_bytes * fleet.replicas / scale)
+    found: Counter[str] = Counter()
+    versions: Counter[int] = Counter()
+    seen: list[dict[int, int]] = [{} for _ in range(replicas)]
+    commits_each = fleet.commits_s / (fleet.plans_each_s * fleet.replicas)
+
+    def draw() -> int:
+        return bisect_left(popularity, rng.random() * popularity[-1])
+
+    for number in range(requests):
+        if rng.random() < commits_each:
+            versions[draw()] += 1
+            found["commits"] += 1
+        table, replica = draw(), rng.randrange(replicas)
+        if own[replica].has(table, sizes[table] * fleet.block_bytes_each):
+            source = "own"
+        else:
+            source = "peers" if shared.has(table, sizes[table] * fleet.manifest_bytes_each) else "storage"
+        if number >= requests // 2:  # the first half fills the tiers
+            found[source] += 1
+        version = versions[table]
+        if seen[replica].get(table, 0) < version:
+            found["new without peers"] += 1
+            found["new"] += all(one.get(table, 0) < version for one in seen)
+            seen[replica][table] = version
+    total, commits = requests - requests // 2, found["commits"]
+    return HitRates(
+        own=found["own"] / total,
+        peers=found["peers"] / total,
+        storage=found["storage"] / total,
+        new_reads=found["new"] / commits,
+        new_reads_without_peers=found["new without peers"] / commits,
+    )
+
+
+def _table_files(rng: random.Random, tables: int, files: int) -> Sequence[int]:
+    """Sizes of tables, log-normal as in warehouses: most are small, few have most files."""
+    drawn = [rng.lognormvariate(0, 2.0) for _ in range(tables)]
+    each = files / sum(drawn)
+    return [max(1, round(size * each)) for size in drawn]
+
+
+def figures() -> str:
+    """The table of the page."""
+    fleet, settings = Fleet(), Settings()
+    ring, rates = shares(fleet, keys=20_000), hit_rates(fleet, settings, scale=100, requests=60_000)
+    missed = rates.peers + rates.storage
+    raw, blocks = fleet.files * fleet.manifest_bytes_each, fleet.files * fleet.block_bytes_each
+    plans_s = fleet.plans_each_s * fleet.replicas
+    renewals_s = fleet.replicas / (settings.peer_lease_s / 3)
+    rows = [
+        ("manifests, of 1,000 files each", f"{fleet.manifests:,}"),
+        ("manifests as files, 407 bytes a file", _size(raw)),
+        ("share of a replica", _size(raw / fleet.replicas)),
+        ("default budget of a replica for it (`peer_disk_bytes`)", _size(settings.peer_disk_bytes)),
+        ("decoded manifests, 444 bytes a file", _size(blocks)),
+        ("part of them in the budget of one replica (`plan_disk_bytes`)", f"{settings.plan_disk_bytes / blocks:.1%}"),
+        ("files that one of 100 replicas owns", f"{ring.least:.2f} to {ring.most:.2f} of the mean"),
+        ("files that move when a replica joins", f"{ring.moved_by_join:.2%}, ideal {1 / (fleet.replicas + 1):.2%}"),
+        ("files that move when a replica leaves", f"{ring.moved_by_leave:.2%}, ideal {1 / fleet.replicas:.2%}"),
+        ("plans that find their manifests decoded on their replica", f"{rates.own:.1%}"),
+        ("plans that find them on other replicas", f"{rates.peers:.1%}"),
+        ("plans that read them from the storage", f"{rates.storage:.1%}"),
+        ("… without other replicas", f"{missed:.1%}"),
+        ("reads of the storage for the manifest of a commit", f"{rates.new_reads:.2f}"),
+        ("… without other replicas, with 10 that plan", f"{rates.new_reads_without_peers:.2f}"),
+        ("pointers read a second, at 200 plans a second and replica", f"{plans_s:,}"),
+        ("renewals of leases a second", f"{renewals_s:.0f}"),
+        ("rows that the renewals read a second", f"{renewals_s * fleet.replicas:,.0f}"),
+        ("commits a second, a transaction each", f"{fleet.commits_s}"),
+    ]
+    return "\n".join(["| figure | value |", "|---|--:|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:,.0f} {unit}" if count >= 10 else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def replaced_figures(page: str, text: str) -> str:
+    """The page with `text` between its marks. ValueError without them."""
+    before, begin, rest = page.partition(BEGIN + "\n")
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE.name} has no marks {BEGIN!r} and {END!r}")
+    return f"{before}{begin}{text}\n{end}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the figures into the page")
+    text = figures()
+    if parser.parse_args().write:
+        PAGE.write_text(replaced_figures(PAGE.read_text(), text))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

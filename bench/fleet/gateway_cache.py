@@ -1,0 +1,361 @@
+"""What the gateway's cache gains: first reads and repeated reads through it, beside direct reads, alternately.
+
+The store is a real S3 server behind a proxy that delays each request as a store in the cloud does (`bench.gateway`).
+A first read finds nothing in the cache; then the same ranges are read from the disk, in a server without a memory tier,
+and from memory. Cached ranges are also compared with a process that sends files by sendfile, which is the limit of the
+loopback interface. The client is a plain socket, since a client in Python takes longer than the server.
+
+    python -m bench.fleet.gateway_cache
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import socket
+import statistics
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import psutil
+
+from bench.gateway import OBJECT_BYTES, delayed
+from bench.report import Report, Row
+from seamark.metaserver.connections import raise_descriptor_limit
+from tests.gateway.rig import Keys, Rig, open_rig
+from tests.services.s3 import S3, s3_server
+
+CASES = (("64 KiB", 64 << 10, 512 << 10, 1), ("1 MiB", 1 << 20, 1 << 20, 2), ("8 MiB", 8 << 20, 8 << 20, 4))
+"""(name, bytes, distance of two ranges, so that a read brings no block of another, objects)."""
+MEBIBYTE = 1 << 20
+LIMIT = "sendfile"
+SLOW_BYTES = 8 * MEBIBYTE
+"""Of a slow reader: more than the buffers of a connection hold."""
+
+
+Read = Callable[[int], float]
+
+
+def reader(client: Any, keys: Keys, size: int, name: str) -> Read:
+    """Reads the n-th range of an object on one connection; returns its seconds. Fails unless all bytes arrive."""
+    url = _presigned(client, keys, name)
+    connection = socket.create_connection((str(url.hostname), int(url.port or 80)))
+    buffer = memoryview(bytearray(2 * MEBIBYTE))
+
+    def read(number: int) -> float:
+        start = number * size % (OBJECT_BYTES - size + 1)
+        request = _get(url, start, size)
+        begun = time.perf_counter()
+        _receive(connection, request, size, buffer)
+        return time.perf_counter() - begun
+
+    return read
+
+
+def _presigned(client: Any, keys: Keys, name: str) -> SplitResult:
+    at = {"Bucket": keys.bucket, "Key": keys.prefix + name}
+    return urlsplit(client.generate_presigned_url("get_object", Params=at, ExpiresIn=3600))
+
+
+def _get(url: SplitResult, start: int, size: int) -> bytes:
+    head = f"GET {url.path}?{url.query} HTTP/1.1\r\nHost: {url.netloc}\r\n"
+    return f"{head}Range: bytes={start}-{start + size - 1}\r\n\r\n".encode()
+
+
+class Ranges:
+    """The n-th range of several objects, in one random order for all readers."""
+
+    def __init__(self, readers: list[Read], size: int, step: int, seed: int) -> None:
+        self._readers = readers
+        places = [(index, start // size) for index in range(len(readers)) for start in range(0, OBJECT_BYTES, step)]
+        random.Random(seed).shuffle(places)
+        self._places = [(index, number) for index, number in places if (number + 1) * size <= OBJECT_BYTES]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, number: int) -> float:
+        index, place = self._places[number % len(self._places)]
+        return self._readers[index](place)
+
+
+def add_rows(
+    report: Report, case: str, ours: list[float], theirs: list[float], factor: float, limit: list[float] | None = None
+) -> None:
+    """`factor`: how many times faster than the direct read the goal is. `limit`: the seconds of sendfile."""
+    for name, of in (("median", statistics.median), ("mean", statistics.fmean)):
+        values = {"seamark": of(ours) * 1000, "direct": of(theirs) * 1000}
+        goal = values["direct"] / factor if name == "median" else None
+        if limit is not None:
+            values[LIMIT] = of(limit) * 1000
+        report.rows.append(Row(case, name, "ms", values, peer="direct", goal=goal))
+
+
+def upload(rig: Rig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
+    """(keys of the gateway, keys of the store, names of new objects)."""
+    if not rig.has_table("t"):
+        rig.create_table("t")
+    keys = rig.keys("t")
+    own = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
+    names = [f"data/{uuid.uuid4()}.parquet" for _ in range(count)]
+    with closing(own.client()) as client:
+        for name in names:
+            client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=os.urandom(OBJECT_BYTES))
+    return keys, own, names
+
+
+def compare(ours: Ranges, theirs: Ranges, count: int) -> tuple[list[float], list[float]]:
+    """Seconds of both, alternately, of the first `count` ranges."""
+    pairs = [(ours.read(n), theirs.read(n)) if n % 2 else (theirs.read(n), ours.read(n))[::-1] for n in range(count)]
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+def measure(
+    report: Report,
+    rig: Rig,
+    near: S3,
+    far: S3,
+    tier: str,
+    factor: float,
+    rounds: int,
+    sent: Callable[[int], Callable[[int], float]],
+) -> None:
+    """First reads, and reads of what is in the tier."""
+    for seed, (label, size, step, objects) in enumerate(CASES):
+        keys, own, names = upload(rig, near, objects)
+        with closing(keys.client()) as client, closing(replace(own, endpoint=far.endpoint).client()) as direct:
+            ours = Ranges([reader(client, keys, size, name) for name in names], size, step, seed)
+            theirs = Ranges([reader(direct, own, size, name) for name in names], size, step, seed)
+            count = min(rounds, len(ours) - 1)
+            for one in (ours, theirs):
+                one.read(count)  # opens the connection
+            pairs = compare(ours, theirs, count)
+            if tier == "memory":
+                add_rows(report, f"first read, {label}", *pairs, 1 / 1.05)
+            time.sleep(1)  # blocks are written to the disk after the answer
+            limit = [sent(size)(number) for number in range(count)]
+            add_rows(report, f"in {tier}, {label}", *compare(ours, theirs, count), factor, limit)
+
+
+def sequential(report: Report, rig: Rig, near: S3, far: S3) -> None:
+    """A whole object, in requests of 1 MiB one after another."""
+    keys, own, names = upload(rig, near, 3)
+    took: dict[str, list[float]] = {"seamark": [], "direct": []}
+    for name in names:
+        for server, used in (("seamark", keys), ("direct", replace(own, endpoint=far.endpoint))):
+            with closing(used.client()) as client:
+                read = reader(client, used, MEBIBYTE, name)
+                took[server].append(sum(read(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
+    values = {server: statistics.median(times) for server, times in took.items()}
+    report.rows.append(Row("64 MiB, one MiB after another, first read", "median", "ms", values, peer="direct"))
+
+
+# Throughput
+
+
+def _sending(listener: socket.socket, path: str) -> None:
+    """Answers each line with the part of the file that it names, by sendfile."""
+
+    def serve(connection: socket.socket) -> None:
+        with connection, open(path, "rb") as file:
+            while request := connection.recv(4096):
+                size, start = (int(part) for part in request.split())
+                connection.sendall(b"HTTP/1.1 206 OK\r\nContent-Length: %d\r\n\r\n" % size)
+                while size:
+                    sent = os.sendfile(connection.fileno(), file.fileno(), start, size)
+                    start, size = start + sent, size - sent
+
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+
+@contextmanager
+def sendfile_server(path: str) -> Iterator[int]:
+    """A process; yields its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    child = os.fork()
+    if not child:
+        try:
+            _sending(listener, path)
+        finally:
+            os._exit(0)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        listener.close()
+
+
+def _receive(connection: socket.socket, request: bytes, size: int, buffer: memoryview) -> None:
+    connection.sendall(request)
+    got = connection.recv_into(buffer)
+    head = bytes(buffer[:got]).find(b"\r\n\r\n") + 4
+    left = size - (got - head)
+    while left:
+        got = connection.recv_into(buffer)
+        assert got, "the connection ended early"
+        left -= got
+
+
+def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: float) -> float:
+    """Bytes a second on one connection."""
+    buffer = memoryview(bytearray(2 * MEBIBYTE))
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        for number in range(8):
+            _receive(connection, requests(number), size, buffer)
+        count, begun = 0, time.perf_counter()
+        while (took := time.perf_counter() - begun) < seconds:
+            _receive(connection, requests(count), size, buffer)
+            count += 1
+    return count * size / took
+
+
+def sending(port: int, size: int) -> Read:
+    """As `reader`, of the process that sends by sendfile."""
+    connection, buffer = socket.create_connection(("127.0.0.1", port)), memoryview(bytearray(2 * MEBIBYTE))
+
+    def read(number: int) -> float:
+        begun = time.perf_counter()
+        _receive(connection, b"%d %d" % (size, number * size % (OBJECT_BYTES // 2)), size, buffer)
+        return time.perf_counter() - begun
+
+    return read
+
+
+def compare_throughput(report: Report, rig: Rig, s3: S3, port: int, rounds: int) -> None:
+    keys, _, names = upload(rig, s3, 1)
+    with closing(keys.client()) as client:
+        url = _presigned(client, keys, names[0])
+    for label, size, *_ in CASES[1:]:
+
+        def ours(number: int, size: int = size) -> bytes:
+            return _get(url, number * size % (OBJECT_BYTES // 2), size)
+
+        def theirs(number: int, size: int = size) -> bytes:
+            return b"%d %d" % (size, number * size % (OBJECT_BYTES // 2))
+
+        found: dict[str, list[float]] = {"seamark": [], "direct": []}
+        for _ in range(rounds):
+            found["seamark"].append(throughput(ours, urlsplit(rig.gateway).port or 0, size, 1.0))
+            found["direct"].append(throughput(theirs, port, size, 1.0))
+        rates = {server: statistics.median(values) / MEBIBYTE for server, values in found.items()}
+        report.rows.append(
+            Row(
+                f"cached ranges of {label}",
+                "throughput (direct: sendfile)",
+                "MiB/s",
+                rates,
+                lower_is_better=False,
+                peer="direct",
+                goal=0.8 * rates["direct"],
+            )
+        )
+        report.rows.append(
+            Row(
+                f"cached ranges of {label}",
+                "requests on one connection",
+                "/s",
+                {server: rate * MEBIBYTE / size for server, rate in rates.items()},
+                lower_is_better=False,
+                peer="direct",
+            )
+        )
+
+
+# Memory
+
+
+def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int) -> tuple[int, int, int]:
+    """(MiB of memory more at the peak, answers, refusals) while `count` connections read a range and take it slowly."""
+    with closing(keys.client()) as client:
+        url = _presigned(client, keys, name)
+        client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # into the cache
+    process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]
+    before = process.memory_info().rss
+
+    def watch() -> None:
+        while not stop.wait(0.05):
+            peak[0] = max(peak[0], process.memory_info().rss - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    sockets: list[socket.socket] = []
+    answered = refused = 0
+    try:
+        for number in range(count):
+            one = socket.socket()
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # a slow client: the server cannot run ahead
+            one.settimeout(60)
+            one.connect((url.hostname, url.port))
+            sockets.append(one)
+            start = number * MEBIBYTE % (OBJECT_BYTES - SLOW_BYTES)
+            one.sendall(_get(url, start, SLOW_BYTES))
+        for one in sockets:
+            try:
+                status = one.recv(4096)[9:12]
+            except OSError:
+                status = b""
+            answered += status == b"206"
+            refused += status != b"206"
+        time.sleep(1)
+    finally:
+        for one in sockets:
+            one.close()
+        stop.set()
+        watcher.join()
+    return peak[0] >> 20, answered, refused
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--connections", type=int, default=10_000)
+    given = parser.parse_args()
+    report = Report("gateway_cache", "What does the cache of the objects gateway gain?", peer="direct")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        s3 = stack.enter_context(s3_server(Path(folder), keep_alive=True))
+        slow = stack.enter_context(delayed(s3.endpoint, 1))
+        far = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
+        sent = Path(folder) / "sent"
+        sent.write_bytes(os.urandom(OBJECT_BYTES))
+        port = stack.enter_context(sendfile_server(str(sent)))
+        memory = {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": str(1 << 30)}
+        with open_rig(Path(folder) / "memory", s3, SEAMARK_S3_ENDPOINT=slow, **memory) as rig:
+            measure(report, rig, s3, far, "memory", 50, given.rounds, partial(sending, port))
+            sequential(report, rig, s3, far)
+            compare_throughput(report, rig, s3, port, 5)
+        with open_rig(
+            Path(folder) / "disk", s3, SEAMARK_S3_ENDPOINT=slow, SEAMARK_GATEWAY_CACHE_MEMORY_BYTES="0"
+        ) as rig:
+            measure(report, rig, s3, far, "disk", 10, given.rounds, partial(sending, port))
+        raise_descriptor_limit()
+        limits = {"SEAMARK_GATEWAY_REQUESTS_LIMIT": "40000", "SEAMARK_CONNECTIONS_LIMIT": "40000"}
+        with open_rig(Path(folder) / "many", s3, **limits) as rig:
+            keys, _, names = upload(rig, s3, 1)
+            more, answered, refused = concurrent_readers(rig, keys, names[0], given.connections)
+    report.bounds["memory of the server for concurrent range reads"] = (
+        f"{more} MiB more while {given.connections} connections read 8 MiB each of a cached object and take it slowly,"
+        f" {more * 1024 // given.connections} KiB for each; {answered} were answered at once, and {refused} refused"
+    )
+    report.notes.append(
+        "`direct` is versitygw behind a proxy that delays requests by 15 ms in the median and up to 200 ms, or for"
+        " throughput a process that sends a file by sendfile. One connection, presigned requests."
+    )
+    report.save()
+    print(report.markdown())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""What does a table of up to ten million files cost one machine: memory for each file, and the time of its plans?
+
+The table has 20 columns, and manifests of 10,000 entries, as writers that merge manifests leave them. Two processes
+plan it one after another, with one folder on the local disk: the first decodes every manifest, the second begins as
+a server does after a restart. Each plans by every filter of `bench.planning.filters` in turn. Another manifest
+is then committed, and the snapshot is planned that lists it.
+
+Memory is measured in two ways: by how much the resident memory of the process grew, without what the allocator has
+freed, and what the planner reports in /metrics.
+
+    python -m bench.fleet.many_files --files 1000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import gc
+import io
+import json
+import multiprocessing
+import shutil
+import statistics
+import tempfile
+import time
+import uuid
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fastavro
+import psutil
+
+from bench.planning import layout
+from bench.planning.filters import FILTERS, ORDERED, RANGES
+from bench.planning.ours import OurPlanner, our_planner
+from bench.planning.tables import Table, table
+from bench.report import OURS, Report, Row
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.planner.scan.request import ScanRequest
+
+MANIFEST_ENTRIES = 10_000
+TURNS = 30
+COMMITS = 5
+GOALS = {"bytes": 250.0, "restart": 1000.0, "range": 10.0, "ordered": 0.2, "commit": 5.0}
+
+
+@dataclass
+class Measured:
+    """Of one process. Times in ms; memory in bytes a file."""
+
+    first_ms: float
+    resident: dict[str, float] = field(default_factory=dict)
+    """Growth of the resident memory, by moment."""
+    private: float = 0.0
+    """Of the last moment, the part that no file backs."""
+    reported: float = 0.0
+    views: int = 0
+    plans_ms: dict[str, float] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    commit_ms: float = 0.0
+    """By how much the plan of the next snapshot takes longer."""
+
+
+def measure(made: Table, home: Path, memory_bytes: int) -> Measured:
+    """In a separate process."""
+    return asyncio.run(_measure(made, home, memory_bytes))
+
+
+async def _measure(made: Table, home: Path, memory_bytes: int) -> Measured:
+    async with our_planner(home, made, disk=True, memory_bytes=memory_bytes) as ours:
+        before, private = _resident(), _resident(private=True)
+        first = await ours.plan(FILTERS[RANGES[0]].expression(made))
+        found = Measured(first.ms)
+        await _settled()
+        found.resident["after one plan"] = (_resident() - before) / made.files
+        for name, wanted in FILTERS.items():
+            found.kept[name] = len((await ours.scan(wanted.expression(made)))[1].rows)
+            times = [(await ours.scan(wanted.expression(made, turn)))[0] for turn in range(1, TURNS + 1)]
+            found.plans_ms[name] = statistics.median(times)
+        await _settled()
+        found.resident["after ten filters"] = (_resident() - before) / made.files
+        found.private = (_resident(private=True) - private) / made.files
+        stats = ours.planner.stats()
+        found.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / made.files
+        found.views = stats.views
+        found.commit_ms = await _commits(ours, made)
+    return found
+
+
+async def _settled() -> None:
+    """Waits until the processor rests, so that what was decoded is on the disk."""
+    process, before = psutil.Process(), 0.0
+    while (spent := sum(process.cpu_times()[:2])) - before > 0.02:
+        before = spent
+        await asyncio.sleep(0.5)
+
+
+def _resident(*, private: bool = False) -> int:
+    """Bytes; `private`: without pages of files."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - (memory.shared if private else 0))
+
+
+async def _commits(ours: OurPlanner, made: Table) -> float:
+    """The median, over commits of one manifest, of the next plan's time less that of a plan of a known snapshot."""
+    more = []
+    wanted = FILTERS[RANGES[0]]
+    for number in range(COMMITS):
+        known, _ = await ours.scan(wanted.expression(made, 500 + number))
+        metadata = _committed(made, ours.metadata, number)
+        parsed = parse_expression(wanted.expression(made, 600 + number))
+        started = time.perf_counter()
+        await ours.planner.scan(metadata, ScanRequest(filter=parsed))
+        more.append((time.perf_counter() - started) * 1000 - known)
+        ours.metadata = metadata
+    return statistics.median(more)
+
+
+def _committed(made: Table, metadata: TableMetadata, number: int) -> TableMetadata:
+    """The table after an append whose manifest has the entries of the table's last manifest, a thousand at most."""
+    folder = made.folder / "commits"
+    folder.mkdir(exist_ok=True)
+    snapshot = metadata.current_snapshot
+    assert snapshot is not None
+    assert snapshot.manifest_list is not None
+    with Path(snapshot.manifest_list.removeprefix("file://")).open("rb") as file:
+        entries = list(fastavro.reader(file))
+    source = Path(str(entries[number]["manifest_path"]).removeprefix("file://"))
+    with source.open("rb") as file:
+        reader = fastavro.reader(file)
+        rows = [row for _, row in zip(range(1000), reader, strict=False)]
+        header = {key: value for key, value in reader.metadata.items() if not key.startswith("avro.")}
+        schema = json.loads(reader.metadata["avro.schema"])
+    path = folder / f"{uuid.uuid4()}-m0.avro"
+    with path.open("wb") as file:
+        fastavro.writer(file, schema, rows, codec="deflate", metadata=header)
+    added = {**entries[number], "manifest_path": f"file://{path}", "manifest_length": path.stat().st_size}
+    added |= {"added_files_count": len(rows), "added_snapshot_id": snapshot.snapshot_id + 1}
+    listed = io.BytesIO()
+    fastavro.writer(listed, layout.manifest_file_schema(), [added, *entries], codec="deflate")
+    list_path = folder / f"snap-{uuid.uuid4()}.avro"
+    list_path.write_bytes(listed.getvalue())
+    document = json.loads(Path(made.metadata_location.removeprefix("file://")).read_text())
+    new = document["snapshots"][0]
+    new |= {"snapshot-id": snapshot.snapshot_id + 1, "manifest-list": f"file://{list_path}"}
+    document["current-snapshot-id"] = document["refs"]["main"]["snapshot-id"] = new["snapshot-id"]
+    document["snapshot-log"] = []
+    return decode_table(json.dumps(document).encode(), made.metadata_location)
+
+
+def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
+    report = Report("many_files", "What does a table of many files cost one machine?", peer="the first process")
+    spawn = multiprocessing.get_context("spawn")
+    for files in sizes:
+        made = table(files, manifest_entries=manifest_entries, deflate_level=1)
+        found = []
+        memory_bytes = int(GOALS["bytes"] * files)
+        for _ in range(2):
+            with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+                measuring = pool.submit(measure, made, folder / f"home-{files}", memory_bytes)
+                found.append(measuring.result())
+        shutil.rmtree(folder / f"home-{files}")
+        shutil.rmtree(made.folder / "commits")
+        _add(report, files, *found)
+    report.notes += [
+        f"The planner's budget is {GOALS['bytes']:.0f} bytes a file.",
+        f"Manifests of {manifest_entries:,} entries, deflated at level 1, and 20 columns with bounds and counts.",
+        f"A median of {TURNS} plans with ever new literals, of {COMMITS} commits of a manifest of 1,000 files.",
+    ]
+    return report
+
+
+def _add(report: Report, files: int, ever: Measured, again: Measured) -> None:
+    def row(measure: str, unit: str, ours: float, first: float, goal: float | None = None) -> None:
+        values = {OURS: ours, "first process": first}
+        report.rows.append(Row(f"{files:,} files", measure, unit, values, peer="first process", goal=goal))
+
+    row("first plan", "ms", again.first_ms, ever.first_ms, GOALS["restart"])
+    for moment in again.resident:
+        row(f"resident, {moment}", "B/file", again.resident[moment], ever.resident[moment], GOALS["bytes"])
+    row("resident, without files", "B/file", again.private, ever.private)
+    row("reported by the planner", "B/file", again.reported, ever.reported)
+    for name in FILTERS:
+        goal = GOALS["ordered"] if name == ORDERED else GOALS["range"] if name in RANGES else None
+        row(f"plan, {name}", "ms", again.plans_ms[name], ever.plans_ms[name], goal)
+    row("added by a commit", "ms", again.commit_ms, ever.commit_ms, GOALS["commit"])
+    if not ever.views or not again.views:
+        report.notes.append(
+            f"{files:,} files: the budget of {GOALS['bytes']:.0f} B/file is too small, the view was evicted."
+        )
+    report.notes.append(f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in again.kept.items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, nargs="+", default=[200_000, 1_000_000, 10_000_000])
+    parser.add_argument("--manifest-entries", type=int, default=MANIFEST_ENTRIES)
+    parser.add_argument("--save", action="store_true", help="write bench/results")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="seamark-bench-") as text:
+        report = run(chosen.files, Path(text), chosen.manifest_entries)
+    if chosen.save:
+        report.save()
+    print(report.markdown())
+
+
+if __name__ == "__main__":
+    main()

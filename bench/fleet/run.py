@@ -1,0 +1,225 @@
+"""What a fleet of replicas costs and saves: reads through a peer beside reads of the storage, planning beside a storage
+with a heavy tail, and the pointer store.
+
+The storage is a real S3 server behind a proxy that delays each request as a store in the cloud does: 15 ms in the
+median, 200 ms at the 99.9th percentile. Reads of both kinds alternate.
+
+    python -m bench.fleet.run
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from bench.report import OURS, Report, Row
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import EntryKind, Replica
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import RenewReplica
+from tests.peers.fault_proxy import FaultProxy
+from tests.peers.fleet import PLAN, Fleet, open_fleet
+from tests.peers.rig import Node, open_node
+from tests.services.postgres import Postgres, postgres_server
+from tests.services.s3 import S3, s3_server
+
+MEDIAN_S, TAIL_S, SIGMA = 0.015, 0.2, 0.84
+SIZES = (("16 KiB", 16 << 10), ("256 KiB", 256 << 10), ("4 MiB", 4 << 20))
+FILES, APPENDS = 40, 20
+STORAGE, STEADY = "storage", "steady storage"
+
+
+def heavy_tailed(proxy: FaultProxy, seed: int) -> None:
+    rng = random.Random(seed)
+    proxy.delay_s = lambda: min(TAIL_S, MEDIAN_S * rng.lognormvariate(0, SIGMA))
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: str, folder: Path, rounds: int) -> None:
+    settings = {
+        "database": database,
+        "warehouse": warehouse,
+        "s3_endpoint": fleet.storage.url,
+        "s3_region": fleet.s3.region,
+        "s3_access_key_id": fleet.s3.access_key,
+        "s3_secret_access_key": fleet.s3.secret_key,
+    }
+    rng = random.Random(2)
+    async with open_node(folder, "reader", **settings) as node:
+        for label, size in SIZES:
+            locations = await _files_of_the_other(node, warehouse, size, rng)
+            for location in locations:
+                await node.read(location)  # the owner reads the storage
+            before = node.peers.counts()
+            ours, theirs = [], []
+            for number in range(rounds):
+                location = locations[number % len(locations)]
+                pair = [(ours, node.read), (theirs, node.stored.read)]
+                for times, read in pair if number % 2 else pair[::-1]:
+                    times.append(await _seconds(read, location, size))
+            after = node.peers.counts()
+            for name, of in (("median", statistics.median), ("mean", statistics.fmean)):
+                values = {OURS: of(ours) * 1000, STORAGE: of(theirs) * 1000}
+                report.rows.append(Row(f"peer hit, {label}", name, "ms", values, peer=STORAGE))
+            tail = {OURS: percentile(ours, 0.99) * 1000, STORAGE: percentile(theirs, 0.99) * 1000}
+            report.rows.append(Row(f"peer hit, {label}", "p99", "ms", tail, peer=STORAGE))
+            hedged, failed = (after[name] - before[name] for name in ("hedged", "failed"))
+            report.notes.append(f"{label}: of {rounds} reads {hedged} were hedged, {failed} failed over.")
+
+
+async def _files_of_the_other(node: Node, warehouse: str, size: int, rng: random.Random) -> list[str]:
+    await node.peers.membership.renew()
+    locations: list[str] = []
+    while len(locations) < FILES:
+        location = f"{warehouse}/bench/{UUID(int=rng.getrandbits(128), version=4)}.avro"
+        if not node.owns(location):
+            await node.stored.create(location, rng.randbytes(size))
+            locations.append(location)
+    return locations
+
+
+async def _seconds(read: Callable[[str], Awaitable[bytes]], location: str, size: int) -> float:
+    began = time.perf_counter()
+    content = await read(location)
+    elapsed = time.perf_counter() - began
+    assert len(content) == size
+    return elapsed
+
+
+def event_loop_s(pid: int) -> float:
+    """Seconds of CPU that the first thread of a process has used: what other programs of the machine do not change."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: float) -> None:
+    """Plans with ever new filters, so that no answer is cached; the view of the table is."""
+    times: dict[str, dict[str, list[float]]] = {}
+    busy: dict[str, dict[str, list[float]]] = {}
+    connections = {}
+    for name, fleet in ((OURS, jittery), (STEADY, steady)):
+        fleet.write(APPENDS)
+        connections[name] = http.client.HTTPConnection(urlsplit(fleet.replicas[0].base_url).netloc, timeout=60)
+        times[name] = {"plan": [], "loadTable": []}
+        busy[name] = {"plan": [], "loadTable": []}
+    pids = {OURS: jittery.replicas[0].pid, STEADY: steady.replicas[0].pid}
+    before = jittery.storage.requests.total()
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        number += 1
+        for name, connection in connections.items():
+            filter_json = {"type": "not-eq", "term": "id", "value": number + 10}
+            plan = json.dumps({"filter": filter_json, "stats-fields": []})
+            for what, method, path, body in (
+                ("plan", "POST", PLAN, plan),
+                ("loadTable", "GET", PLAN.removesuffix("/plan"), None),
+            ):
+                busy_before = event_loop_s(pids[name])
+                began = time.perf_counter()
+                connection.request(method, path, body, {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                data = answer.read()
+                elapsed = time.perf_counter() - began
+                busy_s = event_loop_s(pids[name]) - busy_before
+                assert answer.status == 200, data
+                if what == "plan":
+                    assert len(json.loads(data)["file-scan-tasks"]) == APPENDS
+                if number > 10:
+                    times[name][what].append(elapsed)
+                    busy[name][what].append(busy_s)
+        time.sleep(0.004)
+    for what in ("plan", "loadTable"):
+        for measure, part in (("median", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
+            values = {name: percentile(found[what], part) * 1000 for name, found in times.items()}
+            report.rows.append(Row(f"{what}, storage with a heavy tail", measure, "ms", values, peer=STEADY))
+        ratios = {name: percentile(found[what], 0.999) / percentile(found[what], 0.5) for name, found in times.items()}
+        case = f"{what}, storage with a heavy tail"
+        report.rows.append(Row(case, "p99.9 / median", "×", ratios, peer=STEADY, goal=3.0))
+        ratios = {name: percentile(found[what], 0.999) / percentile(found[what], 0.5) for name, found in busy.items()}
+        report.rows.append(Row(case, "p99.9 / median, CPU of the event loop", "×", ratios, peer=STEADY, goal=3.0))
+    sent = jittery.storage.requests.total() - before
+    report.bounds["requests to the storage during all plans and loads"] = f"{sent}; all but the first are checks"
+    report.notes.append(
+        "CPU of the event loop: waits for the storage, for PostgreSQL or for a core of the machine do not add to it."
+        " Where its ratio is small and that of the times is large, the tail is not of the server's code."
+    )
+    report.notes.append(f"planning: {len(times[OURS]['plan']):,} requests of each kind to each server, in turns.")
+
+
+async def measure_pointers(report: Report, postgres: Postgres, seconds: float) -> None:
+    clock = SystemClock()
+    async with open_store(postgres.create_database(), clock=clock) as store:
+        count, end = 0, time.monotonic() + seconds
+
+        async def read() -> None:
+            nonlocal count
+            while time.monotonic() < end:
+                await store.entry(EntryKind.TABLE, ("db",), "t")
+                count += 1
+
+        await asyncio.gather(*(read() for _ in range(20)))
+        report.bounds["reads of pointers a second, PostgreSQL and one server on this machine"] = (
+            f"{count / seconds:,.0f}"
+        )
+        replicas = [Replica(f"10.0.0.{number}:8183", 1, "1", 1, 0) for number in range(100)]
+        times = []
+        for replica in replicas * 3:
+            began = time.perf_counter()
+            await store.transact([RenewReplica(replica, 60_000)])
+            times.append(time.perf_counter() - began)
+        median_ms = statistics.median(times[len(replicas) :]) * 1000
+        report.bounds["a renewal that lists 100 replicas, median"] = f"{median_ms:.1f} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="briefly, and write nothing")
+    quick = parser.parse_args().quick
+    rounds, seconds = (20, 8.0) if quick else (300, 60.0)
+    report = Report(
+        "fleet", "What does a fleet of replicas cost and save?", peer="the storage, or a server with a steady one"
+    )
+    with tempfile.TemporaryDirectory() as text, ExitStack() as stack:
+        folder = Path(text)
+        postgres = stack.enter_context(postgres_server())
+        s3 = stack.enter_context(s3_server(folder))
+        _run(report, folder, postgres, s3, rounds, seconds)
+    report.notes.append(
+        "`storage` is versitygw behind the delaying proxy. The owner is another process of this machine."
+    )
+    if not quick:
+        report.save()
+    print(report.markdown())
+
+
+def _run(report: Report, folder: Path, postgres: Postgres, s3: S3, rounds: int, seconds: float) -> None:
+    with open_fleet(folder / "peer", postgres, s3, 1, is_linked=False) as fleet:
+        heavy_tailed(fleet.storage, 1)
+        (replica,) = fleet.replicas
+        work = measure_peer(report, fleet, fleet.database, replica.warehouse, folder, rounds)
+        asyncio.run(work)
+    with (
+        open_fleet(folder / "jittery", postgres, s3, 1, is_linked=False) as jittery,
+        open_fleet(folder / "steady", postgres, s3, 1, is_linked=False) as steady,
+    ):
+        heavy_tailed(jittery.storage, 3)
+        measure_planning(report, jittery, steady, seconds)
+    asyncio.run(measure_pointers(report, postgres, min(seconds, 5.0)))
+
+
+if __name__ == "__main__":
+    main()

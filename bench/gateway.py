@@ -1,0 +1,182 @@
+"""What the objects gateway costs: reads of ranges through it and directly, alternately.
+
+Each pair reads the same object from the same store: a real S3 server, first directly, then behind a proxy that delays
+each answer as a store in the cloud does (15 ms in the median, with a tail to 200 ms). The gateway over a folder is
+measured beside the S3 server over a folder. The client sends presigned requests, so that it signs nothing.
+
+    python -m bench.gateway
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import multiprocessing
+import os
+import random
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import uvloop
+
+from bench.report import Report, Row
+from tests.gateway.rig import Keys, Rig, open_rig
+from tests.services.process import free_port
+from tests.services.s3 import S3, s3_server
+
+OBJECT_BYTES = 64 << 20
+MEDIAN_S, TAIL_S = 0.015, 0.2
+CASES = (("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("8 MiB", 8 << 20))
+
+
+def _delay(store: str, seed: int, port: int) -> None:
+    to, rng = urlsplit(store), random.Random(seed)
+
+    def delay_s() -> float:
+        return min(TAIL_S, MEDIAN_S * rng.lognormvariate(0, 0.84))
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, delays: bool) -> None:
+        while data := await source.read(1 << 18):
+            if delays:
+                await asyncio.sleep(delay_s())
+            target.write(data)
+            await target.drain()
+        target.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back_reader, back_writer = await asyncio.open_connection(to.hostname, to.port)
+        await asyncio.gather(pump(reader, back_writer, True), pump(back_reader, writer, False), return_exceptions=True)
+
+    async def run() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", port) as server:
+            await server.serve_forever()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+@contextmanager
+def delayed(store: str, seed: int) -> Iterator[str]:
+    """A proxy before `store` that delays each request; yields its URL. The delays are log-normal: 15 ms in the median,
+    200 ms at the 99.9th percentile. A separate process: in a thread it would slow down the client that measures."""
+    port = free_port()
+    process = multiprocessing.get_context("spawn").Process(target=_delay, args=(store, seed, port), daemon=True)
+    process.start()
+    while not _answers(port):
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callable[[int], float]:
+    """Reads the n-th range of an object on one connection; returns its seconds. Fails unless all bytes arrive."""
+    url = urlsplit(
+        client.generate_presigned_url(
+            "get_object", Params={"Bucket": keys.bucket, "Key": keys.prefix + name}, ExpiresIn=3600
+        )
+    )
+    connection = http.client.HTTPConnection(url.netloc, timeout=60)
+
+    def read(number: int) -> float:
+        start = number * size % (OBJECT_BYTES - size + 1)
+        begun = time.perf_counter()
+        connection.request("GET", f"{url.path}?{url.query}", headers={"Range": f"bytes={start}-{start + size - 1}"})
+        data = connection.getresponse().read()
+        elapsed = time.perf_counter() - begun
+        assert len(data) == size, data[:300]
+        return elapsed
+
+    return read
+
+
+def compare(
+    ours: Callable[[int], float], theirs: Callable[[int], float], rounds: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of both, read alternately: the same ranges, and the same delays on average."""
+    for number in range(3):
+        ours(number), theirs(number)
+    pairs = [(ours(n), theirs(n)) if n % 2 else (theirs(n), ours(n))[::-1] for n in range(rounds)]
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+def _cpu_ms(pid: int) -> float:
+    """CPU time of a process and its children."""
+    process = psutil.Process(pid)
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(one.user + one.system for one in times) * 1000
+
+
+def measure(report: Report, case: str, rig: Rig, s3: S3, rounds: int) -> None:
+    """`s3`: the store as the peer reaches it."""
+    keys, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
+    at_store = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
+    with closing(keys.client()) as client, closing(at_store.client()) as own:
+        data = os.urandom(OBJECT_BYTES)
+        client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
+        if rig.direct is None:
+            own.create_bucket(Bucket=keys.bucket)
+            own.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
+        for label, size in CASES:
+            ours, theirs = compare(reader(client, keys, size), reader(own, keys, size), rounds)
+            read, cpu_ms = reader(client, keys, size), {}
+            for server, pid, work in (
+                ("seamark", rig.seamark.pid, read),
+                (peer, s3.process.pid, reader(own, at_store, size)),
+            ):
+                before = _cpu_ms(pid)
+                for number in range(rounds):
+                    work(number)
+                cpu_ms[server] = (_cpu_ms(pid) - before) / rounds
+            report.rows.append(Row(f"{case}, {label}", "CPU of the server", "ms", cpu_ms, peer=peer))
+            for name, of in (("median", statistics.median), ("mean", statistics.fmean)):
+                values = {"seamark": of(ours) * 1000, peer: of(theirs) * 1000}
+                report.rows.append(Row(f"{case}, {label}", name, "ms", values, peer=peer))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    rounds = parser.parse_args().rounds
+    report = Report(
+        "gateway", "What does a read through the objects gateway cost, beside a direct read?", peer="direct"
+    )
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        s3 = stack.enter_context(s3_server(Path(folder), keep_alive=True))
+        slow = stack.enter_context(delayed(s3.endpoint, 1))
+        with open_rig(Path(folder) / "near", s3) as rig:
+            measure(report, "store on this machine", rig, s3, rounds)
+            before = psutil.Process(rig.seamark.pid).memory_info().rss
+        far = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
+        with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow) as rig:
+            measure(report, "store with 15 ms", rig, far, rounds)
+        with open_rig(Path(folder) / "folder", None) as rig:
+            measure(report, "folder", rig, s3, rounds)
+    report.bounds["memory of the server after all reads of a store"] = f"{before >> 20} MiB"
+    report.notes.append(
+        "`direct` is versitygw over a folder of the same disk, with connections that stay open. One connection,"
+        " presigned requests, and objects that the gateway does not cache."
+    )
+    report.save()
+    print(report.markdown())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""`python -m bench.parquet.run [NAME …] [--quick]`: the benches of the copy of Parquet files, printed and written."""
+
+from __future__ import annotations
+
+from bench.parquet import copies, encryption, statements
+from bench.run import Bench, names_of, parser_of, run_benches
+
+BENCHES: dict[str, Bench] = {"copies": copies.run, "encryption": encryption.run, "statements": statements.run}
+
+
+def main() -> None:
+    parser = parser_of("bench.parquet.run", __doc__, BENCHES)
+    chosen = parser.parse_args()
+    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""How much faster are MERGE FILES and DROP COLUMNS, end to end, than what Spark has for them?
+
+The peers are Iceberg's `rewrite_data_files` and `INSERT OVERWRITE` with nulls, in the same Spark session. Ours runs as
+`seamark.spark.sql` runs it, as Spark jobs, and as `seamark run` does, in one process. Each engine has its own
+table, with equal rows, written by Spark; after each run the table is rolled back. Plan, commit and fsync count. In the
+end all tables must have equal rows.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from bench.report import OURS, Report, Row
+from bench.writing.session import SPARK
+from bench.writing.writers import AnswersDiffer
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.statement_runs import run_statement
+from seamark.connector.jobs.statements import parse_statement
+from seamark.connector.spark.session import connect
+from seamark.spark import sql
+from tests.services.seamark import Seamark
+from tests.services.spark import spark_session
+
+FILES, ROWS = 6, 700_000
+"""Files of each of two partitions, and rows of a file: about 35 MB, in one row group."""
+QUICK_FILES, QUICK_ROWS = 2, 1000
+ROUNDS, QUICK_ROUNDS = 3, 1
+CATALOG, IN_SPARK, IN_PROCESS = "sea", "spark", "seamark, one process"
+COLUMNS = "id bigint, part int, city string, price double, payload string"
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    files, rows, rounds = (QUICK_FILES, QUICK_ROWS, QUICK_ROUNDS) if quick else (FILES, ROWS, ROUNDS)
+    report = Report("parquet_statements", "How long do MERGE FILES and DROP COLUMNS take?", peer="Spark")
+    env = {"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_SERVICES_WORKERS": "0"}
+    with (
+        Seamark(folder / "home", env=env) as server,
+        closing(IndexClient(server.base_url, timeout_s=600)) as client,
+        spark_session(folder / "spark", SPARK) as spark,
+    ):
+        connect(spark, CATALOG, server.base_url)
+        spark.sql(f"CREATE NAMESPACE {CATALOG}.bench")
+        tables = {OURS: "bench.ours", IN_PROCESS: "bench.process", IN_SPARK: "bench.spark"}
+        for table in tables.values():
+            _fill(spark, table, files, rows)
+        size_mb = sum(client.files(tables[OURS])["file_size_in_bytes"].to_pylist()) / 1e6
+        for case, statement, theirs in (
+            ("merge", "ALTER TABLE {} MERGE FILES", _rewrite),
+            ("drop payload", "ALTER TABLE {} PARTITION (part >= 0) DROP COLUMNS (payload)", _overwrite),
+        ):
+            works = {
+                OURS: lambda text=statement: sql(spark, text.format(f"{CATALOG}.{tables[OURS]}")),
+                IN_PROCESS: lambda text=statement: _run(client, text.format(tables[IN_PROCESS])),
+                IN_SPARK: lambda theirs=theirs: theirs(spark, tables[IN_SPARK]),
+            }
+            seconds = _timed(spark, tables, works, rounds)
+            for ours in (OURS, IN_PROCESS):
+                values = {OURS: seconds[ours], IN_SPARK: seconds[IN_SPARK]}
+                name = case if ours == OURS else f"{case}, in one process"
+                report.rows.append(Row(name, "statement", "s", values, peer=IN_SPARK))
+    report.notes.append(
+        f"{2 * files} files of {rows:,} rows, {size_mb:,.0f} MB together, in 2 partitions. Medians of {rounds} rounds, "
+        "the engines taking turns; Spark has 2 cores. The first run of each engine is not counted."
+    )
+    return report
+
+
+def _fill(spark: SparkSession, table: str, files: int, rows: int) -> None:
+    spark.sql(
+        f"CREATE TABLE {CATALOG}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (part) "
+        "TBLPROPERTIES ('write.parquet.compression-codec'='zstd', 'format-version'='2')"
+    )
+    for number in range(files):
+        for part in range(2):
+            first = (2 * number + part) * rows
+            spark.sql(
+                f"INSERT INTO {CATALOG}.{table} SELECT /*+ COALESCE(1) */ id, {part}, concat('city ', id % 250), "
+                f"cast(xxhash64(id) AS double) / 1e18, sha2(cast(id AS string), 256) "
+                f"FROM range({first}, {first + rows})"
+            )
+
+
+def _run(client: IndexClient, text: str) -> None:
+    statement = parse_statement(text)
+    assert statement is not None
+    run_statement(client, statement, utc=True)
+
+
+def _rewrite(spark: SparkSession, table: str) -> None:
+    spark.sql(
+        f"CALL {CATALOG}.system.rewrite_data_files(table => '{table}', options => map('rewrite-all', 'true'))"
+    ).collect()
+
+
+def _overwrite(spark: SparkSession, table: str) -> None:
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    spark.sql(
+        f"INSERT OVERWRITE {CATALOG}.{table} SELECT id, part, city, price, CAST(NULL AS string) "
+        f"FROM {CATALOG}.{table} WHERE part >= 0"
+    )
+
+
+def _timed(
+    spark: SparkSession, tables: dict[str, str], works: dict[str, Callable[[], object]], rounds: int
+) -> dict[str, float]:
+    """Seconds of each, the medians of interleaved rounds after one that is not counted. Tables are as before then."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    before = {name: _snapshot(spark, table) for name, table in tables.items()}
+    for number in range(rounds + 1):
+        found = {}
+        for name in works if number % 2 else reversed(works):
+            started = time.perf_counter()
+            works[name]()
+            seconds[name].append(time.perf_counter() - started)
+            found[name] = _rows(spark, tables[name])
+            spark.sql(
+                f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{tables[name]}', snapshot_id => {before[name]})"
+            )
+        if len(set(found.values())) != 1:
+            raise AnswersDiffer(f"the tables have other rows: {found}")
+    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+
+
+def _snapshot(spark: SparkSession, table: str) -> int:
+    rows = spark.sql(f"SELECT snapshot_id FROM {CATALOG}.{table}.refs WHERE name = 'main'")
+    return int(rows.collect()[0][0])
+
+
+def _rows(spark: SparkSession, table: str) -> tuple[int, ...]:
+    spark.sql(f"REFRESH TABLE {CATALOG}.{table}")
+    sums = "count(*), count(payload), sum(xxhash64(id, part, city, price, payload) % 1000003)"
+    return tuple(spark.sql(f"SELECT {sums} FROM {CATALOG}.{table}").collect()[0])

@@ -1,0 +1,90 @@
+"""How long does `seamark sql` take to find one row by its key in 10,000 files?
+
+The same query, alternately, each time for another key: by DuckDB's own Iceberg reader, and by a session of the SQL
+entry. Both must give the same row. The time is that of the caller, from the text to the row. And what of it is the
+choice of the engine: analysis, translation and decision, without the requests for plans.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from sqlglot import exp
+
+import seamark.duckdb
+from bench.duckdb_point import COLUMNS, DIRECT, FILES, KEYS, WARM, AnswersDiffer
+from bench.report import OURS, Report, Row
+from bench.ssb.queries import QUERIES
+from bench.trino.points import NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
+from seamark.connector.sql.choice import AUTO, DUCKDB, TRINO, Demand, choose
+from seamark.connector.sql.queries import translate
+from seamark.connector.sql.session import SqlSession
+from seamark.connector.sql.statement import parse
+from seamark.connector.sql.types import BIGINT, VARCHAR, SqlType
+
+GOAL = 20
+CHOICE_GOAL_MS = 5.0
+_REPEATS = 20
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    files, keys = (40, 2) if quick else (FILES, KEYS)
+    title = f"How long does the SQL entry take for one row of {files:,} files?"
+    report = Report("sql_point", title, peer="DuckDB alone")
+    with (
+        points(files, folder / "seamark") as server,
+        closing(seamark.duckdb.connect(server.base_url)) as con,
+        SqlSession(server.base_url) as session,
+    ):
+        for column, case in COLUMNS.items():
+            took: dict[str, list[float]] = {DIRECT: [], OURS: []}
+            numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
+            for turn, number in enumerate(numbers.tolist()):
+                text = f"SELECT {ORDERED}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = "
+                text += str(key_of(column, number, files))
+                for name in took:
+                    begun_s = time.perf_counter()
+                    if name == OURS:
+                        rows = [tuple(row.values()) for row in session.sql(text).to_arrow().to_pylist()]
+                    else:
+                        rows = con.sql(text).fetchall()
+                    if turn >= WARM:
+                        took[name].append(1000 * (time.perf_counter() - begun_s))
+                    if rows != [(number, f"Note about {number}")]:
+                        raise AnswersDiffer(f"{text}: {name} gave {rows}")
+            medians = {name: statistics.median(each) for name, each in took.items()}
+            report.rows.append(Row(case, "a statement", "ms", medians, peer=DIRECT, goal=medians[DIRECT] / GOAL))
+    report.rows.append(_choice())
+    report.notes += [
+        f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
+        "The choice: parse, translate and decide, for the slowest of the 13 queries of the Star Schema Benchmark.",
+    ]
+    return report
+
+
+def _columns(node: exp.Table, names: set[str]) -> dict[str, SqlType]:
+    prefix = {"lineorder": "lo_"}.get(node.name.lower(), f"{node.name[0].lower()}_")
+    texts = {"d_yearmonth"} | {name for name in names if name[:2] in ("c_", "s_", "p_") and not name.endswith("key")}
+    return {name: VARCHAR if name in texts else BIGINT for name in sorted(names) if name.startswith(prefix)}
+
+
+def _choice() -> Row:
+    """The slowest of the queries, each the median of several."""
+    names = set(re.findall(r"\b(?:lo|c|s|p|d)_\w+", " ".join(QUERIES.values())))
+    slowest = 0.0
+    for text in QUERIES.values():
+        took = []
+        for _ in range(_REPEATS):
+            begun_s = time.perf_counter()
+            statement = parse(text)
+            translate(statement.tree, lambda node: _columns(node, names), datetime.now(UTC))
+            choose(Demand(statement.kind, 1), AUTO, frozenset({DUCKDB, TRINO}))
+            took.append(1000 * (time.perf_counter() - begun_s))
+        slowest = max(slowest, statistics.median(took))
+    return Row("choice of the engine", "a statement", "ms", {OURS: slowest}, goal=CHOICE_GOAL_MS)

@@ -1,0 +1,43 @@
+"""How many files of the facts hold a row that a query needs, joins included: no plan can keep fewer.
+
+DuckDB finds the rows in the data files themselves, without the catalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import duckdb
+
+from bench.ssb.generate import TABLES, table_path
+from bench.ssb.queries import QUERIES
+from bench.ssb.spark import FACT
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.names import Name
+
+
+def data_paths(client: SeamarkClient, table: Name) -> list[str]:
+    """Local paths of the data files in the current snapshot of a table."""
+    return [urlsplit(path).path for path in client.files(table)["file_path"].to_pylist()]
+
+
+def open_facts(paths: Sequence[str], data: Path) -> duckdb.DuckDBPyConnection:
+    """DuckDB with the tables in `data`, but the facts from the files `paths`, with a column `filename`."""
+    db = duckdb.connect()
+    for table in TABLES:
+        source = f"read_parquet({list(paths)}, filename=true)" if table == FACT else f"'{table_path(data, table)}'"
+        db.execute(f'CREATE VIEW "{table}" AS FROM {source}')
+    return db
+
+
+def files_with_rows(paths: Sequence[str], data: Path) -> dict[str, int]:
+    """For each query the number of files in `paths` that hold a row for which its whole WHERE clause is true."""
+    found = {}
+    with closing(open_facts(paths, data)) as db:
+        for query, sql in QUERIES.items():
+            rest = sql.partition("\nfrom ")[2].partition("\ngroup by ")[0]
+            (found[query],) = db.execute(f"SELECT count(DISTINCT filename) FROM {rest}").fetchall()[0]
+    return found

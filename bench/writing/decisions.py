@@ -1,0 +1,141 @@
+"""What does it cost a server of 10,000 tables to decide which of them need work?
+
+The tables have the metadata of real tables, each with some snapshots, an index, and policies for compaction and
+expiration. The scheduler's own watch looks at them, at its own pace, and its own queue takes the jobs. No job runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from bench.report import OURS, Report, Row
+from seamark.metaserver.catalog.pointers import created_entry
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.services.budgets import wait_s, with_budget
+from seamark.metaserver.services.clustering import TableClustering
+from seamark.metaserver.services.compaction import Compaction
+from seamark.metaserver.services.expiration import SnapshotExpiration
+from seamark.metaserver.services.indexing import Indexing
+from seamark.metaserver.services.jobs import JobQueue
+from seamark.metaserver.services.orphan_files import OrphanFileRemoval
+from seamark.metaserver.services.service import NEVER, Service
+from seamark.metaserver.services.watch import TableWatch
+from seamark.metaserver.store.model import Entry, EntryKind
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
+from tests.api.client import Api
+from tests.commits.lake import Lake
+from tests.server.rig import Running, running
+
+TABLES, NAMESPACES, SNAPSHOTS = 10_000, 100, 20
+QUICK_TABLES = 300
+SECONDS, QUICK_SECONDS = 60.0, 2.0
+PROPERTIES = {
+    "seamark.index.by_id": "bloom(id)",
+    "seamark.compaction.enabled": "true",
+    "seamark.expiration.enabled": "true",
+    "history.expire.max-snapshot-age-ms": "1",
+}
+GOAL_S = 1.0
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("writing_decisions", "What does it cost a server of many tables to decide which of them need work?")
+    report.peer = "none"
+    tables, seconds = (QUICK_TABLES, QUICK_SECONDS) if quick else (TABLES, SECONDS)
+    async with running(folder, services_workers=0, log_level="warning") as server:
+        await _create(server, tables)
+        before_bytes = _peak_bytes()
+        cpu_s, seen, jobs = await _Watch(server).look(seconds)
+        watch = _Watch(server)
+        whole_s, _, all_jobs = await watch.look(None)
+        grown_bytes = _peak_bytes() - before_bytes
+        again_s, looked, _ = await watch.look(None)
+    case = f"{tables:,} tables"
+    report.rows += [
+        Row(case, "CPU in the first minute", "s", {OURS: cpu_s}, goal=GOAL_S),
+        Row(
+            case, "until all tables were looked at, at this pace", "min", {OURS: tables / seen * seconds / 60}, goal=60
+        ),
+        Row(case, "CPU of a look at all tables, of a server that starts", "s", {OURS: whole_s}),
+        Row(case, "CPU of a look when nothing has changed", "s", {OURS: again_s}),
+        Row(case, "growth of the peak of memory", "MB", {OURS: grown_bytes / 1e6}),
+        Row(case, "jobs in the queue", "", {OURS: all_jobs}),
+    ]
+    report.notes += [
+        f"In the first {seconds:g} s, {seen:,} tables were looked at and {jobs:,} jobs queued.",
+        f"The look when nothing has changed reads the names of all tables, and the metadata of {looked:,}.",
+        f"Each table has {SNAPSHOTS} snapshots and a metadata file of its own, which a look reads and decodes.",
+    ]
+    return report
+
+
+async def _create(server: Running, tables: int) -> None:
+    """Entries with metadata files like that of a real table."""
+    lake = await Lake.create(Api(server), "sample", **PROPERTIES)
+    for number in range(SNAPSHOTS):
+        await lake.append([(number, 0, "a")])
+    found = await server.parts.store.entry(EntryKind.TABLE, ("db",), "sample")
+    assert found is not None
+    text = Path(found.metadata_location.removeprefix("file://")).read_text()
+    folder = lake.folder.parent / "copies"
+    folder.mkdir()
+    await server.parts.store.transact([CreateNamespace(path=(f"n{n}",), properties={}) for n in range(NAMESPACES)])
+    batch = []
+    for number in range(tables):
+        uuid = str(server.parts.clock.uuid4())
+        path = folder / f"{number}.metadata.json"
+        path.write_text(text.replace(found.uuid, uuid))
+        entry = created_entry((f"n{number % NAMESPACES}",), f"t{number}", uuid, f"file://{path}", 0)
+        batch.append(CreateEntry(entry=entry))
+        if len(batch) == 500 or number == tables - 1:
+            await server.parts.store.transact(batch)
+            batch = []
+
+
+class _Watch:
+    """The tables of a server, and a queue, as of one scheduler."""
+
+    def __init__(self, server: Running) -> None:
+        parts, settings = server.parts, server.parts.settings
+        self._clock = parts.clock
+        self._services: list[Service] = [
+            Indexing(),
+            TableClustering(default=settings.services_clustering),
+            Compaction(default=settings.services_compaction, clusters=settings.services_clustering),
+            SnapshotExpiration(parts.clock, default=settings.services_expiration),
+            OrphanFileRemoval(default=settings.services_orphan_files),
+        ]
+        self._queue = JobQueue(parts.clock.monotonic, limit=10 * TABLES)
+        self._watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
+        self._looked = 0
+
+    async def look(self, seconds: float | None) -> tuple[float, int, int]:
+        """(CPU seconds, tables, jobs in the queue) of a look that ends after some seconds, or else of all tables
+        without pauses."""
+        began_s, self._looked = time.process_time(), 0
+        if seconds is None:
+            await self._watch.sweep(self._look_at, pause=False)
+        else:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._watch.sweep(self._look_at)
+        return time.process_time() - began_s, self._looked, len(self._queue)
+
+    def _look_at(self, entry: Entry, metadata: TableMetadata) -> float:
+        self._looked += 1
+        again_s = NEVER
+        for service in self._services:
+            again_s = min(again_s, service.again_s(metadata))
+            job = service.propose(entry, metadata)
+            if job is not None:
+                job = with_budget(job, metadata.properties)
+                self._queue.put(job, delay_s=wait_s(job.window, self._clock.now_ms()))
+        return again_s
+
+
+def _peak_bytes() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,161 @@
+"""Upkeep of tables: our jobs beside Spark's procedures and Trino's `ANALYZE` and `optimize`.
+
+Statistics, manifests, compaction, expiration of snapshots, and removal of orphan files (the last three: `upkeep.py`).
+
+One table for each engine, with equal rows, written by the same commits. A job is timed as its user has it: ours as a
+function call of a client, which asks the server; Spark's and Trino's as a statement in a running session, so that the
+start of a JVM is in no figure. In the end the numbers of distinct values, and the files of each table, must agree.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from bench.report import OURS, Report, Row
+from bench.writing import upkeep
+from bench.writing.session import SPARK
+from bench.writing.upkeep import IN_SPARK, IN_TRINO
+from bench.writing.writers import AnswersDiffer
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.manifests import rewrite_manifests
+from seamark.connector.jobs.statistics import compute_statistics
+from seamark.connector.spark.session import connect
+from seamark.connector.write.appends import append
+from tests.services.seamark import Seamark
+from tests.services.spark import spark_session
+from tests.services.trino import Trino, trino_server
+
+COMMITS, ROWS = 100, 10_000
+QUICK_COMMITS = 10
+ROUNDS = 3
+CATALOG, TRINO = "sea", "seamark"
+TABLES = {OURS: "bench.ours", IN_SPARK: "bench.spark", IN_TRINO: "bench.trino"}
+SMALL = {name: f"{table}_small" for name, table in TABLES.items()}
+"""Where each job runs first, so that engines are warm."""
+PROPERTIES = "'commit.manifest-merge.enabled'='false', 'format-version'='2'"
+COLUMNS = ("id", "part", "text", "price")
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    commits, rounds = (QUICK_COMMITS, 1) if quick else (COMMITS, ROUNDS)
+    report = Report("writing_maintenance", "How long does the upkeep of a table take?")
+    report.peer = "Spark's procedures, or Trino's ANALYZE and optimize"
+    env = {"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_SERVICES_WORKERS": "0"}
+    with (
+        Seamark(folder / "home", env=env) as server,
+        closing(IndexClient(server.base_url)) as client,
+        spark_session(folder / "spark", SPARK) as spark,
+        trino_server(folder / "trino", uri=server.base_url) as trino,
+    ):
+        connect(spark, CATALOG, server.base_url)
+        spark.sql(f"CREATE NAMESPACE {CATALOG}.bench")
+        for table, appends in [*((name, commits) for name in TABLES.values()), *((name, 3) for name in SMALL.values())]:
+            spark.sql(
+                f"CREATE TABLE {CATALOG}.{table} (id bigint, part int, text string, price decimal(12, 2)) "
+                f"USING iceberg PARTITIONED BY (part) TBLPROPERTIES ({PROPERTIES})"
+            )
+            for number in range(appends):
+                append(client, table, _rows(number * ROWS))
+        _add(report, commits, _statistics(client, spark, trino, rounds))
+        _add(report, commits, _manifests(client, spark))
+        _add(report, commits, upkeep.measure(client, spark, trino, TABLES, SMALL, (CATALOG, TRINO)))
+    report.notes += [
+        f"{commits} commits of {ROWS:,} rows in 8 partitions. Medians of {rounds} rounds, the engines taking turns.",
+        "Spark, Trino and the server share the machine. The first run of each engine is not counted.",
+    ]
+    return report
+
+
+def _rows(first: int) -> pa.Table:
+    ids = range(first, first + ROWS)
+    columns = {
+        "id": pa.array(ids, pa.int64()),
+        "part": pa.array([number % 8 for number in ids], pa.int32()),
+        "text": pa.array([f"text {number % 50_000}" for number in ids]),
+        "price": pa.array([number % 9973 for number in ids]).cast(pa.decimal128(21, 2)).cast(pa.decimal128(12, 2)),
+    }
+    return pa.table(columns)
+
+
+def _add(report: Report, commits: int, measured: dict[str, dict[str, float]]) -> None:
+    for measure, values in measured.items():
+        for peer in (name for name in (IN_SPARK, IN_TRINO) if name in values):
+            report.rows.append(
+                Row(
+                    f"{commits} commits",
+                    f"{measure.partition(' (')[0]}, beside {peer}",
+                    measure.partition(" (")[2].rstrip(")") or "ms",
+                    {OURS: values[OURS], peer: values[peer]},
+                    peer=peer,
+                )
+            )
+
+
+def _statistics(client: IndexClient, spark: SparkSession, trino: Trino, rounds: int) -> dict[str, dict[str, float]]:
+    """Of the whole table, and after one more commit; engines read the whole table then, too."""
+    works: dict[str, Callable[[], object]] = {
+        OURS: lambda: compute_statistics(client, TABLES[OURS], full=True),
+        IN_SPARK: lambda: spark.sql(
+            f"CALL {CATALOG}.system.compute_table_stats(table => '{TABLES[IN_SPARK]}')"
+        ).collect(),
+        IN_TRINO: lambda: trino.rows(f"ANALYZE {TABLES[IN_TRINO]}", catalog=TRINO),
+    }
+    whole = _timed(works, rounds, lambda: None)
+    counts = {name: _distinct(client, table) for name, table in TABLES.items()}
+    for name, found in counts.items():
+        for column, count in found.items():
+            if abs(count - counts[OURS][column]) > 0.06 * count:
+                raise AnswersDiffer(f"{name} counts {count:,} distinct values of {column}, we {counts[OURS][column]:,}")
+    number = [COMMITS]
+
+    def commit() -> None:
+        number[0] += 1
+        for table in TABLES.values():
+            append(client, table, _rows(number[0] * ROWS))
+
+    fresh = {**works, OURS: lambda: compute_statistics(client, TABLES[OURS])}
+    return {"statistics of the whole table": whole, "statistics after one more commit": _timed(fresh, rounds, commit)}
+
+
+def _timed(works: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
+    """Medians in milliseconds."""
+    took: dict[str, list[float]] = {name: [] for name in works}
+    for number in range(rounds + 1):
+        before()
+        for name, work in works.items():
+            began_s = time.perf_counter()
+            work()
+            if number:
+                took[name].append(1000 * (time.perf_counter() - began_s))
+    return {name: statistics.median(values) for name, values in took.items()}
+
+
+def _distinct(client: IndexClient, table: str) -> dict[str, int]:
+    metadata = json.loads(client.load_table(table).metadata)
+    (file,) = [one for one in metadata["statistics"] if one["snapshot-id"] == metadata["current-snapshot-id"]]
+    return {COLUMNS[blob["fields"][0] - 1]: int(blob["properties"]["ndv"]) for blob in file["blob-metadata"]}
+
+
+def _manifests(client: IndexClient, spark: SparkSession) -> dict[str, dict[str, float]]:
+    """Once, because a second rewrite has nothing to do. Spark has run its procedures before, so it is warm."""
+    files = {name: client.files(table).num_rows for name, table in TABLES.items()}
+    began_s = time.perf_counter()
+    report = rewrite_manifests(client, TABLES[OURS], min_count=2)
+    ours_s = time.perf_counter() - began_s
+    began_s = time.perf_counter()
+    spark.sql(f"CALL {CATALOG}.system.rewrite_manifests('{TABLES[IN_SPARK]}')").collect()
+    spark_s = time.perf_counter() - began_s
+    left = {name: client.health(TABLES[name])["manifests"] for name in (OURS, IN_SPARK)}
+    if report["snapshot-id"] is None or left[OURS] > left[IN_SPARK]:
+        raise AnswersDiffer(f"we leave {left[OURS]} manifests, Spark {left[IN_SPARK]}")
+    if any(client.files(TABLES[name]).num_rows != files[name] for name in left):
+        raise AnswersDiffer("a rewrite of manifests changed the files of a table")
+    return {"rewrite of the manifests": {OURS: 1000 * ours_s, IN_SPARK: 1000 * spark_s}}

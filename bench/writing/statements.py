@@ -1,0 +1,111 @@
+"""What do MERGE, UPDATE and DELETE of 10,000 keys cost through `seamark.spark.sql`, and as Iceberg's own statements?
+
+Both are the same text in the same session, on two tables with the same data files; ours has a record index on the key.
+They run alternately, and the order is reversed each time. Iceberg's join may make a hash table of the keys. In the end
+both tables must have the same rows.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from bench.report import OURS, Report, Row
+from bench.writing.merge import HASH_JOIN
+from bench.writing.session import CATALOG, Lake, lake
+from bench.writing.tables import BASES, COLUMNS, FLAT, KEY, NAMESPACE, Batches, base
+from bench.writing.writers import COPY_ON_WRITE, MERGE_ON_READ, AnswersDiffer, batch_frame, configured
+from seamark.spark import execute
+
+ROWS, QUICK_ROWS = 10_000_000, 40_000
+ROUNDS, WARM = 2, 1
+ICEBERG = "iceberg"
+GOAL = 8.0
+_ON = "MERGE INTO {t} t USING batch s ON t.{k} = s.{k} WHEN MATCHED"
+STATEMENTS = {
+    "MERGE": f"{_ON} THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *",
+    "MERGE with a condition": f"{_ON} AND s.quantity > t.quantity THEN UPDATE SET quantity = s.quantity, "
+    "version = s.version",
+    "UPDATE": "UPDATE {t} SET status = 'paid', version = version + 1 WHERE {k} IN (SELECT {k} FROM batch)",
+    "DELETE": "DELETE FROM {t} WHERE {k} IN (SELECT {k} FROM batch)",
+}
+COPIED = ("MERGE", "DELETE")
+"""The statements that are also measured with copy-on-write, which writes the whole table: all files contain keys."""
+
+
+@dataclass
+class Pair:
+    """Two tables with the same rows."""
+
+    ours: str
+    theirs: str
+
+
+async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS,)) -> Report:
+    report = Report("writing_statements", "What do MERGE, UPDATE and DELETE of 10,000 keys cost?", peer="Iceberg's own")
+    rows, rounds = (QUICK_ROWS, 1) if quick else (sizes[-1], ROUNDS)
+    bases = folder / "bases" if quick else BASES
+    with lake(folder, bases) as made:
+        batches = Batches(rows, folder)
+        for mode in (MERGE_ON_READ, COPY_ON_WRITE):
+            pair = _pair(made, bases, rows, mode)
+            for name, text in STATEMENTS.items():
+                if mode == MERGE_ON_READ or name in COPIED:
+                    values = _measured(made, pair, text, batches, rounds if mode == MERGE_ON_READ else 1)
+                    goal = None if quick else values[ICEBERG] / GOAL
+                    report.rows.append(Row(f"{rows:,} rows, {mode}", name, "s", values, peer=ICEBERG, goal=goal))
+            if _rows(made, pair.ours) != _rows(made, pair.theirs):
+                raise AnswersDiffer(f"the tables of {mode} differ")
+    report.notes = [
+        f"{rows:,} rows of ten columns in 16 files; the keys of a batch are spread over all files, and nine of ten are "
+        "stored. Copy-on-write writes every file again.",
+        f"Medians of {rounds} rounds after {WARM} warm one; copy-on-write has one round.",
+    ]
+    return report
+
+
+def _pair(made: Lake, bases: Path, rows: int, mode: str) -> Pair:
+    names = []
+    for who, indexed in ((OURS, True), (ICEBERG, False)):
+        table = made.table(base(rows, FLAT, bases=bases), f"{who}_{mode.replace('-', '_')}", mode=mode, indexed=indexed)
+        names.append(f"{CATALOG}.{NAMESPACE}.{table.name}")
+    return Pair(*names)
+
+
+def _measured(made: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -> dict[str, float]:
+    """Seconds, the median of each."""
+    seconds: dict[str, list[float]] = {OURS: [], ICEBERG: []}
+    runs: dict[str, Callable[[], object]] = {
+        OURS: lambda: _located(made, text.format(t=pair.ours, k=KEY)),
+        ICEBERG: lambda: made.spark.sql(text.format(t=pair.theirs, k=KEY)),
+    }
+    for number in range(WARM + rounds):
+        batch_frame(made.spark, batches.next()).createOrReplaceTempView("batch")
+        for who in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
+            with configured(made.spark, HASH_JOIN if who == ICEBERG else {}):
+                started = time.perf_counter()
+                runs[who]()
+                if number >= WARM:
+                    seconds[who].append(time.perf_counter() - started)
+    return {who: statistics.median(taken) for who, taken in seconds.items()}
+
+
+def _located(made: Lake, text: str) -> None:
+    done = execute(made.spark, text)
+    if done.report is None:
+        raise AnswersDiffer(f"a statement was not located: {done.reason}")
+
+
+def _rows(made: Lake, table: str) -> list[tuple[int, ...]]:
+    """The number of rows of each version, and the sum of their hashes."""
+    frame: DataFrame = made.spark.table(table)
+    hashed = frame.groupBy("version").agg(
+        sf.count("*").alias("rows"), sf.sum(sf.xxhash64(*COLUMNS).cast("decimal(38,0)")).alias("hashes")
+    )
+    return sorted(tuple(row) for row in hashed.collect())

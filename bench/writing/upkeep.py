@@ -1,0 +1,118 @@
+"""Upkeep of files: our jobs beside Spark's procedures and Trino's statements, one after the other on equal tables.
+
+Each job has work to do once, so it runs first on a small table, whose time is not counted: engines load classes and
+compile then. Afterwards the rows of all tables are the same, and no engine has left what another engine removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pyspark.sql import SparkSession
+
+from bench.report import OURS
+from bench.writing.writers import AnswersDiffer
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from tests.services.trino import Trino
+
+IN_SPARK, IN_TRINO = "spark", "trino"
+ORPHANS, ORPHAN_DAYS = 50, 30
+_DAY_S = 86_400
+
+Measured = dict[str, dict[str, float]]
+"""By measure with its unit, as "compaction (ms)", the values of the engines."""
+Work = Callable[[str], object]
+"""A job on the table of this name."""
+
+
+def measure(
+    client: IndexClient,
+    spark: SparkSession,
+    trino: Trino,
+    tables: Mapping[str, str],
+    small: Mapping[str, str],
+    catalogs: tuple[str, str],
+) -> Measured:
+    """`tables` and `small`: by engine. `catalogs`: Spark's and Trino's."""
+    in_spark, in_trino = catalogs
+    measured: Measured = {}
+
+    def call(procedure: str, arguments: str = "") -> Work:
+        return lambda table: spark.sql(f"CALL {in_spark}.system.{procedure}(table => '{table}'{arguments})").collect()
+
+    compactions: dict[str, Work] = {
+        OURS: lambda table: compact(client, table, policy=CompactionPolicy(min_files=2)),
+        IN_SPARK: call("rewrite_data_files", ", options => map('min-input-files', '2')"),
+        IN_TRINO: lambda table: trino.rows(f"ALTER TABLE {table} EXECUTE optimize", catalog=in_trino),
+    }
+    measured["compaction (ms)"] = _once(compactions, tables, small)
+    measured["data files after it (files)"] = _of_tables(tables, lambda table: _files(client, table)[0])
+    measured["size of the data files (bytes)"] = _of_tables(tables, lambda table: _files(client, table)[1])
+    expirations: dict[str, Work] = {
+        OURS: lambda table: expire(client, table, older_than_ms=1 << 45, retain_last=1),
+        IN_SPARK: call("expire_snapshots", ", older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1"),
+    }
+    of_two = {name: tables[name] for name in expirations}
+    measured["expiration of snapshots (ms)"] = _once(expirations, of_two, small)
+    for table in (*of_two.values(), *(small[name] for name in of_two)):
+        _put_orphans(_folder(client, table))
+    measured["bytes on storage after it (bytes)"] = _of_tables(of_two, lambda table: _stored(_folder(client, table)))
+    removals: dict[str, Work] = {
+        OURS: lambda table: remove_orphan_files(client, table),
+        IN_SPARK: call("remove_orphan_files"),
+    }
+    measured["removal of orphan files (ms)"] = _once(removals, of_two, small)
+    for name, table in of_two.items():
+        if left := list(_folder(client, table).rglob("orphan-*")):
+            raise AnswersDiffer(f"{name} leaves {len(left)} of {ORPHANS} orphan files")
+    counts = {name: spark.table(f"{in_spark}.{table}").count() for name, table in tables.items()}
+    if len(set(counts.values())) > 1:
+        raise AnswersDiffer(f"the tables have different numbers of rows: {counts}")
+    return measured
+
+
+def _once(works: Mapping[str, Work], tables: Mapping[str, str], small: Mapping[str, str]) -> dict[str, float]:
+    """Milliseconds."""
+    found = {}
+    for name, work in works.items():
+        work(small[name])
+        began_s = time.perf_counter()
+        work(tables[name])
+        found[name] = 1000 * (time.perf_counter() - began_s)
+    return found
+
+
+def _of_tables(tables: Mapping[str, str], value: Callable[[str], int]) -> dict[str, float]:
+    return {name: float(value(table)) for name, table in tables.items()}
+
+
+def _files(client: IndexClient, table: str) -> tuple[int, int]:
+    """The number and bytes of the live data files."""
+    listed = client.files(table, content="data")
+    return listed.num_rows, sum(listed["file_size_in_bytes"].to_pylist())
+
+
+def _folder(client: IndexClient, table: str) -> Path:
+    location = json.loads(client.load_table(table).metadata)["location"]
+    return Path(unquote(urlsplit(location).path))
+
+
+def _stored(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and "orphan-" not in path.name)
+
+
+def _put_orphans(folder: Path) -> None:
+    """Files that writers left before a commit, long ago."""
+    old_s = time.time() - ORPHAN_DAYS * _DAY_S
+    for number in range(ORPHANS):
+        path = folder / "data" / f"orphan-{number}.parquet"
+        path.write_bytes(b"PAR1")
+        os.utime(path, (old_s, old_s))

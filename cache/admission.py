@@ -1,0 +1,246 @@
+"""A memory tier with admission: an entry is kept only if it is requested more often than those that it would replace.
+
+An LRU cache loses its hot entries to each scan. Here a new entry starts in a small window (LRU). When it leaves the
+window, it competes with the entries that would be evicted for it: the sum of their frequencies (`frequency.py`) must be
+less than its own. The main part is a segmented LRU: an entry that is requested again moves from probation to the
+protected segment. Pinned entries are in a separate segment, from which only pinned entries can take space.
+
+A holder, such as a tenant, has at most its share of the budget: at the share, an entry competes with the holder's own.
+
+As `MemoryCache`, it is within its budget at any time, and single-threaded. Source: Einziger, Friedman, Manes, "TinyLFU:
+a highly efficient cache admission policy", 2017; the sum of frequencies: Einziger and others, "Lightweight robust size
+aware cache management", 2021.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, Literal, TypeVar, get_args
+
+from seamark.cache.frequency import FrequencySketch
+from seamark.cache.memory import BudgetedCache
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+_Segment = Literal["window", "probation", "protected", "pinned"]
+_WINDOW_SHARE = 0.01
+_PROTECTED_SHARE = 0.8
+
+
+class _Entry(Generic[V]):
+    __slots__ = ("charged", "holder", "segment", "value")
+
+    def __init__(self, value: V, charged: int, holder: str, segment: _Segment) -> None:
+        self.value = value
+        self.charged = charged
+        self.holder = holder
+        self.segment: _Segment = segment
+
+
+class _KeyList(Generic[K]):
+    """Keys, the least recently used first, and the bytes of their entries."""
+
+    def __init__(self) -> None:
+        self.keys: OrderedDict[K, None] = OrderedDict()
+        self.used_bytes = 0
+
+    def add(self, key: K, charged: int) -> None:
+        self.keys[key] = None
+        self.used_bytes += charged
+
+    def remove(self, key: K, charged: int) -> None:
+        del self.keys[key]
+        self.used_bytes -= charged
+
+
+class AdmittingCache(BudgetedCache[K, V]):
+    """A cache within `budget_bytes`; 0 stores nothing.
+
+    `pinned_bytes` is the part that pinned entries can use, and `holder_bytes` the part that each holder can use.
+    `sketch` counts `identify(key)`, so that several tiers can share it. ValueError for a negative budget or size.
+    """
+
+    _entries: dict[K, _Entry[V]]
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        sketch: FrequencySketch,
+        *,
+        pinned_bytes: int = 0,
+        holder_bytes: int | None = None,
+        identify: Callable[[K], Hashable] = lambda key: key,
+        name: str = "",
+    ) -> None:
+        if not 0 <= pinned_bytes <= budget_bytes:
+            raise ValueError(f"budget_bytes is {budget_bytes} and pinned_bytes {pinned_bytes}; 0 ≤ pinned ≤ budget")
+        super().__init__(budget_bytes, {}, name)
+        self._pinned_bytes = pinned_bytes
+        self._holder_bytes = budget_bytes if holder_bytes is None else holder_bytes
+        self._sketch = sketch
+        self._identify = identify
+        self._segments: dict[_Segment, _KeyList[K]] = {name: _KeyList() for name in get_args(_Segment)}
+        self._holders: dict[str, _KeyList[K]] = {}
+        self._rejected = 0
+
+    @property
+    def rejected(self) -> int:
+        """Entries that left the window and were requested less often than those in the main part."""
+        return self._rejected
+
+    def held_bytes(self, holder: str) -> int:
+        keys = self._holders.get(holder)
+        return 0 if keys is None else keys.used_bytes
+
+    def get(self, key: K, *, counted: bool = True) -> V | None:
+        """The value; None when absent. `counted` False: a continuation of an earlier request, such as the next small
+        read of a sequential reader in the same block, which does not make the block popular."""
+        if counted:
+            self._sketch.count(self._identify(key))
+        entry = self._entries.get(key)
+        if entry is None:
+            self._misses += 1
+            return None
+        self._hits += 1
+        if counted:
+            self._use(key, entry)
+        return entry.value
+
+    def put(self, key: K, value: V, size_bytes: int, holder: str = "", *, pinned: bool = False) -> bool:
+        """Whether the value is stored now. Removes the key's previous value in any case. A pinned value that the pinned
+        part cannot hold is stored as others."""
+        charged = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
+        if charged is None:
+            return False
+        is_pinned = pinned and charged <= self._pinned_bytes
+        if not self._make_room_of(holder, key, charged, is_pinned):
+            self._rejected += 1
+            return False
+        self._add(key, _Entry(value, charged, holder, "pinned" if is_pinned else "window"))
+        if is_pinned:
+            while self._segments["pinned"].used_bytes > self._pinned_bytes:
+                self._evict(next(iter(self._segments["pinned"].keys)))
+        self._fit()
+        return key in self._entries
+
+    def discard(self, key: K) -> None:
+        """Removes the key; no error when it is absent."""
+        if key in self._entries:
+            self._remove(key)
+
+    def _use(self, key: K, entry: _Entry[V]) -> None:
+        self._holders[entry.holder].keys.move_to_end(key)
+        if entry.segment != "probation":
+            self._segments[entry.segment].keys.move_to_end(key)
+            return
+        self._move(key, entry, "protected")
+        while self._segments["protected"].used_bytes > _PROTECTED_SHARE * self._main_bytes():
+            oldest = next(iter(self._segments["protected"].keys))
+            if oldest == key:
+                break
+            self._move(oldest, self._entries[oldest], "probation")
+
+    def _make_room_of(self, holder: str, candidate: K, charged: int, is_pinned: bool) -> bool:
+        """Evicts entries of a holder at its share, if the candidate is requested more often. Whether it is within the
+        share then."""
+        excess = self.held_bytes(holder) + charged - self._holder_bytes
+        if excess <= 0 or self._holder_bytes >= self._budget_bytes:
+            return True
+        victims = []
+        for key in self._holders[holder].keys:
+            if is_pinned or self._entries[key].segment != "pinned":
+                victims.append(key)
+                excess -= self._entries[key].charged
+                if excess <= 0:
+                    break
+        if excess > 0 or not (is_pinned or self._wins(candidate, victims)):
+            return False
+        for key in victims:
+            self._evict(key)
+        return True
+
+    def _main_bytes(self) -> float:
+        return (self._budget_bytes - self._segments["pinned"].used_bytes) * (1 - _WINDOW_SHARE)
+
+    def _fit(self) -> None:
+        """Moves entries from the window to the main part until the window has its share, and evicts until the whole is
+        within the budget."""
+        window = self._segments["window"]
+        window_bytes = (self._budget_bytes - self._segments["pinned"].used_bytes) * _WINDOW_SHARE
+        while window.keys and ((window.used_bytes > window_bytes and len(window.keys) > 1) or self._excess() > 0):
+            candidate = next(iter(window.keys))
+            entry = self._entries[candidate]
+            victims = self._victims(self._excess())
+            if not victims or self._wins(candidate, victims):
+                for victim in victims:
+                    self._evict(victim)
+                self._move(candidate, entry, "probation")
+                if not victims and self._excess() > 0:
+                    self._evict(candidate)
+            else:
+                self._rejected += 1
+                self._evict(candidate)
+        while self._excess() > 0:
+            self._evict(self._victims(1)[0])
+
+    def _excess(self) -> int:
+        return self._used_bytes - self._budget_bytes
+
+    def _victims(self, need_bytes: int) -> list[K]:
+        """The entries of the main part that would be evicted for `need_bytes`; fewer if there are not enough."""
+        victims: list[K] = []
+        for segment in ("probation", "protected"):
+            for key in self._segments[segment].keys:
+                if need_bytes <= 0:
+                    return victims
+                victims.append(key)
+                need_bytes -= self._entries[key].charged
+        return victims
+
+    def _wins(self, candidate: K, victims: list[K]) -> bool:
+        frequency = self._sketch.estimate(self._identify(candidate))
+        for victim in victims:
+            frequency -= self._sketch.estimate(self._identify(victim))
+            if frequency <= 0:
+                return False
+        return True
+
+    def _add(self, key: K, entry: _Entry[V]) -> None:
+        self._entries[key] = entry
+        self._used_bytes += entry.charged
+        self._segments[entry.segment].add(key, entry.charged)
+        self._holders.setdefault(entry.holder, _KeyList()).add(key, entry.charged)
+
+    def _move(self, key: K, entry: _Entry[V], segment: _Segment) -> None:
+        self._segments[entry.segment].remove(key, entry.charged)
+        entry.segment = segment
+        self._segments[segment].add(key, entry.charged)
+
+    def _remove(self, key: K) -> None:
+        entry = self._entries.pop(key)
+        self._used_bytes -= entry.charged
+        self._segments[entry.segment].remove(key, entry.charged)
+        holder = self._holders[entry.holder]
+        holder.remove(key, entry.charged)
+        if not holder.keys:
+            del self._holders[entry.holder]
+
+    def _evict(self, key: K) -> None:
+        self._remove(key)
+        self._evictions += 1
+
+    def check_invariants(self) -> None:
+        """AssertionError when the sizes do not add up. Linear; for tests."""
+        self._check_account([entry.charged for entry in self._entries.values()])
+        lists = [
+            *((keys, "segment", name) for name, keys in self._segments.items()),
+            *((keys, "holder", name) for name, keys in self._holders.items()),
+        ]
+        for keys, kind, name in lists:
+            assert keys.used_bytes == sum(self._entries[key].charged for key in keys.keys)
+            assert all(getattr(self._entries[key], kind) == name for key in keys.keys)
+        assert sum(len(keys.keys) for keys, _, _ in lists) == 2 * len(self._entries)
+        assert self._segments["pinned"].used_bytes <= self._pinned_bytes
+        assert all(keys.used_bytes <= self._holder_bytes for keys in self._holders.values())

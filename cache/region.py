@@ -1,0 +1,52 @@
+"""Memory for a payload that a mapped file can replace in place.
+
+A value that was just computed is in private memory, and its file on the disk has the same bytes. The file is then
+mapped over the memory: addresses in it stay valid, the private pages are freed, and of the file only the pages that are
+read again take memory, which processes share.
+
+The kernel replaces the mapping at once: a thread that reads meanwhile waits, and reads the same bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+
+from seamark.cache.envelope import HEADER_BYTES
+
+_MAP_FIXED = 0x10
+_FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+
+class Region:
+    """Contains a copy of `parts`, at the same place in the page as in a file: after the envelope's header."""
+
+    __slots__ = ("_pages", "payload", "size_bytes")
+
+    def __init__(self, parts: Sequence[memoryview]) -> None:
+        self.size_bytes = HEADER_BYTES + sum(len(part) for part in parts)
+        """The size of the file."""
+        self._pages = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        whole = memoryview(self._pages)
+        end = HEADER_BYTES
+        for part in parts:
+            start, end = end, end + len(part)
+            whole[start:end] = part
+        self.payload = whole[HEADER_BYTES:].toreadonly()
+        """Keeps the memory alive."""
+
+    def map_over(self, descriptor: int) -> None:
+        """Maps a file with the same payload. OSError."""
+        if os.fstat(descriptor).st_size != self.size_bytes:
+            raise OSError("the file has another size")
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        # After a failure the old pages may be gone, but the kernel checks what it can before it replaces them.
+        if _libc.mmap(address, self.size_bytes, mmap.PROT_READ, flags, descriptor, 0) == _FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))

@@ -1,0 +1,42 @@
+"""Weighted rendezvous hashing: which of several nodes owns a key, without a table of assignments.
+
+Each node has a score for a key: a hash of both, weighted. The node with the highest score owns the key, the next is its
+substitute. A node that joins takes keys only from their former owners, in proportion to its weight; the keys of a node
+that leaves go to their substitutes; no other key moves.
+
+Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998). With h uniform in (0, 1), the
+score -weight / ln(h) gives each node a share in proportion to its weight. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from heapq import nlargest
+
+_HASH_BYTES = 8
+_HASHES = 1 << 8 * _HASH_BYTES
+
+
+class Rendezvous:
+    """`weights`: by the name of the node. A node of weight 0 or less owns nothing."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._nodes = [
+            (name, float(weight), hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES))
+            for name, weight in sorted(weights.items())
+            if weight > 0
+        ]
+
+    def ranked(self, key: str, count: int = 2) -> list[str]:
+        """The `count` nodes with the highest scores for the key, the owner first."""
+        data = b"\x00" + key.encode("utf-8", "surrogatepass")
+        scores = []
+        for name, weight, state in self._nodes:
+            hashed = state.copy()
+            hashed.update(data)
+            uniform = (int.from_bytes(hashed.digest(), "big") + 0.5) / _HASHES
+            # 1.0 is a possible result of the division above, and its logarithm is zero.
+            scores.append((math.inf if uniform >= 1.0 else -weight / math.log(uniform), name))
+        return [name for _, name in nlargest(count, scores)]

@@ -1,0 +1,87 @@
+"""The memory of decoded values, for caches whose entries CPython allocates object by object.
+
+`object_bytes` adds up an object and all that it references: `sys.getsizeof` of each, which is what the allocator
+provided. An object that occurs several times counts once. Of a long sequence a sample is measured, because a manifest
+list may have 100,000 entries of the same shape.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from functools import lru_cache
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+_SAMPLE = 8
+_SHARED = (type, Enum, FunctionType, MethodType, ModuleType)
+"""Objects that exist without the value."""
+_SMALL_INTS = range(-5, 257)
+"""CPython has one object for each of these."""
+_FLAT = frozenset((str, bytes, int, float, bytearray))
+
+
+def object_bytes(value: object) -> int:
+    """Within a few percent if the elements of long sequences are of similar sizes."""
+    return _size(value, set())
+
+
+def _size(value: Any, seen: set[int]) -> int:
+    kind, identity = type(value), id(value)
+    if value is None or kind is bool or identity in seen or (kind is int and value in _SMALL_INTS):
+        return 0
+    seen.add(identity)
+    if kind in _FLAT:
+        return sys.getsizeof(value)
+    if isinstance(value, _SHARED):
+        return 0
+    size = sys.getsizeof(value)
+    if isinstance(value, np.ndarray | memoryview):
+        return size + _owner_bytes(value.obj if isinstance(value, memoryview) else value.base, seen)
+    for name in _attributes(kind):  # type: ignore[arg-type]  # mypy: a class is not Hashable
+        size += _size(getattr(value, name, None), seen)
+    if isinstance(value, Mapping):
+        return size + _of_many(list(value.items()), lambda pair: _size(pair[0], seen) + _size(pair[1], seen))
+    if isinstance(value, Sequence):
+        return size + _of_many(value, lambda part: _size(part, seen))
+    if isinstance(value, AbstractSet):
+        return size + _of_many(list(value), lambda part: _size(part, seen))
+    return size
+
+
+def _owner_bytes(owner: Any, seen: set[int]) -> int:
+    """Of what a view refers to, as a whole: another view, an object, or memory of a kernel or of a library."""
+    if owner is None or isinstance(owner, np.ndarray | memoryview | bytes | bytearray):
+        return _size(owner, seen)
+    if id(owner) in seen:
+        return 0
+    seen.add(id(owner))
+    return memoryview(owner).nbytes
+
+
+@lru_cache(maxsize=1024)  # one entry for each class
+def _attributes(kind: type) -> tuple[str, ...]:
+    """Of structs, and of classes with slots or a dict."""
+    fields = getattr(kind, "__struct_fields__", None)
+    if fields is not None:
+        return tuple(fields)
+    slots = [name for base in kind.__mro__ for name in _slots(base)]
+    return (*slots, "__dict__") if hasattr(kind, "__dict__") and kind.__dictoffset__ else tuple(slots)
+
+
+def _slots(kind: type) -> Sequence[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
+
+
+def _of_many(values: Sequence[Any], size_of: Callable[[Any], int]) -> int:
+    if len(values) <= 2 * _SAMPLE:
+        return sum(map(size_of, values))
+    # The first element also counts what all elements share.
+    first, step = size_of(values[0]), len(values) / _SAMPLE
+    others = sum(size_of(values[int(number * step)]) for number in range(1, _SAMPLE))
+    return first + others * (len(values) - 1) // (_SAMPLE - 1)

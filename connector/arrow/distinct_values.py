@@ -1,0 +1,72 @@
+"""Counts the distinct values of Arrow columns by theta sketches: hashes of values as Iceberg serialises them.
+
+Iceberg spec, "Binary single-value serialization": numbers little-endian, decimals as the shortest two's complement,
+big-endian. Spark and Trino hash the same bytes, so their sketches and these can be united.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.index.keys.theta import Hashes, SketchBuilder, hash_bytes, hash_fixed
+
+_WIDTHS = {
+    "int": 4,
+    "date": 4,
+    "float": 4,
+    **dict.fromkeys(("long", "double", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), 8),
+}
+_BYTES_A_DECIMAL = 16
+Bytes = npt.NDArray[np.uint8]
+
+
+def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
+    """`column`: an array of the type that readers give a column of the Iceberg type. Nulls are no values."""
+    values = column.storage if isinstance(column, pa.ExtensionArray) else column
+    if values.null_count:
+        values = values.drop_null()
+    if len(values):
+        builder.add(_hashes(values, kind))
+
+
+def _hashes(values: pa.Array, kind: str) -> Hashes:
+    name = base_name(kind)
+    if name in _WIDTHS:
+        width = _WIDTHS[name]
+        return hash_fixed(_fixed(values, width), width)
+    if name == "boolean":
+        return hash_fixed(pc.unique(values).cast(pa.uint8()).to_numpy(zero_copy_only=False), 1)
+    if name == "decimal":
+        return hash_bytes(*_shortest(_fixed(values, _BYTES_A_DECIMAL).reshape(-1, _BYTES_A_DECIMAL)))
+    if pa.types.is_fixed_size_binary(values.type):
+        width = values.type.byte_width
+        return hash_fixed(_fixed(values, width), width)
+    values = values.cast(pa.large_binary())
+    starts = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, 8 * values.offset)
+    heap = values.buffers()[2]
+    return hash_bytes(np.frombuffer(heap, np.uint8) if heap is not None else np.zeros(0, np.uint8), starts)
+
+
+def _fixed(values: pa.Array, width: int) -> Bytes:
+    """The bytes of values of `width` bytes each. ValueError for another width."""
+    if values.type.bit_width != 8 * width:
+        raise ValueError(f"values of {values.type} do not have {width} bytes")
+    return np.frombuffer(values.buffers()[1], np.uint8, len(values) * width, values.offset * width)
+
+
+def _shortest(little: Bytes) -> tuple[Bytes, npt.NDArray[np.int64]]:
+    """The heap and the starts of big-endian numbers without the bytes that only repeat the sign. `little`:
+    uint8[rows, 16]."""
+    big = little[:, ::-1]
+    sign = np.where(big[:, :1] >= 0x80, 0xFF, 0).astype(np.uint8)
+    # A byte is needless if it and all before it repeat the sign, and the next byte shows the same sign.
+    repeats = (big[:, :-1] == sign) & ((big[:, 1:] >= 0x80) == (sign == 0xFF))
+    needless = np.logical_and.accumulate(repeats, axis=1).sum(axis=1)
+    kept = np.arange(big.shape[1]) >= needless[:, None]
+    starts = np.zeros(len(big) + 1, dtype=np.int64)
+    np.cumsum(big.shape[1] - needless, out=starts[1:])
+    return np.ascontiguousarray(big[kept]), starts

@@ -1,0 +1,46 @@
+"""How the tables of a whole query are planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.values import Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedTable:
+    """The plan of one reference to a table. `reference`: its text in the query; `predicate`: the condition on the
+    table's own columns, in SQL."""
+
+    table: tuple[str, ...]
+    reference: str
+    predicate: str | None
+    plan: Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedQuery:
+    tables: tuple[ExplainedTable, ...]
+    json: dict[str, Any]
+    """The JSON of the answer."""
+
+
+def explain_query(
+    client: SeamarkClient, query: str, *, dialect: str = "trino", namespace: Sequence[str] = ()
+) -> ExplainedQuery:
+    """Explains a query by its conditions and joins; nothing is run. `dialect`: trino or duckdb. `namespace`: of names
+    without one. BadRequest for a query that is not read, NotFound."""
+    body = {"query": query, "dialect": dialect, "namespace": list(namespace)}
+    found: dict[str, Any] = client._json("POST", "/api/v1/explain-query", {}, body)
+    tables = (
+        ExplainedTable(tuple(one["table"]), one["reference"], one["predicate"], _explanation(client, one["plan"]))
+        for one in found["tables"]
+    )
+    return ExplainedQuery(tuple(tables), found)
+
+
+def _explanation(client: SeamarkClient, plan: dict[str, Any]) -> Explanation:
+    return client._convert({**plan, "json": plan}, Explanation)

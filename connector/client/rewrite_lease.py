@@ -1,0 +1,69 @@
+"""The lease of a job that rewrites files of a table: of two jobs at once, the second would lose its work.
+
+No commit needs the lease. A job that loses it goes on: its commit then replaces what is left of its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import ClientError, Conflict
+from seamark.connector.client.names import Name, table_path
+
+_PAUSE_S = 0.25
+_RENEWALS = 3
+"""Renewals within the time that the lease lasts."""
+
+
+class RewriteRunning(Conflict):
+    """Another job rewrites files of the table."""
+
+
+@contextmanager
+def rewrite_lease(client: SeamarkClient, table: Name, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Holds the lease during the block, and renews it in a thread. RewriteRunning if another job has it for
+    `wait_s`."""
+    holder = str(uuid.uuid4())
+    lasts_s = _take(client, table, holder, wait_s)
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(lasts_s / _RENEWALS):
+            with contextlib.suppress(ClientError):
+                _request(client, table, holder)
+
+    thread = threading.Thread(target=renew, name="rewrite-lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with contextlib.suppress(ClientError):
+            _request(client, table, holder, release=True)
+
+
+def _take(client: SeamarkClient, table: Name, holder: str, wait_s: float) -> float:
+    """The seconds that the lease lasts."""
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return float(_request(client, table, holder)["lasts-ms"]) / 1000
+        except Conflict as error:
+            if time.monotonic() >= until_s:
+                raise RewriteRunning(error.message, status=error.status, kind=error.kind) from None
+        time.sleep(_PAUSE_S)
+
+
+def _request(client: SeamarkClient, table: Name, holder: str, *, release: bool = False) -> dict[str, Any]:
+    found: dict[str, Any] = client._json(
+        "POST", f"{table_path(table)}/rewrite-lease", {}, {"holder": holder, "release": release}
+    )
+    return found

@@ -1,0 +1,19 @@
+"""Updates of a table's metadata by the standard's commit (REST specification: `updateTable`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.names import Name
+
+
+def update_table(
+    client: SeamarkClient, table: Name, requirements: Sequence[Mapping[str, Any]], updates: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Commits the updates, and returns the table as after the commit (`CommitTableResponse`). Conflict if a requirement
+    is not met; NotFound, BadRequest. Unreachable and ServerFailed leave open whether it happened."""
+    body = {"requirements": list(requirements), "updates": list(updates)}
+    answer: dict[str, Any] = client._json("POST", client._standard_path(table), {}, body)
+    return answer

@@ -1,0 +1,192 @@
+"""What is known of the names in a DuckDB statement: the kind of the values that a column of that name has.
+
+DuckDB converts what it compares: texts to numbers, integers to floats. A condition prunes in its written form only
+where nothing is converted that could change the outcome. So each name has a kind, and a name that may refer to columns
+of two kinds, or for a computed value, has none. To DuckDB NaN is equal to NaN and larger than all numbers, to Iceberg's
+bounds it is nothing: doubles count only in conditions that are false for NaN, and 32-bit floats never, because DuckDB
+rounds the constants to them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+
+from sqlglot import exp
+
+_KINDS = {"int": "integer", "long": "integer", "string": "text"}
+_UNCHANGED = frozenset({"boolean", "date", "double", "timestamp", "timestamptz", "uuid"})
+_NUMERIC = frozenset({"integer", "double"})
+_DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_DATE = re.compile(_DAY, re.ASCII)
+_TIME = r"[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?"
+_ZONE = r"Z| UTC|[+-][0-9]{2}(?::[0-9]{2})?"
+_TIMESTAMP = re.compile(rf"({_DAY})(?:[ T]({_TIME}))?({_ZONE})?", re.ASCII)
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
+_Type = exp.DType
+_TIMES = frozenset({"date", "timestamp", "timestamptz"})
+_LOCAL_TYPES = {_Type.TIMESTAMP, _Type.TIMESTAMPNTZ}
+
+
+def kind_of(iceberg_type: str) -> str | None:
+    """None for a type whose comparisons are not used."""
+    if iceberg_type.startswith("decimal("):
+        return iceberg_type.replace(" ", "")
+    return iceberg_type if iceberg_type in _UNCHANGED else _KINDS.get(iceberg_type)
+
+
+class NameKinds:
+    """The kinds of the names in `tree`, whose tables have the columns `tables` (by lower-case name, Iceberg types)."""
+
+    def __init__(
+        self, tree: exp.Expr, tables: Iterable[Mapping[str, str]], qualifiers: frozenset[str] | None = None
+    ) -> None:
+        """`qualifiers`: there are tables whose columns are not known, and only columns with these qualifiers are not
+        theirs."""
+        self._qualifiers = qualifiers
+        self._found: defaultdict[str, set[str | None]] = defaultdict(set)
+        for columns in tables:
+            for name, iceberg_type in columns.items():
+                self._found[name.lower()].add(kind_of(iceberg_type))
+        stored = set(self._found)
+        renamed: defaultdict[str, set[str]] = defaultdict(set)
+        for alias in tree.find_all(exp.Alias):
+            name, column = alias.alias.lower(), alias.this
+            if type(column) is exp.Column and (name not in stored or column.name.lower() == name):
+                renamed[name].add(column.name.lower())
+            else:
+                self._found[name].add(None)
+        for named in tree.find_all(exp.TableAlias):
+            for column in named.columns:
+                self._found[column.name.lower()].add(None)
+        for several in tree.find_all(exp.SetOperation):
+            self._mark_conversions(several, renamed)
+        self._follow(renamed)
+
+    def kind(self, column: exp.Expr | None) -> str | None:
+        """Of each column of that name."""
+        if type(column) is not exp.Column:
+            return None
+        if self._qualifiers is not None and column.table.lower() not in self._qualifiers:
+            return None
+        kinds = self._found.get(column.name.lower(), set())
+        return next(iter(kinds)) if len(kinds) == 1 else None
+
+    def _follow(self, renamed: Mapping[str, set[str]]) -> None:
+        """Gives an alias the kinds of its columns, which may be aliases, too."""
+        for _ in range(1 + len(renamed)):
+            before = sum(map(len, self._found.values()))
+            for name, columns in renamed.items():
+                for column in columns:
+                    self._found[name] |= self._found.get(column, {None})
+            if sum(map(len, self._found.values())) == before:
+                return
+
+    def _mark_conversions(self, several: exp.SetOperation, renamed: defaultdict[str, set[str]]) -> None:
+        """UNION and its like convert the columns that they put together: each takes the kinds of the other."""
+        sides = [_projections(one) for one in (several.this, several.expression)]
+        for ours, theirs in zip(*sides, strict=False):
+            name, other = _output_name(ours), _output_name(theirs)
+            if name != other:
+                renamed[name].add(other)
+                renamed[other].add(name)
+
+
+def _projections(query: exp.Expr) -> list[exp.Expr]:
+    while isinstance(query, exp.Subquery | exp.SetOperation):
+        query = query.this
+    return list(query.expressions) if isinstance(query, exp.Select) else []
+
+
+def _output_name(projection: exp.Expr) -> str:
+    """Empty for an unnamed value, whose kind is not known."""
+    return projection.alias_or_name.lower() if isinstance(projection, exp.Alias | exp.Column) else ""
+
+
+def constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
+    """`node` as Trino's SQL has it, where DuckDB compares it with a column of `kind` without converting the column."""
+    while isinstance(node, exp.Paren):
+        node = node.this
+    match node:
+        case exp.Null():
+            return node.copy()
+        case exp.Boolean():
+            return node.copy() if kind == "boolean" else None
+        case exp.Neg():
+            inner = constant(node.this, kind, utc=utc) if not isinstance(node.this, exp.Neg) else None
+            return exp.Neg(this=inner) if isinstance(inner, exp.Literal) and not inner.is_string else None
+        case exp.Literal() if not node.is_string:
+            numeric = kind in _NUMERIC or kind.startswith("decimal(")
+            return node.copy() if numeric and _NUMBER.fullmatch(str(node.this)) else None
+        case exp.Expr() if kind in _TIMES and (current := _current(node)) is not None:
+            return current
+        case exp.Add() | exp.Sub() if kind == "date" and isinstance(node.expression, exp.Interval):
+            day = constant(node.this, kind, utc=utc)
+            return None if day is None else type(node)(this=day, expression=node.expression.copy())
+    text, target = _text(node)
+    if text is None:
+        return None
+    if kind == "text":
+        return exp.Literal.string(text) if target is None else None
+    if kind == "uuid":
+        return _cast(text, "UUID") if target in (None, _Type.UUID) else None
+    if kind == "date":
+        return _cast(text, "DATE") if target in (None, _Type.DATE) and _DATE.fullmatch(text) else None
+    return _time(text, target, kind, utc=utc)
+
+
+def _current(node: exp.Expr) -> exp.Expr | None:
+    """The current time, and days or intervals before or after it."""
+    if isinstance(node, exp.CurrentDate | exp.CurrentTimestamp | exp.Localtimestamp):
+        return node.copy()
+    if isinstance(node, exp.Anonymous) and node.name.lower() == "now" and not node.expressions:
+        return exp.CurrentTimestamp()
+    current, moved = _current(node.this) if isinstance(node, exp.Add | exp.Sub) else None, node.args.get("expression")
+    if isinstance(moved, exp.Literal) and not moved.is_string and str(moved.this).isdigit():
+        moved = exp.Interval(this=exp.Literal.string(moved.this), unit=exp.Var(this="DAY"))
+    if current is None or not isinstance(moved, exp.Interval):
+        return None
+    return type(node)(this=current, expression=moved.copy())
+
+
+def _text(node: exp.Expr | None) -> tuple[str | None, exp.DType | None]:
+    """A text, and the type to which it is cast."""
+    match node:
+        case exp.Literal():
+            return str(node.this), None
+        case exp.Cast() if type(node) is exp.Cast and isinstance(node.this, exp.Literal) and not node.to.expressions:
+            return (str(node.this.this), node.to.this) if node.this.is_string else (None, None)
+    return None, None
+
+
+def _time(text: str, target: exp.DType | None, kind: str, *, utc: bool) -> exp.Expr | None:
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        return None
+    day, time, zone = match.groups()
+    if target is _Type.DATE and (time or zone):
+        return None
+    if kind == "timestamp":
+        fits = target is None or target in _LOCAL_TYPES or target is _Type.DATE
+        return _cast(f"{day} {time or '00:00'}", "TIMESTAMP(6)") if fits and zone is None else None
+    if kind != "timestamptz" or target not in (None, _Type.TIMESTAMPTZ) or (zone is None and not utc):
+        return None
+    try:
+        offset = "+00:00" if zone in (None, "Z", " UTC") else zone if ":" in zone else f"{zone}:00"
+        moment = datetime.fromisoformat(f"{day}T{time or '00:00'}{offset}").astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    return _cast(moment.strftime("%Y-%m-%d %H:%M:%S.%f UTC"), "TIMESTAMP(6) WITH TIME ZONE")
+
+
+def _cast(text: str, target: str) -> exp.Expr:
+    return exp.cast(exp.Literal.string(text), exp.DataType.build(target, dialect="trino"))
+
+
+def columns_in(node: exp.Expr) -> Iterator[exp.Column]:
+    """Those outside nested queries."""
+    for child in node.walk(prune=lambda one: isinstance(one, exp.Query)):
+        if type(child) is exp.Column:
+            yield child

@@ -1,0 +1,297 @@
+"""A query in SQL, answered by DuckDB over the files that its conditions and its joins leave.
+
+    import seamark.duckdb
+    con = seamark.duckdb.connect("http://127.0.0.1:8181")
+    seamark.duckdb.sql(con, "SELECT … FROM sea.shop.orders JOIN …").show()
+
+DuckDB reads every manifest of a table and knows column bounds only. Here the query is parsed (`statements.py`), each
+table is requested as a plan table (`connector/plans/`), and the names of plan tables replace the table names in the
+text, which DuckDB runs. Plan tables are Iceberg tables, so DuckDB applies deletes and schemas as it always does.
+
+A statement that is not understood, or whose plan fails, runs unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from seamark.connector.client.errors import ClientError
+from seamark.connector.duckdb.session import AttachedCatalog, attached_catalogs
+from seamark.connector.duckdb.statements import DuckDBStatement, NamedRelation, mark_name
+from seamark.connector.plans import joins as joining
+from seamark.connector.plans.async_client import (
+    KnownTable,
+    Name,
+    PlanTableResponse,
+    Seamark,
+    open_seamark,
+    run_in_thread,
+)
+from seamark.connector.plans.joins import Dimension, PlannedScan
+from seamark.connector.plans.plan_requests import PlanRequests, used_joins
+from seamark.connector.plans.quotes import quoted_name, quoted_text
+from seamark.connector.plans.splices import Replacement, splice
+from seamark.connector.trino.statements.lexer import UnsupportedStatement
+from seamark.connector.trino.statements.relative_times import today_for
+from seamark.connector.trino.statements.scans import find_scans
+from seamark.metaserver.wire import PLAN_MARK
+
+LEASE_S = 86_400
+KEPT_MAX = 0.95
+BUDGET_S = 10.0
+"""For all requests of one query."""
+_UTC = frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "zulu"})
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlannedQuery:
+    """`statement` is None if the text runs unchanged. `summary`: what was done, in one line."""
+
+    statement: str | None
+    summary: str
+    files: int = 0
+    considered_files: int = 0
+    """Data files of the tables that plan tables replace."""
+    bytes: int = 0
+    """Of `files`."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A reference to a table of an attached catalog."""
+
+    catalog: str
+    name: Name
+    reference: NamedRelation
+
+
+@dataclass(frozen=True)
+class _Session:
+    """What a statement's names and literals mean in a connection."""
+
+    database: str
+    schema: str
+    search_path: str
+    utc: bool
+
+
+def sql(
+    con: duckdb.DuckDBPyConnection,
+    text: str,
+    params: Any = None,
+    *,
+    lease_s: int = LEASE_S,
+    kept_max: float = KEPT_MAX,
+) -> duckdb.DuckDBPyRelation:
+    """The result of `con.sql(text, params=params)`, from fewer files where they are known beforehand.
+
+    `con` has a catalog attached by `seamark.duckdb.connect` or `attach`. The relation reads the present state of its
+    tables, and is valid for at least half of `lease_s` seconds, as far as the server grants so many. A table is read by
+    its own name if its plan keeps a larger fraction than `kept_max` of its files. A Python variable is no table here:
+    use `con.register`.
+    """
+    done = rewritten(con, text, params, lease_s=lease_s, kept_max=kept_max)
+    _log.info("%s", done.summary)
+    if done.statement is not None:
+        try:
+            return con.sql(done.statement, params=params)
+        except duckdb.Error as error:
+            _log.warning("run as it came: DuckDB does not take it with plan tables: %s", error)
+    return con.sql(text, params=params)
+
+
+def rewritten(
+    con: duckdb.DuckDBPyConnection,
+    text: str,
+    params: Any = None,
+    *,
+    lease_s: int = LEASE_S,
+    kept_max: float = KEPT_MAX,
+) -> PlannedQuery:
+    """The text over plan tables, which are made if there are none yet; nothing is run. Raises no error."""
+    try:
+        return _Query(con, text, params, lease_s, kept_max).planned()
+    except UnsupportedStatement as why:
+        return PlannedQuery(None, f"unchanged; {why}")
+    except (duckdb.Error, ClientError) as error:
+        return PlannedQuery(None, f"unchanged; {str(error).partition(chr(10))[0]}")
+    except Exception as error:  # noqa: BLE001  a bug in planning must fail no query
+        _log.warning("unchanged, by a bug in planning", exc_info=True)
+        return PlannedQuery(None, f"unchanged; {type(error).__name__}")
+
+
+class _Query:
+    def __init__(self, con: duckdb.DuckDBPyConnection, text: str, params: Any, lease_s: int, kept_max: float) -> None:
+        self._con = con
+        self._statement = DuckDBStatement(text, params)
+        self._lease_s = lease_s
+        self._kept_max = kept_max
+
+    def planned(self) -> PlannedQuery:
+        catalogs = attached_catalogs(self._con)
+        if not catalogs:
+            raise UnsupportedStatement("the connection has no catalog of seamark.duckdb.attach")
+        session = self._session()
+        places = {}
+        for number, reference in enumerate(self._statement.references):
+            place = None if reference is None else self._place(reference, session, catalogs)
+            if place is not None:
+                places[number] = place
+        if not places:
+            raise UnsupportedStatement("no table of a Seamark catalog")
+        return run_in_thread(self._plan(places, catalogs, utc=session.utc))
+
+    # Names
+
+    def _session(self) -> _Session:
+        settings = "current_database(), current_schema()" + "".join(
+            f", current_setting('{name}')"
+            for name in ("search_path", "TimeZone", "default_collation", "old_implicit_casting")
+        )
+        database, schema, path, zone, collation, casts = self._row(f"SELECT {settings}")
+        if collation or casts:
+            raise UnsupportedStatement("default_collation or old_implicit_casting is set, which changes comparisons")
+        # now() is the start of the transaction: it stays the same in an explicit one.
+        if self._row("SELECT epoch_us(now())") == self._row("SELECT epoch_us(now())"):
+            raise UnsupportedStatement("the connection is in a transaction, which has its own view of the tables")
+        return _Session(str(database), str(schema), str(path), str(zone).lower() in _UTC)
+
+    def _row(self, query: str) -> tuple[Any, ...]:
+        row = self._con.sql(query).fetchone()
+        return row or ()
+
+    def _place(
+        self, reference: NamedRelation, session: _Session, catalogs: Mapping[str, AttachedCatalog]
+    ) -> _Place | None:
+        """None for a relation that is none of the catalogs' tables. UnsupportedStatement for a view of DuckDB: it may
+        read the same tables at another snapshot."""
+        *qualifiers, table = reference.parts
+        database, schema = session.database, session.schema
+        match qualifiers:
+            case [one, other]:
+                database, schema = one, other
+            case [one] if not self._is_database(one):
+                schema = one
+            case [one]:
+                database = ""
+            case []:
+                if "," in session.search_path or self._is_temporary(table):
+                    database = ""
+        if database.lower() in catalogs and PLAN_MARK not in table:
+            return _Place(database, (*schema.split("."), table), reference)
+        if self._row(f"SELECT 1 FROM duckdb_views() WHERE NOT internal AND view_name ILIKE {quoted_text(table)}"):  # noqa: S608
+            raise UnsupportedStatement(f"{table} is a view")
+        return None
+
+    def _is_database(self, name: str) -> bool:
+        return bool(self._row(f"SELECT 1 FROM duckdb_databases() WHERE database_name ILIKE {quoted_text(name)}"))  # noqa: S608
+
+    def _is_temporary(self, table: str) -> bool:
+        try:
+            self._con.table(f"temp.{quoted_name(table)}")
+        except duckdb.Error:
+            return False
+        return True
+
+    # Plans
+
+    async def _plan(
+        self, places: Mapping[int, _Place], catalogs: Mapping[str, AttachedCatalog], *, utc: bool
+    ) -> PlannedQuery:
+        until_s = asyncio.get_running_loop().time() + BUDGET_S
+        async with AsyncExitStack() as stack, asyncio.timeout_at(until_s):
+            servers = {}
+            for name in sorted({place.catalog.lower() for place in places.values()}):
+                found = catalogs[name]
+                servers[name] = await stack.enter_async_context(
+                    open_seamark(found.uri, token=found.token, lease_s=self._lease_s)
+                )
+            known = await _known(places, servers)
+            scans = self._scans(places, known, utc=utc)
+            if not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):
+                raise UnsupportedStatement("no condition by which files could be left out")
+            plans: dict[PlannedScan, PlanTableResponse] = {}
+            dimensions: dict[PlannedScan, tuple[Dimension, ...]] = {}
+            why = ""
+            for catalog, server in servers.items():
+                own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
+                limits = joining.find_dimensions(own, _by_mark(known))
+                asking = PlanRequests(server, self._kept_max, until_s)
+                plans |= await asking.plans(list(own.values()), limits)
+                dimensions |= limits
+                why = why or asking.why
+            if not plans:
+                raise UnsupportedStatement(why or "plans keep too many of the files")
+            now = await _known(places, servers)
+            if any(now[number].columns != known[number].columns for number in known if number in now):
+                raise UnsupportedStatement("a table's columns changed meanwhile")
+        return self._spliced(
+            places, {number: scan for number, scan in scans.items() if scan in plans}, plans, dimensions
+        )
+
+    def _scans(
+        self, places: Mapping[int, _Place], known: Mapping[int, KnownTable], *, utc: bool
+    ) -> dict[int, PlannedScan]:
+        """By the number of the reference. The scans of the analysis name the marks; their joins count the scans."""
+        columns = {number: one.columns for number, one in known.items() if one.columns is not None}
+        marked = self._statement.marked(columns, utc=utc)
+        marks = {mark_name(number): number for number in columns}
+        today = today_for(self._statement.text)
+        found = find_scans(marked, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
+        return {
+            at: PlannedScan(scan, places[number].catalog.lower(), places[number].name)
+            for at, scan in enumerate(found)
+            if (number := marks.get(scan.table)) is not None
+        }
+
+    def _spliced(
+        self,
+        places: Mapping[int, _Place],
+        scans: Mapping[int, PlannedScan],
+        plans: Mapping[PlannedScan, PlanTableResponse],
+        dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
+    ) -> PlannedQuery:
+        marks = {mark_name(number): place for number, place in places.items()}
+        new, counts = [], []
+        for scan in scans.values():
+            place, plan = marks[scan.scan.table], plans[scan]
+            levels = (place.catalog, ".".join(place.name[:-1]), str(plan.name))
+            text = ".".join(map(quoted_name, levels)) + (place.reference.alias_needed or "")
+            new.append(Replacement(place.reference.start, place.reference.end, text))
+            counts.append(f"{'.'.join(place.name)}={plan.files}/{plan.considered_files}")
+        used = [
+            f"{'.'.join(scan.table)}.{columns}:{keys}"
+            for scan, plan in plans.items()
+            for columns, keys in used_joins(dimensions.get(scan, ()), plan)
+        ]
+        return PlannedQuery(
+            splice(self._statement.text, new),
+            "; ".join(["rewritten", *counts, *([f"joins={','.join(used)}"] if used else [])]),
+            sum(plan.files for plan in plans.values()),
+            sum(plan.considered_files for plan in plans.values()),
+            sum(plan.bytes for plan in plans.values()),
+        )
+
+
+async def _known(places: Mapping[int, _Place], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:
+    """The present state of the tables, by the number of the reference; without those that are none, such as views."""
+    names = sorted({(place.catalog.lower(), place.name) for place in places.values()})
+    answers = await asyncio.gather(*(servers[catalog].columns(name) for catalog, name in names))
+    found = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
+    return {
+        number: found[place.catalog.lower(), place.name]
+        for number, place in places.items()
+        if (place.catalog.lower(), place.name) in found
+    }
+
+
+def _by_mark(known: Mapping[int, KnownTable]) -> dict[tuple[str | None, str | None, str], KnownTable]:
+    return {(None, None, mark_name(number)): one for number, one in known.items()}

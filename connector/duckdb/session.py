@@ -1,0 +1,110 @@
+"""DuckDB connections to which a Seamark catalog is attached.
+
+DuckDB reads and writes Iceberg tables by its extensions `avro`, `httpfs` and `iceberg`. Their files come from PyPI
+(`pip install 'seamark[duckdb]'`) where they are installed there, else from DuckDB's own repository.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import duckdb
+
+from seamark.connector.plans.async_client import check_url
+from seamark.connector.plans.quotes import quoted_name, quoted_text
+
+EXTENSIONS = ("avro", "httpfs", "iceberg")
+
+
+@dataclass(frozen=True)
+class AttachedCatalog:
+    uri: str
+    token: str | None = field(repr=False)
+
+
+_attached: WeakKeyDictionary[duckdb.DuckDBPyConnection, dict[str, AttachedCatalog]] = WeakKeyDictionary()
+"""By the names that statements have for the catalogs, in lower case."""
+
+
+def connect(
+    uri: str,
+    *,
+    name: str = "sea",
+    token: str | None = None,
+    on_s3: bool = False,
+    database: str = ":memory:",
+    config: dict[str, Any] | None = None,
+) -> duckdb.DuckDBPyConnection:
+    """A new DuckDB connection with the catalog at `uri` attached as `name` (`attach`).
+
+    `database` and `config` are those of `duckdb.connect`. Extensions from PyPI carry no signature of DuckDB's
+    repository, so `allow_unsigned_extensions` is on unless `config` says otherwise.
+    """
+    con = duckdb.connect(database, config={"allow_unsigned_extensions": "true", **(config or {})})
+    try:
+        attach(con, uri, name=name, token=token, on_s3=on_s3)
+    except BaseException:
+        con.close()
+        raise
+    return con
+
+
+def attach(
+    con: duckdb.DuckDBPyConnection, uri: str, *, name: str = "sea", token: str | None = None, on_s3: bool = False
+) -> None:
+    """Attaches the catalog at `uri` (http://host:port) as `name`, and lets `sql` plan the queries of `con`.
+
+    `token`: a bearer token. `on_s3`: tables are in S3, and the server lends its keys to DuckDB
+    (`SEAMARK_S3_CLIENT_ACCESS=static` or `sts`). A cursor of a connection needs its own call.
+    ValueError for an invalid URL; duckdb.Error where DuckDB cannot attach it.
+    """
+    check_url(uri)
+    uri = uri.rstrip("/")
+    load_extensions(con)
+    options = [
+        "TYPE iceberg",
+        f"ENDPOINT {quoted_text(uri)}",
+        f"ACCESS_DELEGATION_MODE '{'vended_credentials' if on_s3 else 'none'}'",
+    ]
+    if token is None:
+        options.append("AUTHORIZATION_TYPE 'none'")
+    else:
+        secret = quoted_name(f"seamark_{name}")
+        con.execute(f"CREATE OR REPLACE SECRET {secret} (TYPE iceberg, TOKEN {quoted_text(token)})")
+        options.append(f"SECRET {secret}")
+    con.execute(f"ATTACH IF NOT EXISTS '' AS {quoted_name(name)} ({', '.join(options)})")
+    _attached.setdefault(con, {})[name.lower()] = AttachedCatalog(uri, token)
+
+
+def attached_catalogs(con: duckdb.DuckDBPyConnection) -> dict[str, AttachedCatalog]:
+    """By their names in lower case."""
+    return dict(_attached.get(con, {}))
+
+
+def load_extensions(con: duckdb.DuckDBPyConnection) -> None:
+    """Loads `EXTENSIONS`. duckdb.Error where one is neither on this machine nor in DuckDB's repository."""
+    loaded = {
+        str(row[0]) for row in con.execute("SELECT extension_name FROM duckdb_extensions() WHERE loaded").fetchall()
+    }
+    for name in EXTENSIONS:
+        if name in loaded:
+            continue
+        file = _from_pypi(name)
+        if file is None:
+            con.execute(f"INSTALL {name}")
+            con.execute(f"LOAD {name}")
+        else:
+            con.execute(f"LOAD {quoted_text(str(file))}")
+
+
+def _from_pypi(name: str) -> Path | None:
+    """The extension's file for this version of DuckDB."""
+    found = importlib.util.find_spec(f"duckdb_extension_{name}")
+    if found is None or found.origin is None:
+        return None
+    file = Path(found.origin).parent / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
+    return file if file.exists() else None

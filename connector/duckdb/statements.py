@@ -1,0 +1,359 @@
+"""The tables that a DuckDB statement reads, and the statement as the analysis of Trino's statements takes it.
+
+The analysis (`connector/trino/statements/`) reads Trino's SQL. A statement of DuckDB is given to it with its tables
+replaced by marks, and with each condition hidden that means something else in DuckDB, or is not sure to mean the same:
+a hidden condition leaves no file out. Statements with clauses that Trino does not have are not read at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from sqlglot import Dialect, TokenType, exp
+from sqlglot.errors import ErrorLevel, SqlglotError
+
+from seamark.connector.duckdb.kinds import NameKinds, columns_in, constant
+from seamark.connector.plans.splices import Replacement, splice
+from seamark.connector.trino.statements.lexer import UnsupportedStatement
+
+STATEMENT_MAX = 200_000
+_DUCKDB = Dialect.get_or_raise("duckdb")
+_TRINO = Dialect.get_or_raise("trino")
+_UNREAD = (exp.Qualify, exp.Pivot, exp.TableSample, exp.Lateral, exp.Columns, exp.Lambda, exp.Into)
+_JOINS = ("", "INNER", "CROSS", "OUTER")
+_JOIN_ARGS = {"this", "side", "kind", "on", "using"}
+_COMPARED = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_TABLE_ARGS = {"this", "db", "catalog", "alias", "joins"}
+_HIDDEN = "seamark_hidden"
+
+
+@dataclass(frozen=True)
+class NamedRelation:
+    """A name in FROM: its parts, and the characters [start, end) of the statement."""
+
+    parts: tuple[str, ...]
+    start: int
+    end: int
+    alias_needed: str | None
+    """What follows the new name so that columns qualified by the old name are still found."""
+
+
+class DuckDBStatement:
+    """A query, parsed once. Raises UnsupportedStatement."""
+
+    def __init__(self, text: str, parameters: Any = None) -> None:
+        if len(text) > STATEMENT_MAX:
+            raise UnsupportedStatement(f"longer than {STATEMENT_MAX} characters")
+        self.text = text
+        self._tree = _parsed(text)
+        _check(self._tree)
+        _fill(text, self._tree, parameters)
+        named = {one.alias.lower() for one in self._tree.find_all(exp.CTE)}
+        self._nodes = [
+            node
+            for node in self._tree.find_all(exp.Table)
+            if len(node.parts) > 1 or not isinstance(node.this, exp.Identifier) or node.name.lower() not in named
+        ]
+        self.references = [self._reference(node) for node in self._nodes]
+        """In the order of `marked`; None for what is no name, such as a function."""
+
+    def marked(self, tables: Mapping[int, Mapping[str, str]], *, utc: bool) -> str:
+        """The statement in Trino's SQL, with `mark_name(n)` for reference n. `tables`: the columns, with Iceberg types,
+        of the references that are the catalog's; `utc`: the session's time zone is UTC."""
+        kinds = NameKinds(self._tree, tables.values(), self._sure_qualifiers(tables))
+        for join in self._tree.find_all(exp.Join):
+            for name in join.args.get("using") or ():
+                if kinds.kind(exp.column(name.name)) in (None, "double"):
+                    raise UnsupportedStatement(f"USING ({name.name}) may convert what it compares")
+        for number, node in enumerate(self._nodes):
+            alias = node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(node.name or "f", quoted=True))
+            mark = exp.Table(this=exp.to_identifier(mark_name(number), quoted=True), alias=alias.copy())
+            if joins := node.args.get("joins"):
+                mark.set("joins", joins)
+            node.replace(mark)
+        for condition in list(self._tree.find_all(exp.Predicate)):
+            _settle(condition, kinds, utc=utc)
+        # contains(): true or false for NULL and NaN in DuckDB, where Trino's has neither value.
+        for function in list(self._tree.find_all(exp.Contains, exp.ArrayContains, exp.Anonymous)):
+            if not (isinstance(function, exp.Anonymous) and function.name == _HIDDEN):
+                for column in list(columns_in(function)):
+                    _hide(column)
+        for column in list(self._tree.find_all(exp.Column)):
+            if _is_condition(column) and kinds.kind(column) != "boolean":
+                _hide(column)
+        try:
+            return str(_TRINO.generate(self._tree, unsupported_level=ErrorLevel.IGNORE))
+        except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+            raise UnsupportedStatement("it has no counterpart in Trino's SQL") from error
+
+    def _sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
+        """The names by which only tables with known columns are qualified; None if there are no other tables."""
+        if len(tables) == len(self._nodes):
+            return None
+        others = {node.alias_or_name.lower() for number, node in enumerate(self._nodes) if number not in tables}
+        others |= {one.alias.lower() for one in self._tree.find_all(exp.CTE, exp.Subquery, exp.Unnest)}
+        return frozenset(self._nodes[number].alias_or_name.lower() for number in tables) - others
+
+    def _reference(self, node: exp.Table) -> NamedRelation | None:
+        parts = node.parts
+        given = {name for name, value in node.args.items() if value}
+        if not all(isinstance(part, exp.Identifier) for part in parts) or not given <= _TABLE_ARGS:
+            return None
+        first, last = parts[0].meta.get("start"), parts[-1].meta.get("end")
+        if first is None or last is None:
+            return None
+        names = tuple(part.name for part in parts)
+        found = self.text[first : last + 1]
+        try:
+            same = tuple(part.name for part in exp.to_table(found, dialect="duckdb").parts) == names
+        except (SqlglotError, ValueError):
+            same = False
+        if not same:
+            return None
+        alias = None
+        if node.args.get("alias") is None:
+            alias = ' AS "' + names[-1].replace('"', '""') + '"'
+        return NamedRelation(names, first, last + 1, alias)
+
+
+def mark_name(number: int) -> str:
+    return f"seamark_{number}"
+
+
+def _parsed(text: str) -> exp.Expr:
+    try:
+        trees = _DUCKDB.parse(text)
+    except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        raise UnsupportedStatement("its syntax is not known") from None
+    if len(trees) != 1 or not isinstance(trees[0], exp.Select | exp.SetOperation | exp.Subquery):
+        raise UnsupportedStatement("no single query")
+    return trees[0]
+
+
+def _check(tree: exp.Expr) -> None:
+    """Raises UnsupportedStatement for what Trino's SQL does not have, or has with another meaning."""
+    for node in tree.walk():
+        match node:
+            case exp.Select() if node.args.get("distinct") and node.args["distinct"].args.get("on"):
+                raise UnsupportedStatement("DISTINCT ON")
+            case exp.Group() if any(value for name, value in node.args.items() if name != "expressions"):
+                raise UnsupportedStatement("groups by more than columns")
+            case exp.SetOperation() if node.args.get("by_name") or any(
+                isinstance(one, exp.Star) or one.is_star
+                for side in (node.this, node.expression)
+                for one in getattr(side, "expressions", ())
+            ):
+                raise UnsupportedStatement("a set operation over columns that are not named")
+            case exp.Join() if not _is_plain_join(node):
+                raise UnsupportedStatement("a join that Trino does not have")
+            case exp.Star() if any(node.args.values()):
+                raise UnsupportedStatement("* without some columns")
+            case exp.Table() if node.args.get("when") or node.args.get("version"):
+                raise UnsupportedStatement("it reads the past")
+            case exp.Column() if node.args.get("db"):
+                raise UnsupportedStatement("a column qualified by its schema")
+            case exp.Unnest() | exp.Explode() if not isinstance(node.parent, exp.From | exp.Join):
+                raise UnsupportedStatement("unnest() among the columns")
+        if isinstance(node, _UNREAD):
+            raise UnsupportedStatement(f"{type(node).__name__} is not read")
+
+
+def _is_plain_join(node: exp.Join) -> bool:
+    given = {name for name, value in node.args.items() if value}
+    return given <= _JOIN_ARGS and (node.kind or "").upper() in _JOINS
+
+
+def _fill(text: str, tree: exp.Expr, parameters: Any) -> None:
+    """Puts the values of `?`, `$1` and `$name` into the tree, where they have a plain literal."""
+    if parameters is None or isinstance(parameters, str) or not isinstance(parameters, Mapping | Sequence):
+        return
+    # The order of a tree is not that of its text: with numbers for `?`, the same tree shows which is which.
+    numbered, places = _parsed(_with_numbers(text)), (exp.Placeholder, exp.Parameter)
+    for node, known in zip(list(tree.find_all(*places)), list(numbered.find_all(*places)), strict=True):
+        name = known.name
+        try:
+            value = parameters[name] if isinstance(parameters, Mapping) else parameters[int(name) - 1]
+        except (LookupError, ValueError):
+            continue
+        literal = _literal(value)
+        if literal is not None:
+            node.replace(literal)
+
+
+def _with_numbers(text: str) -> str:
+    marks = [token for token in _DUCKDB.tokenize(text) if token.token_type is TokenType.PLACEHOLDER]
+    return splice(text, (Replacement(one.start, one.end + 1, f"${n}") for n, one in enumerate(marks, 1)))
+
+
+def _literal(value: Any) -> exp.Expr | None:
+    match value:
+        case bool():
+            return exp.Boolean(this=value)
+        case int() | Decimal():
+            number = exp.Literal.number(format(abs(value), "f" if isinstance(value, Decimal) else "d"))
+            return exp.Neg(this=number) if value < 0 else number
+        case str():
+            return exp.Literal.string(value)
+        case datetime() if value.tzinfo is None:
+            return exp.cast(exp.Literal.string(value.isoformat(" ")), exp.DataType.Type.TIMESTAMP)
+        case date() if not isinstance(value, datetime):
+            return exp.cast(exp.Literal.string(value.isoformat()), exp.DataType.Type.DATE)
+    return None
+
+
+def _settle(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
+    """Leaves a condition that means the same in Trino's SQL, in its words, and hides the columns of any other
+    condition."""
+    parts = _same_meaning(node, kinds, utc)
+    if parts is None:
+        for column in list(columns_in(node)):
+            _hide(column)
+        return
+    for old, new in parts:
+        old.replace(new)
+
+
+def _same_meaning(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp.Expr, exp.Expr]] | None:
+    """What is to be replaced in the condition; None if it may mean something else."""
+
+    def constants(kind: str | None, given: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
+        if kind is None or (kind == "double" and not _is_false_for_nan(node)):
+            return None
+        new = [(one, constant(one, kind, utc=utc)) for one in given]
+        return None if any(one is None for _, one in new) else [(old, one) for old, one in new if one is not None]
+
+    def compared(term: exp.Expr, given: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
+        kind, defaults = _term(term, kinds)
+        return constants(kind, [*defaults, *given])
+
+    match node:
+        case exp.Is() if isinstance(node.expression, exp.Null):
+            return [] if type(node.this) is exp.Column else None
+        case exp.Between() if not node.args.get("symmetric"):
+            return compared(node.this, [node.args["low"], node.args["high"]])
+        case exp.In() if node.args.get("query") is not None:
+            ours, theirs = kinds.kind(node.this), kinds.kind(_only_column(node.args["query"]))
+            return [] if ours not in (None, "double") and ours == theirs else None
+        case exp.In() if any(isinstance(one, exp.Null) for one in node.expressions):
+            return None  # `IN [1, NULL]`, which is false where `IN (1, NULL)` is null, has the same tree
+        case exp.In() if node.expressions and not (node.args.get("field") or node.args.get("unnest")):
+            return compared(node.this, node.expressions)
+        case exp.Like() | exp.ILike() if type(node) in (exp.Like, exp.ILike):
+            return _same_pattern(node, kinds)
+        case exp.Exists():
+            return []
+    if type(node) not in _COMPARED:
+        return None
+    left, right = node.this, node.expression
+    both = kinds.kind(left), kinds.kind(right)
+    if type(left) is exp.Column and type(right) is exp.Column:
+        return [] if both[0] not in (None, "double") and both[0] == both[1] else None
+    if _is_period(left, right, kinds) or _is_period(right, left, kinds):
+        return []
+    found = compared(left, [right])
+    return compared(right, [left]) if found is None else found
+
+
+def _same_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
+    """LIKE, also in lower or upper case. `ILIKE` compares in lower case, as far as the characters are ASCII; the others
+    are left to DuckDB by what reads `lower`."""
+    side, pattern = node.this.unnest(), node.expression
+    column = side.this if isinstance(side, exp.Lower | exp.Upper) else side
+    if kinds.kind(column) != "text" or not isinstance(pattern, exp.Literal) or not pattern.is_string:
+        return None
+    if type(node) is exp.Like:
+        return []
+    if type(side) is not exp.Column or not str(pattern.this).isascii():
+        return None
+    lowered = exp.Literal.string(str(pattern.this).lower())
+    negate = node.args.get("negate")  # of NOT ILIKE
+    return [(node, exp.Like(this=exp.Lower(this=side.copy()), expression=lowered, negate=negate))]
+
+
+def _is_false_for_nan(node: exp.Expr) -> bool:
+    """Whether the comparison of a column with numbers is false in DuckDB where the column is NaN, and counts unchanged:
+    not negated, and not within an expression."""
+    match node:
+        case exp.EQ() | exp.In() | exp.Between():
+            fits = True
+        case exp.LT() | exp.LTE():
+            fits = isinstance(node.this, exp.Column)
+        case exp.GT() | exp.GTE():
+            fits = isinstance(node.expression, exp.Column)
+        case _:
+            fits = False
+    parent = node.parent
+    while isinstance(parent, exp.Paren | exp.And | exp.Or):
+        parent = parent.parent
+    return fits and isinstance(parent, exp.Where | exp.Having | exp.Join)
+
+
+def _term(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
+    """The kind of a column, or of a function of one that has the same values in Trino; and the constants in it."""
+    while isinstance(node, exp.Paren):
+        node = node.this
+    of_time = node is not None and kinds.kind(node.this) in ("date", "timestamp")
+    match node:
+        case exp.Cast() if type(node) is exp.Cast and node.to.this is exp.DataType.Type.DATE:
+            return "date" if of_time else None, ()
+        case exp.Year() | exp.Month():
+            return "integer" if of_time else None, ()
+        case exp.Extract() if node.name.upper() in ("YEAR", "MONTH"):
+            return "integer" if kinds.kind(node.expression) in ("date", "timestamp") else None, ()
+        case exp.TimestampTrunc() | exp.DateTrunc():
+            return kinds.kind(node.this) if of_time else None, ()
+        case exp.Substring() | exp.Left() | exp.Lower() | exp.Upper():
+            return "text" if kinds.kind(node.this) == "text" else None, ()
+        case exp.Coalesce():
+            kind = kinds.kind(node.this)
+            return (None if kind == "double" else kind), node.expressions
+        case exp.Add() | exp.Sub() | exp.Mul() if kinds.kind(node.this) == "integer" and _is_integer(node.expression):
+            return "integer", ()
+        case exp.Add() | exp.Sub() if of_time and isinstance(node.expression, exp.Interval):
+            return kinds.kind(node.this), ()
+    return kinds.kind(node), ()
+
+
+def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
+    """Whether an equality compares a day, month or year of a column with a column, as Trino compares them."""
+    if type(column.unnest()) is not exp.Column or not isinstance(node.parent, exp.EQ):
+        return False
+    kind, other = _term(node, kinds)[0], kinds.kind(column.unnest())
+    match node.unnest():
+        case exp.Cast() | exp.Year() | exp.Extract():
+            return kind is not None and kind == other
+        case exp.TimestampTrunc() | exp.DateTrunc():
+            return kind is not None and other in ("date", "timestamp")
+    return False
+
+
+def _is_integer(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Literal) and not node.is_string and str(node.this).isdigit()
+
+
+def _only_column(query: exp.Expr) -> exp.Expr | None:
+    while isinstance(query, exp.Subquery):
+        query = query.this
+    if not isinstance(query, exp.Select) or len(query.expressions) != 1:
+        return None
+    column: exp.Expr = query.expressions[0]
+    return column.unalias()
+
+
+def _is_condition(column: exp.Column) -> bool:
+    """Whether the column itself is a condition."""
+    node: exp.Expr = column
+    while isinstance(node.parent, exp.Paren):
+        node = node.parent
+    parent = node.parent
+    if isinstance(parent, exp.If | exp.Join):
+        return any(parent.args.get(one) is node for one in ("this", "on"))
+    return isinstance(parent, exp.Not | exp.And | exp.Or | exp.Where | exp.Having | exp.Filter)
+
+
+def _hide(column: exp.Expr) -> None:
+    column.replace(exp.Anonymous(this=_HIDDEN, expressions=[column.copy()]))

@@ -1,0 +1,62 @@
+"""Splits data files of earlier bucket counts: after a resize, their rows go to files of the current spec's buckets.
+
+Invariant: as for compaction, no row is added, lost or changed (`write/replacements.py`). Each batch of files is
+its own commit, so an interrupted split keeps what it has done, and writers never wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
+from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.values import At
+from seamark.connector.read.settled_files import now_ms, settle
+from seamark.connector.read.tables import ScanTask, open_table, plan
+from seamark.connector.write.compaction import CompactionPolicy, divide_tasks, group_by_partition, rewrite_batch
+from seamark.connector.write.replacements import RewriteReport, announced, is_rewritable, replace_batches
+from seamark.metaserver.iceberg.metadata.bucket_counts import coarser_specs
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+
+SPLIT_BY = "split-by"
+"""A key of the summary of its commits."""
+BATCH_BYTES, BATCH_FILES = 512 << 20, 500
+"""Limits of the files that a commit replaces."""
+
+
+def split_buckets(
+    client: SeamarkClient, table: Name, *, dry_run: bool = False, settled: bool = False, branch: str = MAIN
+) -> RewriteReport:
+    """Splits all files of specs with fewer buckets.
+
+    `dry_run`: reports the files that would be replaced and commits nothing. `settled`: leaves files out that writers
+    will probably replace soon. BadRequest for a table of version 1; Unreadable, Refused.
+    """
+    opened = open_table(client, table, At(ref=branch), history=settled)
+    if opened.metadata.format_version == 1:
+        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    coarse = coarser_specs(opened.metadata)
+    began_ms = now_ms()
+    tasks = list(plan(client, opened, sequence_numbers=settled)) if coarse else []
+    due: Sequence[ScanTask] = [task for task in tasks if task.spec_id in coarse and is_rewritable(task)]
+    again_s = 0.0
+    if settled:
+        due, again_s = settle(opened, due, lambda tasks: tasks, now_ms() - began_ms)
+    # Partition by partition, so that a commit writes to few of the new buckets.
+    ordered = (task for members in group_by_partition(due) for task in members)
+    batches = divide_tasks(ordered, BATCH_BYTES, BATCH_FILES)
+    policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))
+    return replace_batches(
+        client,
+        opened,
+        tasks,
+        announced((batch, partial(rewrite_batch, opened, batch)) for batch in batches),
+        target_bytes=policy.target_bytes,
+        dry_run=dry_run,
+        branch=branch,
+        again_s=again_s,
+        summary={SPLIT_BY: "seamark"},
+    )

@@ -1,0 +1,56 @@
+"""Removes the values of expired columns by the policy of a table (`metaserver/iceberg/metadata/column_ttl.py`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import fields
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
+from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.values import At
+from seamark.connector.jobs.file_merges import drop_columns
+from seamark.connector.read.tables import open_table
+from seamark.connector.write.replacements import RewriteReport
+from seamark.metaserver import errors
+from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS, TtlPolicy
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+
+
+def expire_columns(
+    client: SeamarkClient, table: Name, *, dry_run: bool = False, now_ms: int | None = None
+) -> RewriteReport:
+    """Removes the columns that have expired now. A partition that has expired in part stays until all of it has.
+
+    `dry_run`: reports the files that would be rewritten and about how large the new files would be, and commits
+    nothing. BadRequest for a table without a policy or with an invalid one, and for a column that is not dropped from
+    files (`drop_columns`); Unreadable."""
+    opened = open_table(client, table, At(ref=MAIN))
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    try:
+        policy = TtlPolicy.of({**effective_properties(client, table), **opened.metadata.properties})
+        rules = [] if policy is None else policy.rules(opened.metadata, now_ms)
+    except errors.BadRequest as error:
+        raise BadRequest(error.message) from None
+    if policy is None:
+        raise BadRequest(f"No column of the table has an age; set the property {COLUMNS}, such as 'payload: 90 days'")
+    return _sum(
+        drop_columns(client, table, rule.columns, where=rule.where, dry_run=dry_run, whole_partitions=True)
+        for rule in rules
+    )
+
+
+def _sum(reports: Iterable[RewriteReport]) -> RewriteReport:
+    total = RewriteReport()
+    for report in reports:
+        for one in fields(RewriteReport):
+            value = getattr(report, one.name)
+            before = getattr(total, one.name)
+            if isinstance(value, dict):
+                for reason, count in value.items():
+                    before[reason] = before.get(reason, 0) + count
+            else:
+                setattr(total, one.name, before + value)
+    return total

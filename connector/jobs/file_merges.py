@@ -1,0 +1,335 @@
+"""Merges data files on request, and leaves columns out of them: `MERGE FILES` and `DROP COLUMNS`.
+
+Both write the partitions that a condition selects to new files, and copy row groups where that is possible
+(`write/copies.py`). A merge keeps all rows unchanged. A drop also leaves columns out: readers then see null in these
+partitions, and the table's schema stays. That changes rows, so its commits have the operation `overwrite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
+from seamark.connector.client.values import At
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_environment
+from seamark.connector.parquet.metrics import float_columns, leaves_of
+from seamark.connector.read.file_rows import partition_of, spec_of
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import bound_filter
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.write.compaction import BATCH_BYTES, BATCH_FILES, divide_tasks, group_by_partition, rewrite_rows
+from seamark.connector.write.copies import CopyPolicy
+from seamark.connector.write.replacements import (
+    OVERWRITE,
+    REPLACE,
+    Batches,
+    BatchRunner,
+    RewriteReport,
+    RewrittenFiles,
+    is_rewritable,
+    replace_batches,
+    run_here,
+)
+from seamark.connector.write.target import WriteTarget, target_of
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, predicates_of
+from seamark.metaserver.iceberg.expressions.residuals import Residuals
+from seamark.metaserver.iceberg.metadata.column_ttl import DROPPED_COLUMNS, why_kept
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.iceberg.types.schema import Column, Field, Schema, StructType
+
+GOOD = 0.75
+"""A file of at least this part of the target size is not rewritten, unless rows of it are deleted."""
+
+
+def merge_files(
+    client: SeamarkClient,
+    table: Name,
+    *,
+    where: str | Mapping[str, Any] | None = None,
+    target_bytes: int | None = None,
+    dry_run: bool = False,
+    branch: str = MAIN,
+    utc: bool = True,
+    runner: BatchRunner = run_here,
+) -> RewriteReport:
+    """Merges the files of each partition that `where` selects to files of the target size, by default that of the
+    table, and applies their deletes. Partitions with one file, and files of about the target size, stay.
+
+    `utc`: times without a zone in `where` are of UTC; otherwise a condition on a time is refused. `runner`: where the
+    files are rewritten. BadRequest for a condition that does not select whole partitions, and a table of version 1."""
+    opened, target = _open(client, table, branch)
+    if target_bytes is not None:
+        target = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(target_bytes)})
+    policy = CopyPolicy.of(target.properties)
+    tasks = list(plan(client, opened, stats=float_columns(opened.schema)))
+    chosen = []
+    selected = filter(is_rewritable, _selected(opened, tasks, where, utc=utc))
+    for members in group_by_partition(selected):
+        due = [task for task in members if task.deletes or task.size_bytes < GOOD * policy.target_bytes]
+        if len(due) > 1 or any(task.deletes for task in due):
+            chosen.append(due)
+    work = _Work(opened, opened, target, policy if target.ordering is None else None)
+    batches = work.batches(chosen)
+    return replace_batches(
+        client,
+        opened,
+        tasks,
+        batches if dry_run else runner(batches),
+        target_bytes=policy.target_bytes,
+        dry_run=dry_run,
+        branch=branch,
+        operation=REPLACE,
+        summary={"merged-by": "seamark"},
+    )
+
+
+def drop_columns(
+    client: SeamarkClient,
+    table: Name,
+    columns: Sequence[str],
+    *,
+    where: str | Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    branch: str = MAIN,
+    utc: bool = True,
+    whole_partitions: bool = False,
+    runner: BatchRunner = run_here,
+) -> RewriteReport:
+    """Leaves these columns out of the files of the partitions that `where` selects; small files are merged meanwhile.
+    The schema stays, and readers see null. Files without the columns stay, so that a repeat does nothing.
+
+    `utc`, `runner`: as in `merge_files`. `whole_partitions`: partitions that `where` selects in part stay, instead of
+    being refused. With `dry_run` the size of the new files is that of the old without the columns.
+
+    BadRequest for a column that cannot be null, or that the table's layout needs, for a condition that does not select
+    whole partitions, for files that are encrypted or not Parquet, and for a table of version 1."""
+    opened, target = _open(client, table, branch)
+    ids = [_droppable(opened, name) for name in columns]
+    if not ids:
+        raise BadRequest("Name at least one column to drop")
+    dropped = _DroppedColumns.of(opened.schema, frozenset(ids))
+    sorted_policy = replace(CopyPolicy.of(target.properties), least_bytes=1, keep_order=True)
+    policy = CopyPolicy.of(target.properties) if target.ordering is None else sorted_policy
+    keys = keys_of_environment()
+    select = partial(_selected, opened, where=where, utc=utc, whole_partitions=whole_partitions)
+    if whole_partitions:  # most runs of a policy find nothing
+        bound = bound_filter(where, opened)
+        found = select(plan(client, opened, bound, stats=dropped.names))
+        if not any(dropped.bytes_in(opened, task, keys) for task in found):
+            return RewriteReport()
+    tasks = list(plan(client, opened, stats=[*dropped.names, *float_columns(dropped.rest)]))
+    chosen = list(select(tasks))
+    _check_rewritable(chosen)
+    won_bytes = {task.path: dropped.bytes_in(opened, task, keys) for task in chosen}
+    selected = [task for task in chosen if won_bytes[task.path]]
+    trimmed = replace(opened, schema=dropped.rest)
+    work = _Work(opened, trimmed, replace(target, schema=dropped.rest), policy, dropped.leaves)
+    batches = work.batches(group_by_partition(selected))
+    report = replace_batches(
+        client,
+        opened,
+        tasks,
+        batches if dry_run else runner(batches),
+        target_bytes=policy.target_bytes,
+        dry_run=dry_run,
+        branch=branch,
+        operation=OVERWRITE,
+        summary={DROPPED_COLUMNS: ",".join(columns)},
+    )
+    if dry_run:
+        report.bytes_after -= sum(won_bytes.values())
+    return report
+
+
+@dataclass(frozen=True)
+class _Work:
+    """`read`: with the schema of the new files, as `target`."""
+
+    opened: OpenTable
+    read: OpenTable
+    target: WriteTarget
+    policy: CopyPolicy | None
+    null_leaves: frozenset[int] = frozenset()
+    """Leaf columns that the new files lack."""
+
+    def batches(self, partitions: Iterable[Sequence[ScanTask]]) -> Batches:
+        """The files of each commit, and how they are rewritten."""
+        for batch in divide_tasks(chain.from_iterable(partitions), BATCH_BYTES, BATCH_FILES):
+            yield batch, partial(self._rewrite, batch)
+
+    def _rewrite(self, batch: Sequence[ScanTask]) -> RewrittenFiles:
+        new = rewrite_rows(self.read, self.target, batch, self.policy)
+        files = tuple(_with_nulls(file, self.null_leaves) for file in new.written.files)
+        # Deletes that were committed meanwhile are read and written with the table's present schema.
+        return replace(new, opened=self.opened, written=replace(new.written, files=files))
+
+
+def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
+    """The file with counts that say that these columns are null in all rows: plans leave it out for conditions on them,
+    and the next drop need not open it."""
+    rows, changed = file["record-count"], dict(file)
+    for name in ("value-counts", "null-value-counts"):
+        counts = changed.get(name) or {"keys": [], "values": []}
+        known = dict(zip(counts["keys"], counts["values"], strict=True)) | dict.fromkeys(sorted(leaves), rows)
+        changed[name] = {"keys": list(known), "values": list(known.values())}
+    return changed
+
+
+class _DroppedColumns(NamedTuple):
+    """`ids`: of the columns and all within. `leaves`: those that have counts, which are not in lists or maps; `names`:
+    their names, empty if other leaves are dropped, too. `rest`: the schema without the columns."""
+
+    ids: frozenset[int]
+    leaves: frozenset[int]
+    names: tuple[str, ...]
+    rest: Schema
+
+    @staticmethod
+    def of(schema: Schema, ids: frozenset[int]) -> _DroppedColumns:
+        """BadRequest if a struct, or the table, would have no column left."""
+        rest = _without(schema, ids)
+        structs_left = [field.type for field in _all_fields(rest.fields) if isinstance(field.type, StructType)]
+        if not rest.fields or not all(kind.fields for kind in structs_left):
+            raise BadRequest("These are all columns of the table or of a struct; drop what contains them")
+        gone = [leaf for leaf in leaves_of(schema) if leaf.id not in {kept.id for kept in leaves_of(rest)}]
+        counted = frozenset(leaf.id for leaf in gone if not leaf.repeated)
+        columns = schema.index.by_id
+        names = tuple(columns[leaf.id].name for leaf in gone) if len(counted) == len(gone) else ()
+        return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in gone)}), counted, names, rest)
+
+    def bytes_in(self, opened: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
+        """The size of the columns in a file; 0 if it lacks them, or if they are null in all rows. A file without field
+        ids is taken to have them. Unreadable."""
+        counts = task.file.get("null-value-counts") or {"keys": [], "values": []}
+        nulls = dict(zip(counts["keys"], counts["values"], strict=True))
+        if self.names and all(nulls.get(leaf) == task.records for leaf in self.leaves):
+            return 0
+        with SourceFile(task.path, opened.storage, keys=keys) as source:
+            columns = [n for n, leaf in enumerate(source.leaves) if self.ids.intersection(leaf.ids)]
+            if any(leaf.ids[0] is None for leaf in source.leaves):
+                columns = columns or [0]
+            return int(sum(group.values("packed_bytes")[columns].sum() for group in source.footer.groups if group.rows))
+
+
+def _open(client: SeamarkClient, table: Name, branch: str) -> tuple[OpenTable, WriteTarget]:
+    opened = open_table(client, table, At(ref=branch))
+    if opened.metadata.format_version == 1:
+        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    return opened, target_of(opened.metadata, opened.storage)
+
+
+def _selected(
+    opened: OpenTable,
+    tasks: Iterable[ScanTask],
+    where: str | Mapping[str, Any] | None,
+    *,
+    utc: bool,
+    whole_partitions: bool = False,
+) -> Iterator[ScanTask]:
+    """The files of the partitions that the condition selects. BadRequest if it selects a part of a partition; with
+    `whole_partitions`, such a partition is left out."""
+    bound = bound_filter(where, opened)
+    if not utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
+        raise BadRequest(
+            "The session's time zone is not UTC, so times in the condition are ambiguous; set it to UTC, or compare "
+            "dates"
+        )
+    read_plan = plan_read(opened, [], TRUE)
+    residuals: dict[int, Residuals] = {}
+    for task in tasks:
+        spec = spec_of(opened.metadata, task)
+        if task.spec_id not in residuals:
+            residuals[task.spec_id] = Residuals(bound, spec)
+        residual = residuals[task.spec_id](partition_of(read_plan, task))
+        if residual == TRUE:
+            yield task
+        elif residual != FALSE and not whole_partitions:
+            raise BadRequest(
+                f"The condition selects a part of the partition of {task.path}; use a condition on the columns of the "
+                "partition spec that selects whole partitions"
+            )
+
+
+def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
+    """BadRequest if files cannot be rewritten: readers would still see values in them."""
+    others = [task.path for task in tasks if not is_rewritable(task)]
+    if others:
+        raise BadRequest(
+            f"{len(others):,} of {len(tasks):,} files are not Parquet, or are encrypted by Iceberg's table encryption, "
+            f"the first: {others[0]}; columns are not dropped from such files"
+        )
+
+
+def _droppable(opened: OpenTable, name: str) -> int:
+    """The id of a column that may be null in all rows. BadRequest."""
+    schema, metadata = opened.schema, opened.metadata
+    column = _column(schema, name)
+    if column is None:
+        raise BadRequest(f"There is no column {name!r}: the table's columns are {', '.join(_names(schema))[:500]}")
+    path = _path(schema.fields, column.id)
+    if path is None:
+        raise BadRequest(f"{name} is inside a list or map; drop the whole column")
+    field = path[-1]
+    if reason := why_kept(metadata, field):
+        raise BadRequest(f"{name} {reason}; its values are not dropped from files")
+    parent = path[-2].type if len(path) > 1 else StructType(schema.fields)
+    if isinstance(parent, StructType) and len(parent.fields) == 1:
+        raise BadRequest(f"{name} is the only column; drop what contains it")
+    return field.id
+
+
+def _column(schema: Schema, name: str) -> Column | None:
+    """By its name, or by the only name that differs in case. BadRequest if there are several."""
+    if (column := schema.column_named(name)) is not None:
+        return column
+    alike = {number for known, number in schema.index.by_name.items() if known.lower() == name.lower()}
+    if len(alike) > 1:
+        raise BadRequest(f"{name!r} matches several columns that differ in case; write the name as the table has it")
+    return schema.column(alike.pop()) if alike else None
+
+
+def _all_fields(fields: Iterable[Field]) -> Iterator[Field]:
+    """These, and those in structs."""
+    for field in fields:
+        yield field
+        if isinstance(field.type, StructType):
+            yield from _all_fields(field.type.fields)
+
+
+def _names(schema: Schema) -> list[str]:
+    return [field.name for field in schema.fields]
+
+
+def _path(fields: Sequence[Field], column_id: int) -> list[Field] | None:
+    """The fields through structs to a column."""
+    for field in fields:
+        if field.id == column_id:
+            return [field]
+        if isinstance(field.type, StructType) and (rest := _path(field.type.fields, column_id)):
+            return [field, *rest]
+    return None
+
+
+def _without(schema: Schema, ids: frozenset[int]) -> Schema:
+    """The schema without these columns, with the same id."""
+    return Schema(_kept(schema.fields, ids), schema.schema_id, schema.identifier_field_ids)
+
+
+def _kept(fields: Sequence[Field], ids: frozenset[int]) -> tuple[Field, ...]:
+    kept = []
+    for field in fields:
+        if field.id not in ids:
+            kind = field.type
+            inner = StructType(_kept(kind.fields, ids)) if isinstance(kind, StructType) else kind
+            kept.append(field if inner == kind else structs.replace(field, type=inner))
+    return tuple(kept)

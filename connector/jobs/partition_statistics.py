@@ -1,0 +1,122 @@
+"""Writes a partition statistics file: totals of each partition of a snapshot, as Parquet (Iceberg spec, "Partition
+Statistics File").
+
+The totals are those of the server's listing of partitions; no data file is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.values import At
+from seamark.connector.read.tables import OpenTable
+from seamark.metaserver.iceberg.expressions.arrow import arrow_array
+from seamark.metaserver.iceberg.files.parquet import FIELD_ID
+from seamark.metaserver.iceberg.manifests.content_file import UNKNOWN, partition_types
+from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.metaserver.iceberg.types.values import decode_json
+
+_COLUMNS: tuple[tuple[int, str, pa.DataType, str | None], ...] = (
+    (2, "spec_id", pa.int32(), "spec_id"),
+    (3, "data_record_count", pa.int64(), "record_count"),
+    (4, "data_file_count", pa.int32(), "file_count"),
+    (5, "total_data_file_size_in_bytes", pa.int64(), "file_size_in_bytes"),
+    (6, "position_delete_record_count", pa.int64(), "position_delete_records"),
+    (7, "position_delete_file_count", pa.int32(), "position_delete_files"),
+    (8, "equality_delete_record_count", pa.int64(), "equality_delete_records"),
+    (9, "equality_delete_file_count", pa.int32(), "equality_delete_files"),
+    (10, "total_record_count", pa.int64(), None),
+    (11, "last_updated_at", pa.int64(), "last_updated_ms"),
+    (12, "last_updated_snapshot_id", pa.int64(), "last_updated_snapshot_id"),
+)
+"""Field id, name and type, and the column of the listing; None: unknown without reading the deletes. They are required
+up to `data_file_size`, and in version 3 up to 9."""
+_REQUIRED, _REQUIRED_V3 = 5, 9
+_DV_COUNT = (13, "dv_count")
+_VECTORS = "puffin"
+
+
+def is_partitioned(metadata: TableMetadata) -> bool:
+    """Whether a spec has a field whose values have a type; other tables have no partition statistics."""
+    return bool(_unified(metadata))
+
+
+def write_partition_statistics(
+    client: SeamarkClient, opened: OpenTable, metadata: TableMetadata, location: str, snapshot_id: int
+) -> tuple[int, int]:
+    """The number of partitions, and the size of the file in bytes. OSError."""
+    listed = client.partitions(opened.name, at=At(snapshot_id)).to_pylist()
+    has_vectors = metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION
+    vectors = _count_vectors(client, opened, snapshot_id) if has_vectors else Counter()
+    for row in listed:
+        row["vectors"] = vectors[row["spec_id"], row["partition"]]
+        row["position_delete_files"] -= row["vectors"]
+        row["values"] = _values_by_id(metadata, row)
+    unified = _unified(metadata)
+    listed.sort(key=lambda row: [_order(row["values"].get(field_id)) for field_id in unified])
+    fields, arrays = [], []
+    parts = [
+        pa.field(name, arrow_array(kind, ()).type, True, {FIELD_ID: str(field_id)})
+        for field_id, (name, kind) in unified.items()
+    ]
+    values = [
+        arrow_array(kind, [row["values"].get(field_id) for row in listed]) for field_id, (_, kind) in unified.items()
+    ]
+    fields.append(pa.field("partition", pa.struct(parts), False, {FIELD_ID: "1"}))
+    arrays.append(pa.StructArray.from_arrays(values, fields=parts))
+    for field_id, name, kind, source in _COLUMNS:
+        optional = field_id > (_REQUIRED_V3 if has_vectors else _REQUIRED)
+        fields.append(pa.field(name, kind, optional, {FIELD_ID: str(field_id)}))
+        arrays.append(pa.array([None if source is None else row[source] for row in listed], kind))
+    if has_vectors:
+        fields.append(pa.field(_DV_COUNT[1], pa.int32(), False, {FIELD_ID: str(_DV_COUNT[0])}))
+        arrays.append(pa.array([row["vectors"] for row in listed], pa.int32()))
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), sink, compression="zstd")
+    return len(listed), opened.storage.write(location, [memoryview(sink.getvalue())])
+
+
+def _unified(metadata: TableMetadata) -> dict[int, tuple[str, str]]:
+    """Name and type of each field of all specs, by field id: the type of partitions of any spec. The newest spec names
+    a field."""
+    found: dict[int, tuple[str, str]] = {}
+    for spec in sorted(metadata.partition_specs, key=lambda spec: -spec.spec_id):
+        for field, kind in zip(spec.fields, partition_types(metadata, spec), strict=True):
+            if field.field_id is not None and not field.is_void and kind != UNKNOWN:
+                found.setdefault(field.field_id, (field.name, kind))
+    return dict(sorted(found.items()))
+
+
+def _values_by_id(metadata: TableMetadata, row: dict[str, Any]) -> dict[int, Any]:
+    """The partition's values by field id."""
+    spec = metadata.spec(row["spec_id"])
+    shown = json.loads(row["partition"])
+    if spec is None:
+        return {}
+    kinds = partition_types(metadata, spec)
+    return {
+        field.field_id: decode_json(kind, shown[field.name])
+        for field, kind in zip(spec.fields, kinds, strict=True)
+        if field.field_id is not None and shown.get(field.name) is not None and kind != UNKNOWN
+    }
+
+
+def _count_vectors(client: SeamarkClient, opened: OpenTable, snapshot_id: int) -> Counter[tuple[int, str]]:
+    found: Counter[tuple[int, str]] = Counter()
+    for page in client.iter_files(opened.name, content="deletes", at=At(snapshot_id)):
+        columns = [page[name].to_pylist() for name in ("file_format", "spec_id", "partition")]
+        found.update(
+            (spec_id, partition) for kind, spec_id, partition in zip(*columns, strict=True) if kind == _VECTORS
+        )
+    return found
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    """Null is first."""
+    return (value is not None, 0 if value is None else value)

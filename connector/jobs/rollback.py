@@ -1,0 +1,77 @@
+"""Undoes the commit of a job: a compaction, a clustering, a split of buckets, or a rewrite of manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.commits import CommitClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
+from seamark.connector.jobs.bucket_splitting import SPLIT_BY
+from seamark.metaserver.iceberg.metadata.clustering import CLUSTERED_BY
+from seamark.metaserver.iceberg.metadata.compaction import COMPACTED_BY, REPLACEMENTS_UNDONE
+from seamark.metaserver.iceberg.metadata.manifest_policy import MARK
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+
+UNDONE = "undone-snapshot-id"
+"""A key of the summary of the snapshot that undoes another."""
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """`undone_id`: the snapshot of the job. Files: data and delete files that were restored and removed; none for a
+    rewrite of manifests."""
+
+    undone_id: int
+    snapshot_id: int
+    files_restored: int
+    files_removed: int
+
+
+def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None, *, branch: str = MAIN) -> RolledBack:
+    """Restores the files that the commit of a job replaced, below what writers have committed since. `snapshot_id`: by
+    default that of the newest job that is not undone.
+
+    BadRequest if there is none, or it cannot be undone; Conflict if later commits changed its files.
+    """
+    if snapshot_id is None:
+        snapshot_id = _newest(client, table, branch)
+    body: dict[str, Any] = {"branch": branch, "undo-snapshot-id": snapshot_id, "summary": {UNDONE: str(snapshot_id)}}
+    answer = CommitClient(client).commit(table, body)
+    summary = answer["summary"]
+
+    def count(kind: str, *names: str) -> int:
+        return sum(int(summary.get(f"{kind}-{name}", 0)) for name in names)
+
+    restored = count("added", "data-files", "delete-files")
+    removed = count("deleted", "data-files") + count("removed", "delete-files")
+    return RolledBack(snapshot_id, int(answer["snapshot-id"]), restored, removed)
+
+
+def _newest(client: SeamarkClient, table: Name, branch: str) -> int:
+    metadata = decode_table(client.load_table(table, history=True).metadata, str(table))
+    ref = metadata.refs.get(branch)
+    snapshot = metadata.current_snapshot if ref is None else metadata.snapshot(ref.snapshot_id)
+    undone: set[str] = set()
+    while snapshot is not None:
+        summary = snapshot.summary_map()
+        undone.update(filter(None, summary.get(REPLACEMENTS_UNDONE, "").split(",")))
+        if UNDONE in summary:
+            undone.add(summary[UNDONE])
+        elif _is_of_job(summary) and str(snapshot.snapshot_id) not in undone:
+            return snapshot.snapshot_id
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else metadata.snapshot(parent)
+    raise BadRequest(
+        "No snapshot of the branch is the commit of a compaction, a clustering, a split of buckets or a rewrite of "
+        "manifests that is not undone"
+    )
+
+
+def _is_of_job(summary: Mapping[str, str]) -> bool:
+    name, value = MARK
+    return not {COMPACTED_BY, CLUSTERED_BY, SPLIT_BY}.isdisjoint(summary) or summary.get(name) == value

@@ -1,0 +1,100 @@
+"""Runs a statement that maintains the files of a table, here or in a separate process.
+
+    python -m seamark.connector.jobs.statement_runs
+
+reads a `StatementJob` as JSON from its input and writes a `StatementAnswer`. The process may be killed at any time:
+each commit of the job is complete, and files that it has not committed are orphan files.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, ClientError
+from seamark.connector.jobs.file_merges import drop_columns, merge_files
+from seamark.connector.jobs.statements import (
+    MergeFiles,
+    StatementAnswer,
+    StatementJob,
+    StatementResult,
+    TableStatement,
+)
+from seamark.connector.write.replacements import BatchRunner, RewriteReport, run_here
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+
+_NICE = 10
+_MESSAGE_MAX = 2000
+
+
+def run_statement(
+    client: SeamarkClient, statement: TableStatement, *, utc: bool, runner: BatchRunner = run_here
+) -> StatementResult:
+    """`utc`: as in `StatementJob`. BadRequest for a statement that the table refuses, and if files cannot be read; the
+    commits of the other files stay."""
+    if isinstance(statement, MergeFiles):
+        report = merge_files(
+            client,
+            statement.table,
+            where=statement.where,
+            target_bytes=statement.target_bytes,
+            utc=utc,
+            runner=runner,
+        )
+    else:
+        report = drop_columns(client, statement.table, statement.columns, where=statement.where, utc=utc, runner=runner)
+    return _result_of(report)
+
+
+def _result_of(report: RewriteReport) -> StatementResult:
+    if report.errors:
+        raise BadRequest(
+            f"{len(report.errors):,} parts of the table are not rewritten, {report.files_before:,} files are; the "
+            f"first: {report.errors[0]}"
+        )
+    return StatementResult(
+        report.files_before,
+        report.files_after,
+        report.bytes_before,
+        report.bytes_after,
+        report.row_groups_copied,
+        sum(report.row_groups_encoded.values()),
+        report.commits,
+        report.conflicts,
+    )
+
+
+def answer_of(job: StatementJob) -> StatementAnswer:
+    """An error of any kind is an answer, on one line."""
+    client = SeamarkClient(job.url, token=job.token)
+    try:
+        return StatementAnswer(run_statement(client, job.statement, utc=job.utc))
+    except (ClientError, SeamarkError, Unreadable, OSError) as error:
+        return StatementAnswer(error=_line(error))
+    except Exception as error:  # noqa: BLE001  the client of the statement waits for an answer
+        return StatementAnswer(error=f"{type(error).__name__}: {_line(error)}")
+    finally:
+        client.close()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MESSAGE_MAX] or type(error).__name__
+
+
+def main(given: Any = None) -> None:
+    """Prints of libraries go to standard error, so that they cannot damage the answer."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    os.nice(_NICE)
+    job = msgspec.json.decode((given or sys.stdin.buffer).read(), type=StatementJob)
+    answers.write(msgspec.json.encode(answer_of(job)))
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

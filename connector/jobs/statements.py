@@ -1,0 +1,218 @@
+"""The statements that maintain the files of a table, for every engine whose statements Seamark receives.
+
+    ALTER TABLE db.t [PARTITION (predicate)] MERGE FILES [TARGET SIZE '512MB']
+    ALTER TABLE db.t PARTITION (predicate) DROP COLUMNS (a, b.c)
+
+PARTITION of DROP COLUMNS is mandatory, because Spark has a statement `ALTER TABLE t DROP COLUMNS (a)`, which changes
+the schema. `PARTITION (TRUE)` selects all partitions. A name may have quotes of either engine: `"a"` or `` `a` ``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from seamark.connector.client.errors import BadRequest
+
+TEXT_MAX = 100_000
+_TOKEN = re.compile(
+    r"""
+      (?P<space>\s+|--[^\r\n]*|/\*.*?\*/)
+    | (?P<string>'(?:[^']|'')*')
+    | (?P<quoted>"(?:[^"]|"")+"|`(?:[^`]|``)+`)
+    | (?P<word>\w+)
+    | (?P<mark>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_BEGINS = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+alter\b", re.IGNORECASE | re.DOTALL)
+"""Possessive: with backtracking, a line of 40 dashes would take seconds."""
+_SIZE = re.compile(r"([1-9]\d{0,11})\s*(B|[KMGT]I?B)", re.IGNORECASE)
+
+
+class MergeFiles(msgspec.Struct, frozen=True, tag="merge-files"):
+    """Merges the data files of the partitions that `where` selects; of all, if it is None."""
+
+    table: tuple[str, ...]
+    where: str | None = None
+    target_bytes: int | None = None
+
+
+class DropColumns(msgspec.Struct, frozen=True, tag="drop-columns"):
+    """Removes the values of columns from the data files of the partitions that `where` selects."""
+
+    table: tuple[str, ...]
+    where: str
+    columns: tuple[str, ...]
+
+
+TableStatement = MergeFiles | DropColumns
+
+
+class StatementResult(msgspec.Struct, frozen=True):
+    """The row that a statement returns."""
+
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+    row_groups_copied: int
+    row_groups_encoded: int
+    commits: int
+    conflicts: int
+
+
+class StatementJob(msgspec.Struct, frozen=True):
+    """`utc`: the session's time zone is UTC."""
+
+    url: str
+    token: str | None
+    statement: TableStatement
+    utc: bool
+
+    def __repr__(self) -> str:
+        return f"<StatementJob {self.statement!r}>"
+
+
+class StatementAnswer(msgspec.Struct, frozen=True):
+    """`error`: why the statement failed; then there is no result."""
+
+    result: StatementResult | None = None
+    error: str = ""
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    start: int
+
+    @property
+    def word(self) -> str:
+        return self.text.upper() if self.kind == "word" else ""
+
+    @property
+    def name(self) -> str:
+        """Without its quotes."""
+        quote = self.text[0]
+        return self.text[1:-1].replace(quote * 2, quote) if self.kind == "quoted" else self.text
+
+
+def parse_statement(text: str) -> TableStatement | None:
+    """The statement; None for every other text. BadRequest for a statement with a mistake, with its position."""
+    if len(text) > TEXT_MAX or not _BEGINS.match(text):
+        return None
+    return _Parser(text).parse()
+
+
+def parse_bytes(text: str) -> int | None:
+    """Bytes, of a number with a unit such as `512MB`, by powers of 1024; None for other text."""
+    match = _SIZE.fullmatch(text.strip())
+    return None if match is None else int(match[1]) << 10 * "BKMGT".index(match[2][0].upper())
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = [*_tokens(text), _Token("end", "", len(text))]
+        self._at = 0
+
+    def parse(self) -> TableStatement | None:
+        if not self._words("ALTER", "TABLE"):
+            return None
+        table = self._dotted()
+        if table is None:
+            return None
+        where = self._predicate() if self._words("PARTITION") else None
+        if self._words("MERGE", "FILES"):
+            return self._ended(MergeFiles(table, where, self._target_bytes()))
+        if where is not None and self._words("DROP", "COLUMNS"):
+            return self._ended(DropColumns(table, where, self._columns()))
+        return None
+
+    @property
+    def _next(self) -> _Token:
+        return self._tokens[self._at]
+
+    def _words(self, *words: str) -> bool:
+        """Takes these words, if they are next."""
+        found = tuple(token.word for token in self._tokens[self._at : self._at + len(words)])
+        if found != words:
+            return False
+        self._at += len(words)
+        return True
+
+    def _mark(self, mark: str) -> bool:
+        if self._next.kind != "mark" or self._next.text != mark:
+            return False
+        self._at += 1
+        return True
+
+    def _dotted(self) -> tuple[str, ...] | None:
+        """A name of one or several levels; None if there is none."""
+        levels = []
+        while self._next.kind in ("word", "quoted"):
+            levels.append(self._next.name)
+            self._at += 1
+            if not self._mark("."):
+                return tuple(levels)
+        return None
+
+    def _predicate(self) -> str | None:
+        """The text between parentheses; None if they do not match, or if it is empty."""
+        if not self._mark("("):
+            return None
+        begin, depth = self._next.start, 1
+        while depth and self._next.kind != "end":
+            depth += {"(": 1, ")": -1}.get(self._next.text, 0) if self._next.kind == "mark" else 0
+            self._at += 1
+        if depth:
+            return None
+        return self._text[begin : self._tokens[self._at - 1].start].strip() or None
+
+    def _target_bytes(self) -> int | None:
+        if not self._words("TARGET"):
+            return None
+        if not self._words("SIZE") or self._next.kind != "string":
+            self._fail("TARGET SIZE and a size in quotes, such as TARGET SIZE '512MB'")
+        size_bytes = parse_bytes(self._next.text[1:-1])
+        if size_bytes is None:
+            self._fail("a size: a number and KB, MB, GB or TB")
+        self._at += 1
+        return size_bytes
+
+    def _columns(self) -> tuple[str, ...]:
+        if not self._mark("("):
+            self._fail("the columns in parentheses")
+        columns = []
+        while (levels := self._dotted()) is not None:
+            columns.append(".".join(levels))
+            if not self._mark(","):
+                break
+        if levels is None or not self._mark(")"):
+            self._fail("the names of columns, separated by commas, and a closing parenthesis")
+        return tuple(columns)
+
+    def _ended(self, statement: TableStatement) -> TableStatement:
+        while self._mark(";"):
+            pass
+        if self._next.kind != "end":
+            self._fail("the end of the statement")
+        return statement
+
+    def _fail(self, expected: str) -> NoReturn:
+        token = self._next
+        line = self._text.count("\n", 0, token.start) + 1
+        column = token.start - self._text.rfind("\n", 0, token.start)
+        near = repr(token.text[:40]) if token.kind != "end" else "the end"
+        raise BadRequest(
+            f"The statement is not valid at line {line}, column {column}, near {near}: expected {expected}"
+        )
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup != "space":
+            yield _Token(str(match.lastgroup), match[0], match.start())

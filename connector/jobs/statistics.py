@@ -1,0 +1,251 @@
+"""Statistics of a table: the number of distinct values of each column, and totals of each partition, as files that the
+table's metadata names (Iceberg spec, "Table Statistics" and "Partition Statistics").
+
+Sketches of distinct values can be united. So if a snapshot before has statistics, only files with rows that they do not
+count are read. Values of removed rows stay in a sketch; when many rows were removed, columns are read whole again.
+
+The commit changes no snapshot: writers do not notice it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from seamark.connector.arrow.distinct_values import add_values
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, ClientError, Refused
+from seamark.connector.client.names import Name
+from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.progress import advance, expect
+from seamark.connector.client.storage import Storage
+from seamark.connector.client.updates import update_table
+from seamark.connector.client.values import At
+from seamark.connector.jobs.partition_statistics import is_partitioned, write_partition_statistics
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.files.puffin import Blob, footer_size_bytes, read_footer, write_puffin
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import metadata_folder
+from seamark.metaserver.iceberg.metadata.snapshot import BlobMetadata, PartitionStatisticsFile, StatisticsFile
+from seamark.metaserver.iceberg.metadata.statistics import (
+    NDV,
+    REMOVED,
+    THETA,
+    KnownStatistics,
+    StatisticsPolicy,
+    known_statistics,
+)
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.keys.theta import SketchBuilder, ThetaSketch
+
+_FILE_BYTES_MAX = 256 << 20
+"""The largest statistics file of another writer that is read."""
+_SKETCH_BYTES_MAX = 16 << 20
+
+
+@dataclass
+class StatisticsReport:
+    """`columns`: with a number of distinct values; `columns_read`: of them, those that were read whole. `files`: data
+    files that were read. `partitions`: of the partition statistics."""
+
+    snapshot_id: int | None = None
+    columns: int = 0
+    columns_read: int = 0
+    files: int = 0
+    files_total: int = 0
+    rows: int = 0
+    partitions: int = 0
+    size_bytes: int = 0
+
+
+def compute_statistics(
+    client: SeamarkClient, table: Name, *, full: bool = False, if_stale: bool = False, dry_run: bool = False
+) -> StatisticsReport:
+    """Computes the statistics of the current snapshot.
+
+    `full`: reads all files, also those that are counted. `if_stale`: only if the policy wants it. `dry_run`: reports
+    the files that would be read, and reads and commits nothing. BadRequest for an invalid policy; Unreadable; Refused.
+    """
+    loaded = client.load_table(table, history=True)
+    metadata = decode_table(loaded.metadata, loaded.location)
+    policy = StatisticsPolicy.of({**effective_properties(client, table), **metadata.properties})
+    snapshot = metadata.current_snapshot
+    if snapshot is None:
+        return StatisticsReport()
+    known = known_statistics(metadata, snapshot)
+    if if_stale and not known.is_stale(metadata, policy):
+        return StatisticsReport()
+    opened = open_table(client, table, At(snapshot.snapshot_id))
+    return _Computation(client, metadata, policy, known, opened).run(full=full, dry_run=dry_run)
+
+
+class _Computation:
+    def __init__(
+        self,
+        client: SeamarkClient,
+        metadata: TableMetadata,
+        policy: StatisticsPolicy,
+        known: KnownStatistics,
+        opened: OpenTable,
+    ) -> None:
+        self._client, self._metadata, self._known, self._opened = client, metadata, known, opened
+        self._types = policy.column_types(opened.schema)
+        if not self._types:
+            raise BadRequest("The table has none of the columns of which statistics are wanted")
+        self._snapshot_id = known.snapshot.snapshot_id
+        self._percent = policy.changed_percent
+
+    def run(self, *, full: bool, dry_run: bool) -> StatisticsReport:
+        counted = {} if full else self._counted()
+        tasks = list(plan(self._client, self._opened))
+        new = tasks if not counted else self._uncounted(tasks)
+        whole = self._types.keys() - counted.keys()
+        report = StatisticsReport(
+            self._snapshot_id, len(self._types), len(whole), len(tasks if whole else new), len(tasks)
+        )
+        report.rows = sum(task.records for task in (tasks if whole else new))
+        if dry_run:
+            return report
+        paths = {task.path for task in new}
+        builders = {column: SketchBuilder() for column in self._types}
+        self._read([task for task in tasks if task.path in paths], self._types.keys(), builders)
+        self._read([task for task in tasks if task.path not in paths], whole, builders)
+        sketches = {
+            column: ThetaSketch.union([builder.build(), counted[column][0] if column in counted else ThetaSketch()])
+            for column, builder in builders.items()
+        }
+        removed = {column: count for column, (_, count) in counted.items()}
+        self._commit(sketches, removed, report)
+        return report
+
+    def _counted(self) -> dict[int, tuple[ThetaSketch, int]]:
+        """By column: the sketch of an ancestor, and the rows that were removed since the column was read whole. Without
+        columns whose removed rows are too many, and those of files that cannot be read."""
+        file, known = self._known.file, self._known
+        blobs = {column: blob for column, blob in known.blobs(self._metadata).items() if column in self._types}
+        if file is None or not blobs or file.file_size_in_bytes > _FILE_BYTES_MAX:
+            return {}
+        found: dict[int, tuple[ThetaSketch, int]] = {}
+        try:
+            sketches = _read_sketches(self._opened.storage, file, blobs)
+        except (OSError, ValueError, Corrupt):  # it was deleted, or is damaged: the data are read again
+            return {}
+        for column, sketch in sketches.items():
+            before = (blobs[column].properties or {}).get(REMOVED, "0")
+            removed = known.removed + (int(before) if before.isdecimal() and len(before) < 20 else 0)
+            if removed * 100 < self._percent * max(1, known.rows):
+                found[column] = sketch, removed
+        return found
+
+    def _uncounted(self, tasks: Iterable[ScanTask]) -> list[ScanTask]:
+        snapshots = self._known.uncounted
+        if not snapshots:
+            return []
+        counted: set[str] = set()
+        for page in self._client.iter_files(self._opened.name, content="data", at=At(self._snapshot_id)):
+            for path, added in zip(page["file_path"].to_pylist(), page["snapshot_id"].to_pylist(), strict=True):
+                if added is not None and added not in snapshots:
+                    counted.add(path)
+        return [task for task in tasks if task.path not in counted]
+
+    def _read(
+        self, tasks: Collection[ScanTask], columns: Collection[int], builders: Mapping[int, SketchBuilder]
+    ) -> None:
+        if not tasks or not columns:
+            return
+        chosen = [field for field in self._opened.schema.fields if field.id in columns]
+        read_plan = plan_read(self._opened, [field.name for field in chosen], TRUE)
+        reader = TaskReader(read_plan, self._opened.storage, threads=False)
+        expect(len(tasks), sum(task.size_bytes for task in tasks))
+        for task in tasks:
+            for batch in reader.read(task):
+                for field, column in zip(chosen, batch.columns, strict=True):
+                    add_values(builders[field.id], column, self._types[field.id])
+            advance(1, task.size_bytes)
+
+    def _commit(
+        self, sketches: Mapping[int, ThetaSketch], removed: Mapping[int, int], report: StatisticsReport
+    ) -> None:
+        storage, folder = self._opened.storage, metadata_folder(self._metadata.location, self._metadata.properties)
+        sequence_number = self._known.snapshot.sequence_number
+        place = f"{folder}/{self._snapshot_id}-{uuid.uuid4()}.stats"
+        blobs = []
+        for column, sketch in sketches.items():
+            properties = {NDV: str(min(round(sketch.estimate), max(self._known.rows, len(sketch.hashes))))}
+            properties |= {REMOVED: str(removed[column])} if removed.get(column) else {}
+            blobs.append(
+                Blob(THETA, [sketch.encode()], (column,), None, properties, self._snapshot_id, sequence_number)
+            )
+        data = b"".join(write_puffin(blobs, {"created-by": "Seamark"}))
+        file = StatisticsFile(
+            self._snapshot_id,
+            place,
+            len(data),
+            footer_size_bytes(data, place),
+            tuple(BlobMetadata(THETA, self._snapshot_id, sequence_number, b.fields, dict(b.properties)) for b in blobs),
+        )
+        updates = [{"action": "set-statistics", "statistics": msgspec.to_builtins(file)}]
+        written = [place]
+        try:
+            storage.write(place, [data])
+            if is_partitioned(self._metadata):
+                place = f"{folder}/partition-stats-{self._snapshot_id}-{uuid.uuid4()}.parquet"
+                written.append(place)
+                report.partitions, size = write_partition_statistics(
+                    self._client, self._opened, self._metadata, place, self._snapshot_id
+                )
+                of_partitions = PartitionStatisticsFile(self._snapshot_id, place, size)
+                update = {"partition-statistics": msgspec.to_builtins(of_partitions)}
+                updates.append({"action": "set-partition-statistics", **update})
+                report.size_bytes += size
+            self._update(updates)
+        except (Refused, OSError, BadRequest):
+            for location in written:
+                with suppress(OSError):
+                    storage.delete(location)
+            raise
+        report.size_bytes += len(data)
+
+    def _update(self, updates: list[dict[str, object]]) -> None:
+        requirements = [{"type": "assert-table-uuid", "uuid": self._metadata.table_uuid}]
+        update_table(self._client, self._opened.name, requirements, updates)
+        # If the snapshot has expired meanwhile, nothing else would ever remove the statistics.
+        with suppress(ClientError):
+            loaded = self._client.load_table(self._opened.name, history=True)
+            now = decode_table(loaded.metadata, loaded.location)
+            if now.snapshot(self._snapshot_id) is None:
+                actions = [str(update["action"]).replace("set-", "remove-") for update in updates]
+                gone = [{"action": action, "snapshot-id": self._snapshot_id} for action in actions]
+                update_table(self._client, self._opened.name, requirements, gone)
+
+
+def _read_sketches(storage: Storage, file: StatisticsFile, blobs: Mapping[int, BlobMetadata]) -> dict[int, ThetaSketch]:
+    """The sketches by column. Corrupt; OSError."""
+    data = storage.read(file.statistics_path)
+    footer = read_footer(data, len(data), file.statistics_path)
+    found = {}
+    for blob in footer.blobs:
+        if blob.type == THETA and len(blob.fields) == 1 and blob.fields[0] in blobs:
+            stored = data[blob.offset : blob.offset + blob.length]
+            found[blob.fields[0]] = ThetaSketch.decode(_inflated(stored, blob.compression_codec))
+    return found
+
+
+def _inflated(stored: memoryview, codec: str | None) -> bytes | memoryview:
+    """ValueError for an unknown codec; Corrupt for more than `_SKETCH_BYTES_MAX`."""
+    if codec is None:
+        return stored
+    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), codec) as stream:
+        inflated = bytes(stream.read(_SKETCH_BYTES_MAX + 1))
+    if len(inflated) > _SKETCH_BYTES_MAX:
+        raise Corrupt(f"a sketch inflates to more than {_SKETCH_BYTES_MAX:,} bytes")
+    return inflated

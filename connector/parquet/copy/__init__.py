@@ -1,0 +1,1 @@
+"""Copies column chunks of Parquet files into other files, without decoding them."""

@@ -1,0 +1,328 @@
+"""Assembles a Parquet file from column chunks of other files.
+
+A row group of the new file takes each of its columns from a row group of some file with the same number of rows. Pages,
+their CRCs, statistics and encodings are copied unchanged; offsets change. Bloom filters follow their row group. Page
+indexes are at the end of the file, where readers fetch all of them at once; the file's page indexes are in memory until
+it is closed.
+
+Encryption binds each module to its file and position. So chunks that are encrypted in the old or the new file are
+decrypted and encrypted page by page (`reencryption.py`), and all indexes and Bloom filters with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.connector.parquet.copy.leaves import Leaf, leaves_of
+from seamark.connector.parquet.copy.reencryption import MovedPages
+from seamark.connector.parquet.copy.sinks import Sink
+from seamark.connector.parquet.copy.source import Run, SourceFile
+from seamark.connector.parquet.encryption.footers import FileEncryption
+from seamark.connector.parquet.encryption.modules import ORDINAL_MAX, ChunkCipher, Module
+from seamark.metaserver.iceberg.files import _footer, thrift
+from seamark.metaserver.iceberg.files.footer import (
+    MAGIC,
+    PATCH,
+    SORTING,
+    PageWalk,
+    ParquetFooter,
+    RowGroup,
+    encode_footer,
+    encode_group,
+    encoded_path,
+    group_fields,
+    patched,
+    shifted_offset_index,
+)
+
+Longs = npt.NDArray[np.int64]
+
+CREATED_BY = b"seamark version 1.0.0 (build 0)"
+"""The writer of a file whose chunks come from several writers. Readers take statistics of an unknown writer as correct
+(parquet-java: CorruptStatistics); chunks of writers with wrong statistics are not copied."""
+_SCHEMAS = frozenset(
+    (
+        b"ARROW:schema",
+        b"iceberg.schema",
+        b"pandas",
+        b"parquet.avro.schema",
+        b"org.apache.spark.sql.parquet.row.metadata",
+    )
+)
+"""Keys of schemas, which describe the columns of the file."""
+_SHIFTED = ("data_page", "index_page", "dictionary_page")
+_COLUMN = 1
+"""SortingColumn.column_idx."""
+
+
+class Pick(NamedTuple):
+    """Columns of a row group: the chunk `columns[i]` becomes the column `targets[i]` of the new row group."""
+
+    source: SourceFile
+    group: int
+    columns: Sequence[int]
+    targets: Sequence[int]
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.source.footer.groups[self.group].values("packed_bytes")[list(self.columns)].sum())
+
+
+@dataclass
+class _CopiedChunks:
+    """Chunks of one pick in the new file. `values`: int64[n, PATCHED_FIELDS], the new offsets."""
+
+    footer: ParquetFooter
+    chunks: Longs
+    values: Longs
+    targets: Sequence[int]
+    ciphers: Sequence[ChunkCipher | None]
+    paths: list[bytes | None]
+    column_indexes: list[bytes | None]
+    offset_indexes: list[bytes | None]
+
+
+@dataclass
+class _CopiedGroup:
+    fields: thrift.Fields
+    parts: list[_CopiedChunks] = field(default_factory=list)
+
+
+class FileAssembler:
+    """Assembles one file. `skeleton`: the footer of a file with the new file's schema and column orders. `encryption`:
+    of the new file; None: none."""
+
+    def __init__(self, sink: Sink, skeleton: ParquetFooter, encryption: FileEncryption | None = None) -> None:
+        self._sink, self._skeleton, self._encryption = sink, skeleton, encryption
+        self.leaves: list[Leaf] = leaves_of(skeleton)
+        self._groups: list[_CopiedGroup] = []
+        self._creators: set[bytes | None] = set()
+        self._version = skeleton.version
+        self._key_values: dict[bytes, bytes | None] | None = None
+        """Those that all files have; None before the first."""
+        self.rows = 0
+        self.split_offsets: list[int] = []
+        sink.write(MAGIC if encryption is None else encryption.magic)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._sink.at
+
+    def add(self, picks: Sequence[Pick]) -> None:
+        """Adds a row group; the first pick gives its other fields. ValueError if the picks are not each of the columns
+        once. Unreadable for a broken file; the new file is useless then."""
+        rows = picks[0].source.footer.groups[picks[0].group].rows
+        targets = sorted(target for pick in picks for target in pick.targets)
+        if targets != list(range(len(self.leaves))):
+            raise ValueError("the chunks of a row group are not one for each column")
+        if self._encryption is not None and len(self._groups) > ORDINAL_MAX:
+            raise ValueError(f"an encrypted file has at most {ORDINAL_MAX + 1:,} row groups; merge fewer files")
+        begin, parts = self._sink.at, []
+        for pick in picks:
+            footer = pick.source.footer
+            group = footer.groups[pick.group]
+            if group.rows != rows:
+                raise ValueError(f"column chunks of {group.rows} and {rows} rows do not make a row group")
+            parts.append(self._copy(pick, group))
+            self._creators.add(footer.created_by)
+            if not pick.source.is_in_memory:
+                self._keep_key_values(pick.source)
+            self._version = max(self._version, footer.version)
+        for pick, part in zip(picks, parts, strict=True):
+            self._add_blooms(pick, part)
+        fields = group_fields(
+            picks[0].source.footer.groups[picks[0].group].fields,
+            rows=rows,
+            plain_bytes=sum(int(part.values[:, PATCH["plain_bytes"]].sum()) for part in parts),
+            packed_bytes=sum(int(part.values[:, PATCH["packed_bytes"]].sum()) for part in parts),
+            offset=begin,
+            ordinal=len(self._groups),
+            sorting=_sorting(picks),
+        )
+        self._groups.append(_CopiedGroup(fields, parts))
+        self.split_offsets.append(begin)
+        self.rows += rows
+
+    def _keep_key_values(self, source: SourceFile) -> None:
+        """Keeps what all files say, and a schema only if it is still that of the columns."""
+        is_same = [leaf.names for leaf in source.leaves] == [leaf.names for leaf in self.leaves]
+        found = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
+        kept = found if self._key_values is None else self._key_values
+        self._key_values = {key: value for key, value in kept.items() if key in found and found[key] == value}
+
+    def _copy(self, pick: Pick, group: RowGroup) -> _CopiedChunks:
+        source, columns = pick.source, np.asarray(pick.columns, dtype=np.int64)
+        ciphers = [self._cipher(target) for target in pick.targets]
+        changed = np.array(
+            [
+                new is not None or source.cipher(group, column) is not None
+                for column, new in zip(pick.columns, ciphers, strict=True)
+            ],
+            dtype=np.bool_,
+        )
+        values = np.stack([group.values(name)[columns] for name in PATCH], axis=1)
+        values[:, PATCH["file_offset"]] = 0
+        shifts = np.zeros(len(columns), dtype=np.int64)
+        moved: dict[int, MovedPages] = {}
+        for run, members in _runs(pick, group, columns, changed):
+            if changed[members[0]]:
+                number = int(members[0])
+                pages = source.reencrypt(group, pick.columns[number], ciphers[number], self._sink)
+                moved[number] = pages
+                values[number, PATCH["packed_bytes"]] = sum(size for _, _, size in pages.pages)
+                values[number, PATCH["plain_bytes"]] += pages.headers_grown
+            else:
+                shifts[members] = self._sink.at - run.begin
+                source.copy(run, self._sink)
+        for name in _SHIFTED:
+            offsets = values[:, PATCH[name]]
+            values[:, PATCH[name]] = np.where((offsets > 0) & ~changed, offsets + shifts, offsets)
+        leaves = source.leaves
+        paths = [
+            None if leaves[column].names == self.leaves[target].names else encoded_path(self.leaves[target].names)
+            for column, target in zip(pick.columns, pick.targets, strict=True)
+        ]
+        column_indexes, offset_indexes = [], []
+        try:
+            for number, pages in moved.items():
+                for name in _SHIFTED:
+                    if values[number, PATCH[name]] > 0:
+                        values[number, PATCH[name]] = pages.moved(int(values[number, PATCH[name]]))
+            for number, (column, shift) in enumerate(zip(pick.columns, shifts.tolist(), strict=True)):
+                column_indexes.append(source.column_index(group, column))
+                index = source.offset_index(group, column)
+                if index is not None and number in moved:
+                    index = _footer.move_pages(index, moved[number].table())
+                elif index is not None:
+                    index = shifted_offset_index(index, int(group.begins[column]), int(group.ends[column]), shift)
+                offset_indexes.append(index)
+        except ValueError as error:
+            raise source.unreadable(str(error)) from None
+        return _CopiedChunks(
+            source.footer,
+            group.chunks[columns],
+            values,
+            pick.targets,
+            ciphers,
+            paths,
+            column_indexes,
+            offset_indexes,
+        )
+
+    def _cipher(self, target: int) -> ChunkCipher | None:
+        """The cipher of a column in the row group that is added."""
+        cipher = None if self._encryption is None else self._encryption.ciphers[target]
+        return None if cipher is None else cipher.chunk(len(self._groups), target)
+
+    def _add_blooms(self, pick: Pick, part: _CopiedChunks) -> None:
+        group = pick.source.footer.groups[pick.group]
+        try:
+            for number, column in enumerate(pick.columns):
+                bloom = pick.source.bloom(group, column)
+                if bloom is not None:
+                    cipher = part.ciphers[number]
+                    if cipher is None:
+                        data = b"".join(bloom)
+                    else:
+                        header = cipher.encrypt(Module.BLOOM_HEADER, bloom[0])
+                        data = b"".join((header, cipher.encrypt(Module.BLOOM_BITSET, bloom[1])))
+                    part.values[number, PATCH["bloom"]] = self._sink.at
+                    part.values[number, PATCH["bloom_length"]] = len(data)
+                    self._sink.write(data)
+        except ValueError as error:
+            raise pick.source.unreadable(str(error)) from None
+
+    def close(self) -> bytes:
+        """Writes the page indexes and the footer, makes the file durable, and returns the footer before its
+        encryption."""
+        parts = [part for group in self._groups for part in group.parts]
+        for name, module in (("column_index", Module.COLUMN_INDEX), ("offset_index", Module.OFFSET_INDEX)):
+            for part in parts:
+                indexes = part.column_indexes if module is Module.COLUMN_INDEX else part.offset_indexes
+                for number, index in enumerate(indexes):
+                    if index is not None:
+                        cipher = part.ciphers[number]
+                        data = index if cipher is None else cipher.encrypt(module, index)
+                        part.values[number, PATCH[name]] = self._sink.at
+                        part.values[number, PATCH[f"{name}_length"]] = len(data)
+                        self._sink.write(data)
+        chunks = [self._encoded(group) for group in self._groups]
+        footer = self._footer(chunks, {})
+        if self._encryption is None:
+            self._sink.write(footer + len(footer).to_bytes(4, "little") + MAGIC)
+        else:
+            names = [leaf.names for leaf in self.leaves]
+            encrypted = [
+                [
+                    self._encryption.encrypted_chunk(chunk, place, column, names[column])
+                    for column, chunk in enumerate(group)
+                ]
+                for place, group in enumerate(chunks)
+            ]
+            whole = self._footer(encrypted, self._encryption.footer_fields())
+            self._sink.write(self._encryption.end_of(whole))
+        self._sink.close()
+        return footer
+
+    def _footer(self, chunks: Sequence[Sequence[bytes]], others: Mapping[int, tuple[int, bytes]]) -> bytes:
+        creators = self._creators
+        return encode_footer(
+            version=self._version,
+            schema=self._skeleton.schema,
+            rows=self.rows,
+            groups=[encode_group(columns, group.fields) for columns, group in zip(chunks, self._groups, strict=True)],
+            key_values=list((self._key_values or {}).items()),
+            created_by=next(iter(creators)) if len(creators) == 1 else CREATED_BY,
+            orders=self._skeleton.orders,
+            others={**self._skeleton.others, **others},
+        )
+
+    def _encoded(self, group: _CopiedGroup) -> list[bytes]:
+        """The column chunks, without encryption."""
+        chunks: list[bytes] = [b""] * len(self.leaves)
+        for part in group.parts:
+            for target, chunk in zip(
+                part.targets, patched(part.footer, part.chunks, part.values, part.paths), strict=True
+            ):
+                chunks[target] = chunk
+        return chunks
+
+    def abort(self) -> None:
+        """Deletes the file. Never raises."""
+        self._sink.abort()
+
+
+def _runs(pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.bool_]) -> list[tuple[Run, Longs]]:
+    """The chunks as runs of contiguous bytes, in the order of the file, each with the positions of its columns.
+    `changed`: whose encryption changes; each is a run alone."""
+    begins, ends, values = group.begins[columns], group.ends[columns], group.values("values")[columns]
+    order = np.argsort(begins, kind="stable")
+    alone = changed[order]
+    breaks = np.flatnonzero((begins[order][1:] != ends[order][:-1]) | alone[1:] | alone[:-1]) + 1
+    runs = []
+    for members in np.split(order, breaks):
+        if len(members):
+            walks = [PageWalk(int(begins[i]), int(ends[i]), int(values[i])) for i in members]
+            runs.append((Run(int(begins[members[0]]), int(ends[members[-1]]), walks), members))
+    return runs
+
+
+def _sorting(picks: Sequence[Pick]) -> Any:
+    """The sorting columns of the first pick's row group, up to the first column that is left out; None for none."""
+    pick = picks[0]
+    kind, stated = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))
+    if kind != thrift.LIST or stated is None or stated[0] != thrift.STRUCT:
+        return None
+    targets = dict(zip(pick.columns, pick.targets, strict=True))
+    kept = []
+    for column in stated[1]:
+        target = targets.get(column.get(_COLUMN, (0, -1))[1])
+        if target is None:
+            break
+        kept.append({**column, _COLUMN: (thrift.I32, target)})
+    return (thrift.STRUCT, kept) if kept else None

@@ -1,0 +1,196 @@
+"""Matches the leaf columns of Parquet files by Iceberg field ids, and says which chunks mean the same in another file.
+
+A leaf is known by the field ids on its path; groups without an id, as in lists, count by position only. A chunk can be
+copied under another schema if each node of the path has the same repetition, and the leaf the same physical and logical
+type: its pages then decode to the same values. Names are not compared, because Iceberg renames columns without
+rewriting files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from seamark.metaserver.iceberg.files import thrift
+from seamark.metaserver.iceberg.files.footer import ParquetFooter, structures
+from seamark.metaserver.iceberg.files.thrift import Fields
+
+# SchemaElement
+_TYPE, _LENGTH, _REPETITION, _NAME, _CHILDREN, _CONVERTED, _SCALE, _PRECISION, _ID, _LOGICAL = range(1, 11)
+_REQUIRED, _REPEATED = 0, 2
+_INT32, _INT64 = 1, 2
+_DEPTH_MAX = 64
+Logical = tuple[Any, ...]
+# ConvertedType → LogicalType as (field id of the union, parameters).
+_STRING, _MAP, _LIST, _ENUM, _DECIMAL, _DATE, _TIME, _TIMESTAMP, _INTEGER = 1, 2, 3, 4, 5, 6, 7, 8, 10
+_JSON, _BSON = 12, 13
+_MILLIS, _MICROS = 1, 2
+_CONVERTED_TYPES: dict[int, Logical] = {
+    0: (_STRING,),
+    1: (_MAP,),
+    2: (_MAP,),
+    3: (_LIST,),
+    4: (_ENUM,),
+    6: (_DATE,),
+    7: (_TIME, True, _MILLIS),
+    8: (_TIME, True, _MICROS),
+    9: (_TIMESTAMP, True, _MILLIS),
+    10: (_TIMESTAMP, True, _MICROS),
+    **{11 + number: (_INTEGER, 8 << number, False) for number in range(4)},
+    **{15 + number: (_INTEGER, 8 << number, True) for number in range(4)},
+    19: (_JSON,),
+    20: (_BSON,),
+}
+
+
+class Leaf(NamedTuple):
+    """A leaf column. `ids`: the field ids on its path, None for a node without one. `shape`: all that a copied chunk
+    must have in common. `names`: the path in the file."""
+
+    ids: tuple[int | None, ...]
+    shape: tuple[Any, ...]
+    names: tuple[bytes, ...]
+    order: bytes
+    """The encoded column order, by which statistics are compared."""
+    is_repeated: bool
+
+    @property
+    def path(self) -> str:
+        """As key tools and pyarrow name the column."""
+        return b".".join(self.names).decode(errors="replace")
+
+
+def leaves_of(footer: ParquetFooter) -> list[Leaf]:
+    """The leaf columns in the order of the chunks. ValueError for an invalid schema."""
+    try:
+        return _leaves(footer)
+    except (TypeError, AttributeError, KeyError) as error:  # fields of another type
+        raise ValueError(f"its schema is invalid: {error!r}") from None
+
+
+def _leaves(footer: ParquetFooter) -> list[Leaf]:
+    elements = footer.elements
+    if not elements:
+        raise ValueError("it has no schema")
+    orders = _orders(footer)
+    leaves: list[Leaf] = []
+
+    def walk(at: int, ids: tuple[int | None, ...], shape: tuple[Any, ...], names: tuple[bytes, ...]) -> int:
+        if len(names) > _DEPTH_MAX:
+            raise ValueError("its schema is too deep")
+        if at >= len(elements):
+            raise ValueError("its schema ends within a group")
+        element = elements[at]
+        ids, names = (*ids, _value(element, _ID)), (*names, bytes(_value(element, _NAME) or b""))
+        shape = (*shape, _shape(element))
+        children = _value(element, _CHILDREN)
+        at += 1
+        if children is None:
+            number = len(leaves)
+            order = orders[number] if orders is not None and number < len(orders) else b""
+            repeated = any(node[0] == _REPEATED for node in shape)
+            leaves.append(Leaf(ids, shape, names, order, repeated))
+            return at
+        for _ in range(children):
+            at = walk(at, ids, shape, names)
+        return at
+
+    at = 1
+    for _ in range(_value(elements[0], _CHILDREN) or 0):
+        at = walk(at, (), (), ())
+    if at != len(elements):
+        raise ValueError("its schema has elements outside of the root")
+    for group in footer.groups:
+        if len(group.chunks) != len(leaves):
+            raise ValueError(f"a row group has {len(group.chunks)} columns and the schema {len(leaves)}")
+    return leaves
+
+
+def _orders(footer: ParquetFooter) -> list[bytes] | None:
+    if footer.orders is None:
+        return None
+    return [thrift.write(order) for order in structures(footer.orders)]
+
+
+def _value(element: Fields, number: int) -> Any:
+    return element.get(number, (0, None))[1]
+
+
+def _shape(element: Fields) -> tuple[Any, ...]:
+    """(repetition, physical type, length, logical type) of a node."""
+    physical, repetition = _value(element, _TYPE), _value(element, _REPETITION)
+    logical = _logical(element)
+    if physical is None and (repetition == _REPEATED or _value(element, _ID) is None):
+        logical = ()  # the inner groups of lists and maps, which writers annotate differently
+    length = _value(element, _LENGTH) if physical == 7 else None
+    return repetition, physical, length, logical
+
+
+def _logical(element: Fields) -> Logical:
+    union, converted = _value(element, _LOGICAL), _value(element, _CONVERTED)
+    found: Logical
+    if union:
+        number, (_, inner) = next(iter(union.items()))
+        found = number, *_parameters(number, inner)
+    elif converted == 5:
+        found = _DECIMAL, _value(element, _SCALE) or 0, _value(element, _PRECISION) or 0
+    elif converted is not None:
+        found = _CONVERTED_TYPES.get(converted, (-1, converted))
+    else:
+        return ()
+    physical = _value(element, _TYPE)
+    if found in ((_INTEGER, 32, True), (_INTEGER, 64, True)) and physical in (_INT32, _INT64):
+        return ()  # what the physical type says
+    return found
+
+
+def _parameters(number: int, inner: Any) -> tuple[Any, ...]:
+    if not isinstance(inner, dict):
+        return ()
+    if number == _DECIMAL:
+        return _value(inner, 1) or 0, _value(inner, 2) or 0
+    if number in (_TIME, _TIMESTAMP):
+        unit = _value(inner, 2) or {}
+        return inner.get(1, (thrift.FALSE, None))[0] == thrift.TRUE, next(iter(unit), 0)
+    if number == _INTEGER:
+        return _value(inner, 1) or 0, inner.get(2, (thrift.FALSE, None))[0] == thrift.TRUE
+    return tuple((key, repr(value)) for key, value in inner.items())
+
+
+def required_columns(leaves: Sequence[Leaf]) -> frozenset[int]:
+    """The field ids of the required columns that are not structs, lists or maps."""
+    return frozenset(
+        leaf.ids[0]
+        for leaf in leaves
+        if len(leaf.ids) == 1 and leaf.ids[0] is not None and leaf.shape[0][0] == _REQUIRED
+    )
+
+
+class LeafMatch(NamedTuple):
+    """How a file's leaves serve a target: `columns[i]` is the file's leaf for the target's leaf `i`, -1 if the file
+    lacks its whole top-level column. `reason`: why chunks of the file cannot be copied; empty if they can."""
+
+    columns: Sequence[int]
+    reason: str = ""
+
+
+def match(target: Sequence[Leaf], found: Sequence[Leaf]) -> LeafMatch:
+    """Matches the leaves of a file with those of a target."""
+    if repeated := [ids for ids, count in Counter(leaf.ids for leaf in found).items() if count > 1]:
+        return LeafMatch((), f"it has several columns with the field ids {repeated[0]}")
+    if any(leaf.ids[0] is None for leaf in found):
+        return LeafMatch((), "it has columns without field ids")
+    places = {leaf.ids: number for number, leaf in enumerate(found)}
+    tops = {leaf.ids[0] for leaf in found}
+    columns = []
+    for leaf in target:
+        place = places.get(leaf.ids, -1)
+        if place < 0:
+            if leaf.ids[0] in tops:
+                return LeafMatch((), f"its column {leaf.names[0].decode(errors='replace')} has another structure")
+        elif found[place].shape != leaf.shape or found[place].order != leaf.order:
+            reason = "has another type or nullability, or statistics of another order"
+            return LeafMatch((), f"its column {leaf.path} {reason}")
+        columns.append(place)
+    return LeafMatch(columns)

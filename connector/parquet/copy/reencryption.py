@@ -1,0 +1,158 @@
+"""Copies a column chunk whose encryption changes: each page is decrypted and encrypted again, and not decoded.
+
+Sizes, page headers and offsets change with the encryption. The CRC of a page is that of its bytes in the file; it is
+checked before it is replaced. In encrypted data pages of version 2, parquet-java leaves the repetition and definition
+levels unencrypted, and Arrow encrypts the whole page: the layout of a page is kept.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.connector.parquet.copy.sinks import Sink
+from seamark.connector.parquet.encryption.footers import unpadded
+from seamark.connector.parquet.encryption.modules import LENGTH_BYTES, ChunkCipher, Module
+from seamark.metaserver.iceberg.files import _footer
+from seamark.metaserver.iceberg.files.footer import PAGE_HEADER_MAX_BYTES
+
+Longs = npt.NDArray[np.int64]
+View = Callable[[int, int], AbstractContextManager[memoryview]]
+"""(begin, size): bytes of a file."""
+
+PAGE_BYTES_MAX = 256 << 20
+"""Limit of an encrypted page, which is in memory as a whole."""
+_PACKED_MAX = (1 << 31) - 1
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
+_JOINED_BYTES = 64 << 10
+"""A header and a smaller page are written together."""
+
+
+@dataclass(frozen=True)
+class EncryptedChunk:
+    """A chunk of a file at [begin, end). `values`: in its data pages. `has_dictionary`: whether it begins with a
+    dictionary page. `old`, `new`: None for a chunk that is not encrypted."""
+
+    begin: int
+    end: int
+    values: int
+    has_dictionary: bool
+    old: ChunkCipher | None
+    new: ChunkCipher | None
+
+
+@dataclass
+class MovedPages:
+    """`pages`: (old offset, new offset, new size with the header), ascending. `headers_grown`: bytes."""
+
+    pages: list[tuple[int, int, int]] = field(default_factory=list)
+    headers_grown: int = 0
+
+    def table(self) -> Longs:
+        return np.array(self.pages, dtype=np.int64).reshape(-1, 3)
+
+    def moved(self, offset: int) -> int:
+        """The new offset of a page. ValueError."""
+        for old, new, _ in self.pages:
+            if old == offset:
+                return new
+        raise ValueError(f"a column chunk has no page at {offset}, where its footer has one")
+
+
+def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
+    """Writes the chunk to the sink. ValueError for pages that contradict their headers or the footer, and for
+    ordinals that are not representable; Undecryptable."""
+    moved = MovedPages()
+    at, values, page = chunk.begin, chunk.values, 0
+    while at < chunk.end:
+        begin, is_first = at, at == chunk.begin
+        expects_dictionary = is_first and chunk.has_dictionary
+        header, header_size = _header(chunk, view, at, None if expects_dictionary else page)
+        at += header_size
+        _, kind, packed, count, crc, levels = _footer.page_details(header)
+        packed += 0 if chunk.old is None else chunk.old.unstated_bytes
+        if (kind == _DICTIONARY_PAGE) != expects_dictionary:
+            raise ValueError(f"the page at {begin} is not of the type that its position in the column chunk requires")
+        if kind not in (_DATA_PAGE, _DATA_PAGE_2, _DICTIONARY_PAGE):
+            raise ValueError(f"the page at {begin} has the unknown type {kind}")
+        if packed > min(chunk.end - at, PAGE_BYTES_MAX):
+            raise ValueError(
+                f"the page at {begin} has {packed:,} bytes; its column chunk has {chunk.end - at:,}, and the limit is "
+                f"{PAGE_BYTES_MAX:,}"
+            )
+        ordinal = None if kind == _DICTIONARY_PAGE else page
+        with view(at, packed) as body:
+            if crc is not None and zlib.crc32(body) != crc & 0xFFFFFFFF:
+                raise ValueError(f"the page at {begin} has another CRC than its header states")
+            data = _reencrypted(chunk, body, ordinal, levels if kind == _DATA_PAGE_2 else 0)
+        at += packed
+        if len(data) > _PACKED_MAX:
+            raise ValueError(f"the page at {begin} has more than {_PACKED_MAX:,} bytes when it is encrypted")
+        new_begin = sink.at
+        new_header = _footer.resized_header(header, len(data), _signed_crc(data) if crc is not None else 0)
+        if chunk.new is not None:
+            new_header = chunk.new.encrypt(_header_module(ordinal), new_header, ordinal)
+        if len(data) < _JOINED_BYTES:
+            sink.write(b"".join((new_header, data)))
+        else:
+            sink.write(new_header)
+            sink.write(data)
+        moved.pages.append((begin, new_begin, sink.at - new_begin))
+        moved.headers_grown += len(new_header) - header_size
+        if ordinal is not None:
+            page, values = page + 1, values - count
+    if at != chunk.end or values:
+        raise ValueError(f"the pages of a column chunk have {-values} values more than the footer states")
+    return moved
+
+
+def _header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -> tuple[bytes, int]:
+    """(the page header at `at`, its bytes in the file). `page`: the ordinal; None for a dictionary page."""
+    left = chunk.end - at
+    if chunk.old is None:
+        with view(at, min(PAGE_HEADER_MAX_BYTES, left)) as data:
+            size = _footer.page_details(data)[0]
+            return bytes(data[:size]), size
+    if left < LENGTH_BYTES:
+        raise ValueError(f"the column chunk ends within a page header at {at}")
+    with view(at, LENGTH_BYTES) as data:
+        size = LENGTH_BYTES + struct.unpack("<I", data)[0]
+    if size > min(left, PAGE_HEADER_MAX_BYTES):
+        raise ValueError(f"the page header at {at} has {size:,} bytes; its column chunk has {left:,}")
+    with view(at, size) as data:
+        return unpadded(chunk.old.decrypt(_header_module(page), data, page)), size
+
+
+def _reencrypted(chunk: EncryptedChunk, body: memoryview, page: int | None, levels: int) -> bytes:
+    module = Module.DICTIONARY_PAGE if page is None else Module.DATA_PAGE
+    open_levels = 0  # bytes before the encrypted part
+    if chunk.old is None:
+        plain: bytes | memoryview = body
+    else:
+        if levels and not _is_module(body) and _is_module(body[levels:]):
+            open_levels = levels
+        plain = chunk.old.decrypt(module, body[open_levels:], page)
+    if chunk.new is None:
+        return b"".join((body[:open_levels], plain))
+    data = chunk.new.encrypt(module, plain, page)
+    return b"".join((body[:open_levels], data)) if open_levels else data
+
+
+def _is_module(data: memoryview) -> bool:
+    return len(data) >= LENGTH_BYTES and struct.unpack_from("<I", data)[0] == len(data) - LENGTH_BYTES
+
+
+def _header_module(page: int | None) -> Module:
+    return Module.DICTIONARY_PAGE_HEADER if page is None else Module.DATA_PAGE_HEADER
+
+
+def _signed_crc(data: bytes) -> int:
+    """As Thrift stores it, as a number of 32 bits with a sign."""
+    crc = zlib.crc32(data)
+    return crc - (1 << 32) if crc >= 1 << 31 else crc

@@ -1,0 +1,317 @@
+"""A Parquet file whose column chunks are copied: its footer, checked against the file, and its bytes.
+
+The footer is not trusted. Chunks must be within the file and must not overlap. When a chunk is copied, its page headers
+are followed: they must fill the chunk and have the stated number of values. Unreadable otherwise; nothing that was
+written before is used then.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.copy.leaves import leaves_of
+from seamark.connector.parquet.copy.reencryption import EncryptedChunk, MovedPages, reencrypt
+from seamark.connector.parquet.copy.sinks import Sink
+from seamark.connector.parquet.encryption.footers import FileKeys, OpenedFooter, is_signed, open_footer, unpadded
+from seamark.connector.parquet.encryption.kms import KeyUnavailable
+from seamark.connector.parquet.encryption.modules import LENGTH_BYTES, ChunkCipher, Module
+from seamark.metaserver.iceberg.files import thrift
+from seamark.metaserver.iceberg.files.footer import (
+    ENCRYPTED_MAGIC,
+    END_BYTES,
+    MAGIC,
+    PAGE_HEADER_MAX_BYTES,
+    PageWalk,
+    ParquetFooter,
+    RowGroup,
+    read_footer,
+)
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+
+FOOTER_BYTES_MAX = 64 << 20
+BLOCK_BYTES = 8 << 20
+"""Bytes of one read from an object store."""
+INDEX_BYTES_MAX, BLOOM_BYTES_MAX = 64 << 20, 128 << 20
+"""Limits of one page index, and of one Bloom filter."""
+_TAIL_BYTES = 64 << 10
+_BLOOM_HEADER_MAX = 1 << 10
+
+
+class Run(NamedTuple):
+    """Bytes [begin, end) of a file, which are whole chunks; `walks`: those of the chunks, ascending."""
+
+    begin: int
+    end: int
+    walks: Sequence[PageWalk]
+
+
+class SourceFile:
+    """An open file. As a context manager, it closes the file."""
+
+    def __init__(
+        self, location: str, storage: Storage | None, data: bytes | None = None, keys: FileKeys | None = None
+    ) -> None:
+        """`data`: the content of a file in memory. `keys`: without them, encrypted files are refused. Unreadable for a
+        file that is not Parquet, cannot be decrypted, or contradicts its footer."""
+        self.location, self.is_in_memory = location, data is not None
+        self.encryption: OpenedFooter | None = None
+        """None for a file without encryption. `footer` is that of a file without encryption."""
+        self._keys = keys
+        self._window = b""
+        self._window_at = 0
+        self._bytes: mmap.mmap | bytes | None = data
+        self._fd = -1
+        self._remote: Any = None
+        try:
+            if data is not None or storage is None:
+                self.size_bytes = len(data or b"")
+            else:
+                self._open(location, storage)
+            self.footer = self._read_footer()
+            self._check()
+        except (OSError, pa.ArrowException) as error:
+            self.close()
+            raise self.unreadable(f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
+        except KeyUnavailable as error:
+            self.close()
+            raise self.unreadable(f"its key is unknown: {error}") from None
+        except ValueError as error:
+            self.close()
+            raise self.unreadable(f"its footer is broken: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, location: str, storage: Storage) -> None:
+        filesystem, path = storage.open(location)
+        if not isinstance(filesystem, fs.LocalFileSystem):
+            self._remote = filesystem.open_input_file(path)
+            self.size_bytes = self._remote.size()
+            return
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size_bytes = os.fstat(self._fd).st_size
+        if self.size_bytes:
+            self._bytes = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)
+
+    def __enter__(self) -> SourceFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if isinstance(self._bytes, mmap.mmap):
+            with suppress(BufferError):  # the traceback of an exception has a part of it; the map closes with that
+                self._bytes.close()
+        self._bytes = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._remote is not None:
+            self._remote.close()
+            self._remote = None
+
+    def unreadable(self, reason: str) -> Unreadable:
+        return Unreadable(self.location, reason)
+
+    def read(self, at: int, size: int) -> bytes:
+        """ValueError for bytes outside of the file."""
+        if at < 0 or size < 0 or at + size > self.size_bytes:
+            raise ValueError(f"{size:,} bytes at {at:,} are outside of the file, which has {self.size_bytes:,}")
+        if self._bytes is not None:
+            return self._bytes[at : at + size]
+        data = bytes(self._remote.read_at(size, at)) if size else b""
+        if len(data) != size:
+            raise ValueError(f"it has no {size:,} bytes at {at:,}")
+        return data
+
+    def _read_footer(self) -> ParquetFooter:
+        if self.size_bytes < END_BYTES + len(MAGIC):
+            raise ValueError(f"it has {self.size_bytes} bytes")
+        tail = self.read(max(0, self.size_bytes - _TAIL_BYTES), min(self.size_bytes, _TAIL_BYTES))
+        encrypted = tail[-4:] == ENCRYPTED_MAGIC
+        if not encrypted and tail[-4:] != MAGIC:
+            raise ValueError("it does not end with PAR1 or PARE")
+        length = int.from_bytes(tail[-END_BYTES:-4], "little")
+        if length > min(FOOTER_BYTES_MAX, self.size_bytes - END_BYTES - len(MAGIC)):
+            raise ValueError(f"it has {length:,} bytes, of a file of {self.size_bytes:,}")
+        self.data_end = self.size_bytes - END_BYTES - length
+        is_in_tail = length + END_BYTES <= len(tail)
+        encoded = tail[-END_BYTES - length :] if is_in_tail else self.read(self.data_end, length + END_BYTES)
+        plain = encoded[:-END_BYTES]
+        if encrypted or is_signed(plain):
+            if self._keys is None:
+                raise self.unreadable(
+                    "it is encrypted, and this process has no key; set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS"
+                )
+            self.encryption = open_footer(plain, self._keys, encrypted=encrypted)
+            plain = self.encryption.plain
+        # What is copied is not decoded here; a chunk that readers cannot decode would make the new file unreadable.
+        pq.read_metadata(pa.BufferReader(MAGIC + plain + struct.pack("<I", len(plain)) + MAGIC))
+        return read_footer(plain)
+
+    def _check(self) -> None:
+        footer = self.footer
+        self.leaves = leaves_of(footer)
+        if footer.rows != sum(group.rows for group in footer.groups):
+            raise ValueError(f"it has {footer.rows} rows, and its row groups have another number")
+        groups = [group for group in footer.groups if group.rows]  # others have no pages, and are never copied
+        for group in groups:
+            self._check_group(group)
+        if groups:
+            begins = np.concatenate([group.begins for group in groups])
+            ends = np.concatenate([group.ends for group in groups])
+            order = np.argsort(begins, kind="stable")
+            if np.any(ends[order][:-1] > begins[order][1:]):
+                raise ValueError("column chunks overlap")
+
+    def _check_group(self, group: RowGroup) -> None:
+        if group.rows < 0:
+            raise ValueError(f"a row group has {group.rows} rows")
+        for name in ("data_page", "values", "plain_bytes", "packed_bytes", "type", "codec", "path"):
+            if not group.has(name).all():
+                raise ValueError(f"a column chunk has no {name}")
+        if group.has("encrypted").any():
+            raise ValueError("a column chunk is encrypted, and its file is not")
+        if group.has("file_path").any():
+            raise ValueError("its columns are in other files")
+        if (group.values("packed_bytes") < 0).any() or (group.values("values") < 0).any():
+            raise ValueError("a column chunk has a negative size")
+        if (group.begins < len(MAGIC)).any() or (group.ends > self.data_end).any():
+            raise ValueError("a column chunk is outside of the file's data")
+
+    def cipher(self, group: RowGroup, column: int) -> ChunkCipher | None:
+        """None for a chunk that is not encrypted."""
+        cipher = None if self.encryption is None else self.encryption.ciphers[group.place][column]
+        return None if cipher is None else cipher.chunk(group.place, column)
+
+    def offset_index(self, group: RowGroup, column: int) -> bytes | None:
+        return self._index(group, column, "offset_index", Module.OFFSET_INDEX)
+
+    def column_index(self, group: RowGroup, column: int) -> bytes | None:
+        return self._index(group, column, "column_index", Module.COLUMN_INDEX)
+
+    def _index(self, group: RowGroup, column: int, name: str, module: Module) -> bytes | None:
+        if not (group.has(name)[column] and group.has(f"{name}_length")[column]):
+            return None
+        at, size = int(group.values(name)[column]), int(group.values(f"{name}_length")[column])
+        if size <= 0 or size > INDEX_BYTES_MAX:
+            raise ValueError(f"a page index has {size:,} bytes")
+        data, cipher = self.read(at, size), self.cipher(group, column)
+        return data if cipher is None else unpadded(cipher.decrypt(module, memoryview(data)))
+
+    def bloom(self, group: RowGroup, column: int) -> tuple[bytes, bytes] | None:
+        """The header and the bits of a Bloom filter. Older writers do not state its length."""
+        if not group.has("bloom")[column]:
+            return None
+        at, cipher = int(group.values("bloom")[column]), self.cipher(group, column)
+        if cipher is not None:
+            header, header_size = self._bloom_part(at, Module.BLOOM_HEADER, cipher)
+            return unpadded(header), self._bloom_part(at + header_size, Module.BLOOM_BITSET, cipher)[0]
+        head = self.read(at, min(_BLOOM_HEADER_MAX, max(0, self.size_bytes - at)))
+        header_size, size = _bloom_sizes(head)
+        if group.has("bloom_length")[column]:
+            size = int(group.values("bloom_length")[column]) - header_size
+        if size <= 0 or size > BLOOM_BYTES_MAX:
+            raise ValueError(f"a Bloom filter has {size:,} bytes")
+        return head[:header_size], self.read(at + header_size, size)
+
+    def _bloom_part(self, at: int, module: Module, cipher: ChunkCipher) -> tuple[bytes, int]:
+        """(an encrypted part of a Bloom filter, its bytes in the file)."""
+        size = LENGTH_BYTES + int.from_bytes(self.read(at, LENGTH_BYTES), "little")
+        if size > BLOOM_BYTES_MAX:
+            raise ValueError(f"a Bloom filter has {size:,} bytes")
+        return cipher.decrypt(module, memoryview(self.read(at, size))), size
+
+    def reencrypt(self, group: RowGroup, column: int, new: ChunkCipher | None, sink: Sink) -> MovedPages:
+        """Copies a chunk to the sink with another encryption; `new`: None for none. ValueError, Unreadable."""
+        begin, first = int(group.begins[column]), int(group.values("data_page")[column])
+        chunk = EncryptedChunk(
+            begin,
+            int(group.ends[column]),
+            int(group.values("values")[column]),
+            begin < first,
+            self.cipher(group, column),
+            new,
+        )
+        try:
+            return reencrypt(chunk, self._view, sink)
+        except ValueError as error:
+            raise self.unreadable(str(error)) from None
+
+    @contextmanager
+    def _view(self, at: int, size: int) -> Iterator[memoryview]:
+        """Bytes of the file; objects are read in blocks, forwards."""
+        if self._bytes is not None:
+            if at < 0 or at + size > self.size_bytes:
+                raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")
+            with memoryview(self._bytes) as whole, whole[at : at + size] as part:
+                yield part
+            return
+        end = self._window_at + len(self._window)
+        if not self._window_at <= at <= at + size <= end:
+            self._window = self.read(at, min(max(size, BLOCK_BYTES), self.size_bytes - at))
+            self._window_at = at
+            if len(self._window) < size:
+                raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")
+        with memoryview(self._window)[at - self._window_at :][:size] as part:
+            yield part
+
+    def copy(self, run: Run, sink: Sink) -> None:
+        """Copies the run to the sink, and checks its pages. Unreadable."""
+        try:
+            if self._bytes is None:
+                self._copy_remote(run, sink)
+                return
+            with memoryview(self._bytes) as view:
+                for walk in run.walks:
+                    with view[walk.at : walk.end] as chunk:
+                        walk.follow(chunk, walk.at)
+                    walk.check()
+            if self._fd >= 0:
+                sink.copy(self._fd, run.begin, run.end - run.begin)
+            else:
+                sink.write(self._bytes[run.begin : run.end])
+        except ValueError as error:
+            raise self.unreadable(str(error)) from None
+
+    def _copy_remote(self, run: Run, sink: Sink) -> None:
+        waiting = deque(run.walks)
+        for begin in range(run.begin, run.end, BLOCK_BYTES):
+            block = self.read(begin, min(BLOCK_BYTES, run.end - begin))
+            sink.write(block)
+            end = begin + len(block)
+            while waiting and waiting[0].at < end:
+                walk = waiting[0]
+                stop = min(end, walk.end)
+                walk.follow(memoryview(block)[: stop - begin], begin)
+                while walk.at < stop:  # a header that may continue in the next block
+                    head = self.read(walk.at, min(PAGE_HEADER_MAX_BYTES, walk.end - walk.at))
+                    walk.follow(memoryview(head), walk.at)
+                if walk.at < walk.end:
+                    break
+                walk.check()
+                waiting.popleft()
+        for walk in waiting:
+            walk.check()
+
+
+def _bloom_sizes(head: bytes) -> tuple[int, int]:
+    """(bytes of the header, bytes of the bits), by the header (BloomFilterHeader: numBytes is field 1)."""
+    fields, size = thrift.read(head)
+    kind, stated = fields.get(1, (0, 0))
+    if kind != thrift.I32:
+        raise ValueError("a Bloom filter has no size")
+    return size, int(stated)

@@ -1,0 +1,346 @@
+"""Decrypts and encrypts Parquet footers (parquet-format: Encryption.md, "File Format").
+
+A decrypted footer is that of a file without encryption, so all other code knows only such footers. Beside it are the
+ciphers of the column chunks. A footer is either encrypted, or signed; then the metadata of encrypted columns is
+encrypted separately, and the footer shows it without statistics.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from seamark.connector.parquet.encryption.modules import (
+    FILE_ID_BYTES,
+    NONCE_BYTES,
+    ORDINAL_MAX,
+    TAG_BYTES,
+    Module,
+    ModuleCipher,
+    Undecryptable,
+)
+from seamark.metaserver.iceberg.files import _footer, thrift
+from seamark.metaserver.iceberg.files.footer import (
+    COLUMNS,
+    ENCRYPTED_MAGIC,
+    MAGIC,
+    encode_binary,
+    encode_fields,
+    encode_structures,
+)
+from seamark.metaserver.iceberg.files.thrift import BINARY, LIST, STRUCT
+
+SIGNATURE_BYTES = NONCE_BYTES + TAG_BYTES
+# FileMetaData
+_GROUPS, _ALGORITHM, _KEY_METADATA = 4, 8, 9
+# ColumnChunk
+_METADATA, _CRYPTO, _ENCRYPTED_METADATA = 3, 8, 9
+_SECRET = frozenset({12, 13, 16, 17})
+"""ColumnMetaData: statistics of values, of encodings, of sizes and of geometries."""
+# EncryptionAlgorithm; in both: the AAD prefix, the unique id, whether readers must know the prefix
+_GCM, _GCM_CTR = 1, 2
+_PREFIX, _UNIQUE, _SUPPLY = 1, 2, 3
+# ColumnCryptoMetaData
+_FOOTER_KEY, _COLUMN_KEY = 1, 2
+
+Raw = dict[int, tuple[int, bytes]]
+
+
+class FileKeys(Protocol):
+    """The keys of files."""
+
+    def key(self, metadata: bytes | None, column: str | None) -> bytes:
+        """By the key metadata in the file. `column`: the path; None for the footer. KeyUnavailable."""
+
+    @property
+    def aad_prefix(self) -> bytes | None:
+        """The prefix of files that do not contain theirs."""
+
+
+class OpenedFooter(NamedTuple):
+    """`plain`: the FileMetaData of a file without encryption. `ciphers[group][column]`: None for a column that is not
+    encrypted. `keys`: the key metadata of columns that have their own key, by path."""
+
+    plain: bytes
+    ciphers: Sequence[Sequence[ModuleCipher | None]]
+    keys: Mapping[str, bytes]
+    footer_metadata: bytes | None
+    footer_key_bytes: int
+    is_signed: bool
+    ctr_pages: bool
+    has_prefix: bool
+
+
+def is_signed(footer: bytes) -> bool:
+    """Whether a footer that is not encrypted belongs to a file with encrypted columns. ValueError."""
+    return any(number in (_ALGORITHM, _KEY_METADATA) for number, *_ in _footer.spans(footer, 0)[0])
+
+
+def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter:
+    """`data`: all between the pages and the footer's length. `encrypted`: whether the file has the magic number PARE.
+    Undecryptable, KeyUnavailable; ValueError for bytes that are no footer."""
+    if encrypted:
+        crypto, end = thrift.read(data)
+        fields: Mapping[int, tuple[int, object]] = {
+            _ALGORITHM: crypto.get(1, (0, None)),
+            _KEY_METADATA: crypto.get(2, (0, None)),
+        }
+    else:
+        found, end = _footer.spans(data, 0)
+        given = encode_fields({n: (kind, data[at:to]) for n, kind, at, to in found if n in (_ALGORITHM, _KEY_METADATA)})
+        fields = thrift.read(given)[0]
+    algorithm, file_aad, has_prefix = _algorithm(fields.get(_ALGORITHM, (0, None)), keys)
+    kind, stated = fields.get(_KEY_METADATA, (0, None))
+    metadata = bytes(stated) if kind == BINARY and isinstance(stated, bytes) else None
+    key, rest = keys.key(metadata, None), data[end:]
+    footer_cipher = ModuleCipher(key, file_aad, ctr_pages=algorithm == _GCM_CTR)
+    if encrypted:
+        try:
+            plain = footer_cipher.decrypt_footer(rest)
+        except Undecryptable:
+            if file_aad:
+                raise
+            file_aad = None
+            footer_cipher = ModuleCipher(key, None, ctr_pages=algorithm == _GCM_CTR)
+            plain = footer_cipher.decrypt_footer(rest)
+    else:
+        plain = data[:end]
+        if len(rest) != SIGNATURE_BYTES or not hmac.compare_digest(
+            footer_cipher.signature(plain, rest[:NONCE_BYTES]), rest
+        ):
+            raise Undecryptable("its signature does not fit the footer: the key is another, or the file was changed")
+    opening = _Opening(keys, footer_cipher, file_aad, ctr_pages=algorithm == _GCM_CTR, signed=not encrypted)
+    plain = opening.decrypted(plain)
+    return OpenedFooter(
+        plain,
+        opening.ciphers,
+        opening.keys,
+        metadata,
+        footer_cipher.key_bytes,
+        not encrypted,
+        algorithm == _GCM_CTR,
+        has_prefix,
+    )
+
+
+def _algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, bytes | None, bool]:
+    """(the algorithm, the AAD of the file, whether it has a prefix)."""
+    kind, union = value
+    if kind != STRUCT or not isinstance(union, dict) or len(union) != 1:
+        raise ValueError("it names no encryption algorithm")
+    number, (kind, stated) = next(iter(union.items()))
+    if number not in (_GCM, _GCM_CTR) or kind != STRUCT:
+        raise ValueError(f"its encryption algorithm {number} is unknown")
+    prefix, unique = (bytes(stated.get(field, (BINARY, b""))[1] or b"") for field in (_PREFIX, _UNIQUE))
+    if not prefix and stated.get(_SUPPLY, (thrift.FALSE,))[0] == thrift.TRUE:
+        if keys.aad_prefix is None:
+            raise Undecryptable("its AAD prefix is not in the file, and none was given")
+        prefix = keys.aad_prefix
+    return number, prefix + unique, bool(prefix)
+
+
+class _Opening:
+    """Decrypts the column chunks of one footer."""
+
+    def __init__(
+        self, keys: FileKeys, footer_cipher: ModuleCipher, file_aad: bytes | None, *, ctr_pages: bool, signed: bool
+    ) -> None:
+        self._keys, self._footer_cipher, self._file_aad = keys, footer_cipher, file_aad
+        self._ctr_pages, self._signed = ctr_pages, signed
+        self._known: dict[bytes, ModuleCipher] = {}
+        """By the encoded ColumnCryptoMetaData."""
+        self.ciphers: list[list[ModuleCipher | None]] = []
+        self.keys: dict[str, bytes] = {}
+
+    def decrypted(self, data: bytes) -> bytes:
+        """FileMetaData without encryption."""
+        found, _ = _footer.spans(data, 0)
+        fields: Raw = {
+            number: (kind, data[begin:to])
+            for number, kind, begin, to in found
+            if number not in (_ALGORITHM, _KEY_METADATA)
+        }
+        at = next((begin for number, kind, begin, _ in found if number == _GROUPS and kind == LIST), None)
+        if at is None:
+            raise ValueError("it has no row groups")
+        groups = [self._group(data, begin, place) for place, begin in enumerate(_footer.items(data, at)[:-1])]
+        fields[_GROUPS] = LIST, encode_structures(groups)
+        return encode_fields(fields)
+
+    def _group(self, data: bytes, at: int, place: int) -> bytes:
+        found, _ = _footer.spans(data, at)
+        fields: Raw = {number: (kind, data[begin:end]) for number, kind, begin, end in found}
+        begin = next((begin for number, kind, begin, _ in found if number == COLUMNS and kind == LIST), None)
+        if begin is None:
+            raise ValueError("a row group has no columns")
+        ciphers: list[ModuleCipher | None] = []
+        chunks = []
+        ends = _footer.items(data, begin)
+        for column, (chunk, end) in enumerate(pairwise(ends)):
+            plain, cipher = self._chunk(data, chunk, end, place, column)
+            chunks.append(plain)
+            ciphers.append(cipher)
+        if place > ORDINAL_MAX and any(ciphers):
+            raise ValueError(f"it has more than {ORDINAL_MAX + 1:,} row groups, the most that are encrypted")
+        self.ciphers.append(ciphers)
+        fields[COLUMNS] = LIST, encode_structures(chunks)
+        return encode_fields(fields)
+
+    def _chunk(self, data: bytes, at: int, end: int, group: int, column: int) -> tuple[bytes, ModuleCipher | None]:
+        found, _ = _footer.spans(data, at)
+        fields: Raw = {number: (kind, data[begin:to]) for number, kind, begin, to in found}
+        crypto = fields.pop(_CRYPTO, None)
+        module = fields.pop(_ENCRYPTED_METADATA, None)
+        if crypto is None:
+            if module is not None:
+                raise ValueError("a column without a key has encrypted metadata")
+            # In files of DuckDB, all columns have the footer's key, and no chunk states it.
+            return data[at:end], self._footer_cipher if self._file_aad is None else None
+        if crypto[0] != STRUCT:
+            raise ValueError("the key of a column has another type")
+        cipher = self._cipher(bytes(crypto[1]))
+        if module is not None:
+            if module[0] != BINARY:
+                raise ValueError("the encrypted metadata of a column has another type")
+            sealed = thrift.read(encode_fields({1: (BINARY, module[1])}))[0][1][1]
+            metadata = cipher.chunk(group, column).decrypt(Module.COLUMN_METADATA, memoryview(sealed))
+            fields[_METADATA] = STRUCT, unpadded(metadata)
+        elif self._signed or cipher is not self._footer_cipher:
+            raise ValueError("the metadata of an encrypted column is not encrypted")
+        return encode_fields(fields), cipher
+
+    def _cipher(self, encoded: bytes) -> ModuleCipher:
+        cipher = self._known.get(encoded)
+        if cipher is not None:
+            return cipher
+        union = thrift.read(encoded)[0]
+        if len(union) != 1:
+            raise ValueError("a column has not one key")
+        number, (kind, value) = next(iter(union.items()))
+        if number == _FOOTER_KEY:
+            cipher = self._footer_cipher
+        elif number == _COLUMN_KEY and kind == STRUCT:
+            kind, names = value.get(1, (0, None))
+            if kind != LIST or names[0] != BINARY:
+                raise ValueError("the key of a column has no path")
+            path = b".".join(names[1]).decode(errors="replace")
+            stated = value.get(2, (BINARY, None))[1]
+            metadata = bytes(stated) if isinstance(stated, bytes) else b""
+            self.keys[path] = metadata
+            cipher = ModuleCipher(self._keys.key(metadata, path), self._file_aad, ctr_pages=self._ctr_pages)
+        else:
+            raise ValueError(f"the key of a column has the unknown kind {number}")
+        self._known[encoded] = cipher
+        return cipher
+
+
+def unpadded(structure: bytes) -> bytes:
+    """An encoded structure without the bytes after it: parquet-java encrypts its whole buffer. ValueError."""
+    return structure[: _footer.spans(structure, 0)[1]]
+
+
+class FileKey:
+    """A key of a new file, with the metadata by which readers find it. Its repr has no key."""
+
+    __slots__ = ("key", "metadata")
+
+    def __init__(self, key: bytes, metadata: bytes | None) -> None:
+        self.key, self.metadata = key, metadata
+
+    def __repr__(self) -> str:
+        return f"FileKey({len(self.key)} bytes)"
+
+
+class FileEncryption:
+    """How one new file is encrypted. `columns`: the keys of its leaf columns; None: not encrypted; `footer` itself:
+    with the footer's key. Keys are for one file."""
+
+    def __init__(
+        self,
+        footer: FileKey,
+        columns: Sequence[FileKey | None],
+        *,
+        signed: bool = False,
+        ctr_pages: bool = False,
+        aad_prefix: bytes | None = None,
+    ) -> None:
+        """`signed`: the footer is signed, not encrypted. `aad_prefix`: stored in the file. ValueError for more columns
+        than can be encrypted."""
+        if len(columns) > ORDINAL_MAX + 1:
+            raise ValueError(f"an encrypted file has at most {ORDINAL_MAX + 1:,} columns, not {len(columns):,}")
+        self.signed = signed
+        self._footer = footer
+        self._columns = columns
+        unique = os.urandom(FILE_ID_BYTES)
+        file_aad = (aad_prefix or b"") + unique
+        stated: thrift.Fields = {_UNIQUE: (BINARY, unique)}
+        if aad_prefix:
+            stated[_PREFIX] = BINARY, aad_prefix
+        self._algorithm = thrift.write({_GCM_CTR if ctr_pages else _GCM: (STRUCT, stated)})
+        self._cipher = ModuleCipher(footer.key, file_aad, ctr_pages=ctr_pages)
+        self.ciphers: list[ModuleCipher | None] = [
+            None
+            if key is None
+            else self._cipher
+            if key is footer
+            else ModuleCipher(key.key, file_aad, ctr_pages=ctr_pages)
+            for key in columns
+        ]
+
+    @property
+    def magic(self) -> bytes:
+        return MAGIC if self.signed else ENCRYPTED_MAGIC
+
+    def encrypted_chunk(self, chunk: bytes, group: int, column: int, path: Sequence[bytes]) -> bytes:
+        """An encoded ColumnChunk with its key, and its metadata as readers may see it."""
+        key, cipher = self._columns[column], self.ciphers[column]
+        if key is None or cipher is None:
+            return chunk
+        found, _ = _footer.spans(chunk, 0)
+        fields: Raw = {number: (kind, chunk[begin:end]) for number, kind, begin, end in found}
+        if key is self._footer:
+            crypto: thrift.Fields = {_FOOTER_KEY: (STRUCT, {})}
+        else:
+            stated: thrift.Fields = {1: (LIST, (BINARY, list(path)))}
+            if key.metadata is not None:
+                stated[2] = BINARY, key.metadata
+            crypto = {_COLUMN_KEY: (STRUCT, stated)}
+        fields[_CRYPTO] = STRUCT, thrift.write(crypto)
+        if self.signed or key is not self._footer:
+            metadata = bytes(fields.pop(_METADATA)[1])
+            sealed = cipher.chunk(group, column).encrypt(Module.COLUMN_METADATA, metadata)
+            fields[_ENCRYPTED_METADATA] = BINARY, encode_binary(sealed)
+            if self.signed:
+                fields[_METADATA] = STRUCT, _without_statistics(metadata)
+        return encode_fields(fields)
+
+    def footer_fields(self) -> dict[int, tuple[int, bytes]]:
+        """Fields of FileMetaData that a signed footer has in addition."""
+        if not self.signed:
+            return {}
+        fields = {_ALGORITHM: (STRUCT, self._algorithm)}
+        if self._footer.metadata is not None:
+            fields[_KEY_METADATA] = BINARY, encode_binary(self._footer.metadata)
+        return fields
+
+    def end_of(self, footer: bytes) -> bytes:
+        """The footer, encrypted or signed, with its length and the magic number."""
+        if self.signed:
+            data = footer + self._cipher.signature(footer)
+        else:
+            crypto: Raw = {1: (STRUCT, self._algorithm)}
+            if self._footer.metadata is not None:
+                crypto[2] = BINARY, encode_binary(self._footer.metadata)
+            data = encode_fields(crypto) + self._cipher.encrypt_footer(footer)
+        return data + struct.pack("<I", len(data)) + self.magic
+
+
+def _without_statistics(metadata: bytes) -> bytes:
+    found, _ = _footer.spans(metadata, 0)
+    return encode_fields(
+        {number: (kind, metadata[begin:end]) for number, kind, begin, end in found if number not in _SECRET}
+    )

@@ -1,0 +1,116 @@
+"""Key metadata of parquet's key tools: how a file's keys are found (parquet-java: crypto.keytools.KeyMaterial).
+
+Each file has its own keys. The file contains them wrapped, in a JSON text: by a master key of a key management service,
+or by a key encryption key which a master key wraps ("double wrapping").
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from typing import NamedTuple
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper
+from seamark.connector.parquet.encryption.modules import KEY_BYTES, NONCE_BYTES
+
+_TYPE = "PKMT1"
+_DEFAULT = "DEFAULT"
+_KEY_ENCRYPTION_KEY_BYTES = 16
+_METADATA_BYTES_MAX = 64 << 10
+
+
+class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True):
+    """The JSON text. It has wrapped keys only, and is in the file for all to read."""
+
+    key_material_type: str = ""
+    internal_storage: bool | None = None
+    is_footer_key: bool | None = None
+    kms_instance_id: str | None = msgspec.field(default=None, name="kmsInstanceID")
+    kms_instance_url: str | None = msgspec.field(default=None, name="kmsInstanceURL")
+    master_key_id: str = msgspec.field(default="", name="masterKeyID")
+    wrapped_key: str = msgspec.field(default="", name="wrappedDEK")
+    double_wrapping: bool | None = None
+    key_encryption_key_id: str | None = msgspec.field(default=None, name="keyEncryptionKeyID")
+    wrapped_key_encryption_key: str | None = msgspec.field(default=None, name="wrappedKEK")
+
+    @staticmethod
+    def parse(metadata: bytes | None) -> KeyMaterial:
+        """KeyUnavailable for metadata of other tools, and for keys outside of the file."""
+        if not metadata or len(metadata) > _METADATA_BYTES_MAX:
+            raise KeyUnavailable(f"its key metadata of {len(metadata or b''):,} bytes is not of parquet's key tools")
+        try:
+            material = msgspec.json.decode(metadata, type=KeyMaterial)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise KeyUnavailable("its key metadata is not of parquet's key tools") from None
+        if material.key_material_type != _TYPE:
+            raise KeyUnavailable(f"its key metadata has the type {material.key_material_type[:20]!r}, not {_TYPE}")
+        if not material.internal_storage:
+            raise KeyUnavailable("its key material is in another file; only key material in the file is supported")
+        return material
+
+    @property
+    def reference(self) -> KeyReference:
+        return KeyReference(
+            self.master_key_id,
+            bool(self.double_wrapping),
+            self.kms_instance_id or _DEFAULT,
+            self.kms_instance_url or _DEFAULT,
+        )
+
+
+class KeyReference(NamedTuple):
+    """How keys of a file are wrapped. `instance_id`, `instance_url`: of the service, which readers may use."""
+
+    master: str
+    double_wrapping: bool = False
+    instance_id: str = _DEFAULT
+    instance_url: str = _DEFAULT
+    key_bytes: int = 16
+
+
+def unwrapped(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
+    """The key of a file. KeyUnavailable."""
+    if not material.double_wrapping:
+        key = wrapper.unwrap(material.wrapped_key, material.master_key_id)
+    else:
+        outer = wrapper.unwrap(material.wrapped_key_encryption_key or "", material.master_key_id)
+        try:
+            wrapped = base64.b64decode(material.wrapped_key, validate=True)
+            aad = base64.b64decode(material.key_encryption_key_id or "", validate=True)
+            key = AESGCM(outer).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], aad)
+        except (InvalidTag, ValueError, binascii.Error):
+            raise KeyUnavailable("its key encryption key did not wrap its key") from None
+    if len(key) not in KEY_BYTES:
+        raise KeyUnavailable(f"the key service returned a key of {len(key)} bytes for {material.master_key_id!r}")
+    return key
+
+
+def wrapped(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, footer: bool) -> bytes:
+    """The key metadata of a key. `footer`: for the key of a footer. KeyUnavailable."""
+    kek_id = wrapped_kek = None
+    if reference.double_wrapping:
+        outer, name = os.urandom(_KEY_ENCRYPTION_KEY_BYTES), os.urandom(_KEY_ENCRYPTION_KEY_BYTES)
+        nonce = os.urandom(NONCE_BYTES)
+        text = base64.b64encode(nonce + AESGCM(outer).encrypt(nonce, key, name)).decode()
+        kek_id, wrapped_kek = base64.b64encode(name).decode(), wrapper.wrap(outer, reference.master)
+    else:
+        text = wrapper.wrap(key, reference.master)
+    return msgspec.json.encode(
+        KeyMaterial(
+            _TYPE,
+            True,
+            footer,
+            reference.instance_id if footer else None,
+            reference.instance_url if footer else None,
+            reference.master,
+            text,
+            reference.double_wrapping,
+            kek_id,
+            wrapped_kek,
+        )
+    )

@@ -1,0 +1,186 @@
+"""Keys of files: those that a caller gives, and those that a key management service unwraps.
+
+A new file is encrypted as the files whose rows it has: the same columns, algorithm and master keys. Its keys are new.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow.parquet.encryption as pe
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey, OpenedFooter
+from seamark.connector.parquet.encryption.key_material import KeyMaterial, KeyReference, unwrapped, wrapped
+from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper, Kms, MasterKeyFile
+
+KEY_FILE = "SEAMARK_PARQUET_KEY_FILE"
+"""Environment variable: the path of a file with master keys."""
+KMS_CLASS = "SEAMARK_PARQUET_KMS"
+"""Environment variable: `module:name` of the client of a key management service; it is called without arguments."""
+
+
+class GivenKeys:
+    """Keys that a caller has. `columns`: by the path of the column; others have the footer's key. Its repr has no
+    key."""
+
+    def __init__(
+        self, footer: bytes, columns: Mapping[str, bytes] | None = None, *, aad_prefix: bytes | None = None
+    ) -> None:
+        self._footer, self._columns, self.aad_prefix = footer, dict(columns or {}), aad_prefix
+
+    def key(self, metadata: bytes | None, column: str | None) -> bytes:
+        if column is None:
+            return self._footer
+        if column not in self._columns:
+            raise KeyUnavailable(f"no key was given for the column {column}")
+        return self._columns[column]
+
+
+class Protection(Enum):
+    """How a column is protected that has no key."""
+
+    PLAIN = "plain"
+    FOOTER_KEY = "footer key"
+
+
+class EncryptionScheme(NamedTuple):
+    """How files are encrypted, without keys. `columns`: of the leaves of a schema."""
+
+    footer: KeyReference
+    columns: tuple[KeyReference | Protection, ...]
+    signed: bool = False
+    ctr_pages: bool = False
+
+
+def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]) -> EncryptionScheme:
+    """`paths`: of the leaves of the file. `columns`: the file's leaf of each leaf of the new file; -1 for a leaf that
+    the file lacks, which is protected by the footer's key if all columns are. KeyUnavailable for keys of other tools,
+    and a file whose AAD prefix says which file it is."""
+    if opened.has_prefix:
+        raise KeyUnavailable("it has an AAD prefix, which says which file it is; another file cannot have it")
+    sizes = {
+        number: cipher.key_bytes
+        for ciphers in opened.ciphers
+        for number, cipher in enumerate(ciphers)
+        if cipher is not None
+    }
+    others = Protection.FOOTER_KEY if len(sizes) == len(paths) else Protection.PLAIN
+
+    def protection(column: int) -> KeyReference | Protection:
+        if column < 0:
+            return others
+        if column not in sizes:
+            return Protection.PLAIN
+        metadata = opened.keys.get(paths[column])
+        if metadata is None:
+            return Protection.FOOTER_KEY
+        return KeyMaterial.parse(metadata).reference._replace(key_bytes=sizes[column])
+
+    footer = KeyMaterial.parse(opened.footer_metadata).reference._replace(key_bytes=opened.footer_key_bytes)
+    return EncryptionScheme(footer, tuple(protection(column) for column in columns), opened.is_signed, opened.ctr_pages)
+
+
+class ParquetKeys:
+    """Keys in files, which a key management service has wrapped. `replaced`: new files have other master keys in place
+    of these."""
+
+    def __init__(self, kms: Kms, replaced: Mapping[str, str] | None = None) -> None:
+        self._wrapper, self._replaced = KeyWrapper(kms), dict(replaced or {})
+        self.aad_prefix = None
+
+    def key(self, metadata: bytes | None, column: str | None) -> bytes:
+        return unwrapped(KeyMaterial.parse(metadata), self._wrapper)
+
+    def new_encryption(self, scheme: EncryptionScheme) -> FileEncryption:
+        """With new keys, for one file. KeyUnavailable."""
+        footer = self._new_key(scheme.footer, footer=True)
+        columns = [
+            None
+            if column is Protection.PLAIN
+            else footer
+            if isinstance(column, Protection)
+            else self._new_key(column, footer=False)
+            for column in scheme.columns
+        ]
+        return FileEncryption(footer, columns, signed=scheme.signed, ctr_pages=scheme.ctr_pages)
+
+    def _new_key(self, reference: KeyReference, *, footer: bool) -> FileKey:
+        key = os.urandom(reference.key_bytes)
+        master = self._replaced.get(reference.master, reference.master)
+        return FileKey(key, wrapped(key, reference._replace(master=master), self._wrapper, footer=footer))
+
+    def decryption_properties(self) -> Any:
+        """For pyarrow's readers, which then also read files without encryption."""
+        wrapper = self._wrapper
+
+        class Client(pe.KmsClient):  # type: ignore[misc]
+            def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str:
+                return wrapper.wrap(key_bytes, master_key_identifier)
+
+            def unwrap_key(self, wrapped_key: str | bytes, master_key_identifier: str) -> bytes:
+                text = wrapped_key.decode() if isinstance(wrapped_key, bytes) else wrapped_key  # older versions: bytes
+                return wrapper.unwrap(text, master_key_identifier)
+
+        factory = pe.CryptoFactory(lambda _: Client())
+        return factory.file_decryption_properties(pe.KmsConnectionConfig())
+
+
+class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
+    keys: dict[str, str] = {}
+    replaced: dict[str, str] = {}
+
+
+def keys_of_environment(environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
+    """By the variables of this process; None without them. BadRequest, without what the file contains."""
+    environment = os.environ if environment is None else environment
+    path, name = environment.get(KEY_FILE), environment.get(KMS_CLASS)
+    if not path and not name:
+        return None
+    file = _read_key_file(Path(path)) if path else _KeyFile()
+    if name:
+        return ParquetKeys(_client(name), file.replaced)
+    try:
+        kms = MasterKeyFile({key: _decoded(text, path or "") for key, text in file.keys.items()})
+    except ValueError as error:
+        raise BadRequest(f"The key file {path} is invalid: {error}") from None
+    return ParquetKeys(kms, file.replaced)
+
+
+def _read_key_file(path: Path) -> _KeyFile:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_KeyFile)
+    except OSError as error:
+        raise BadRequest(f"The key file {path} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadRequest(
+            f'The key file {path} is not a JSON object such as {{"keys": {{"name": "16, 24 or 32 bytes in base64"}}, '
+            '"replaced": {"old name": "name"}}'
+        ) from None
+
+
+def _decoded(text: str, path: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        raise BadRequest(f"The key file {path} has a key that is not base64") from None
+
+
+def _client(name: str) -> Kms:
+    module, _, attribute = name.partition(":")
+    try:
+        client: Kms = getattr(importlib.import_module(module), attribute)()
+    except Exception as error:  # noqa: BLE001  any client of a service
+        raise BadRequest(
+            f"{KMS_CLASS} is {name!r}, not module:name of a class with wrap_key and unwrap_key that can be created "
+            f"without arguments: {type(error).__name__}"
+        ) from None
+    return client

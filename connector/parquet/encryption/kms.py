@@ -1,0 +1,85 @@
+"""Key management services, which wrap and unwrap keys with master keys that never leave them: a port, and a service
+whose master keys are in a file.
+
+The port is that of parquet's key tools, so instances of `pyarrow.parquet.encryption.KmsClient` are used directly.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from seamark.connector.parquet.encryption.modules import KEY_BYTES, NONCE_BYTES
+
+
+class KeyUnavailable(Exception):
+    """A key cannot be unwrapped or wrapped. The message has no key, and nothing that the service answered."""
+
+
+class Kms(Protocol):
+    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str | bytes:
+        """The key, encrypted with a master key, as text."""
+
+    def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> str | bytes:
+        """The key."""
+
+
+class MasterKeyFile:
+    """Master keys in memory. A key is wrapped by AES-GCM with the master key's name as authenticated data, in base64,
+    as the in-memory service of parquet-java's and Arrow's tests does it."""
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        """ValueError for a key of another length."""
+        for name, key in keys.items():
+            if len(key) not in KEY_BYTES:
+                raise ValueError(f"the master key {name!r} has {len(key)} bytes; AES keys have 16, 24 or 32")
+        self._keys = {name: AESGCM(key) for name, key in keys.items()}
+
+    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str:
+        nonce, aad = os.urandom(NONCE_BYTES), master_key_identifier.encode()
+        return base64.b64encode(nonce + self._key(master_key_identifier).encrypt(nonce, key_bytes, aad)).decode()
+
+    def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> bytes:
+        key = self._key(master_key_identifier)
+        try:
+            wrapped = base64.b64decode(wrapped_key, validate=True)
+            return key.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], master_key_identifier.encode())
+        except (InvalidTag, ValueError):
+            raise KeyUnavailable(f"the master key {master_key_identifier!r} did not wrap this key") from None
+
+    def _key(self, name: str) -> AESGCM:
+        key = self._keys.get(name)
+        if key is None:
+            raise KeyUnavailable(f"there is no master key {name!r}")
+        return key
+
+
+class KeyWrapper:
+    """Calls a service, and hides what its errors say. Keys are not kept."""
+
+    def __init__(self, kms: Kms) -> None:
+        self._kms = kms
+
+    def wrap(self, key: bytes, master: str) -> str:
+        """KeyUnavailable."""
+        wrapped = self._call("wrap", self._kms.wrap_key, key, master)
+        return wrapped if isinstance(wrapped, str) else bytes(wrapped).decode()
+
+    def unwrap(self, wrapped: str, master: str) -> bytes:
+        """KeyUnavailable."""
+        key = self._call("unwrap", self._kms.unwrap_key, wrapped, master)
+        return key.encode() if isinstance(key, str) else bytes(key)
+
+    def _call(self, name: str, call: Any, key: str | bytes, master: str) -> Any:
+        try:
+            return call(key, master)
+        except KeyUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  any client of a service
+            kind = type(error).__name__
+        raise KeyUnavailable(f"the key service failed to {name} a key with the master key {master!r}: {kind}")

@@ -1,0 +1,149 @@
+"""Encrypts and decrypts the modules of a Parquet file (parquet-format: Encryption.md).
+
+A module is a footer, a page header, a page, an index or a Bloom filter, encrypted separately: its length (4 bytes,
+little endian), a nonce, the ciphertext, and for AES-GCM a tag. The tag also authenticates where the module is: in which
+file, row group and column, and which page it is. So a module that moves is encrypted again. With AES_GCM_CTR_V1, pages
+have no tag.
+
+No repr and no message has a key.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from enum import IntEnum
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+LENGTH_BYTES, NONCE_BYTES, TAG_BYTES = 4, 12, 16
+OVERHEAD_BYTES = LENGTH_BYTES + NONCE_BYTES + TAG_BYTES
+"""Bytes that encryption with a tag adds to a module."""
+ORDINAL_MAX = 32_767
+"""Ordinals of row groups, columns and pages are 16-bit numbers with a sign."""
+KEY_BYTES = (16, 24, 32)
+FILE_ID_BYTES = 8
+Plain = bytes | memoryview
+_FIRST_BLOCK = b"\0\0\0\1"
+"""The counter of AES-CTR after the nonce."""
+
+
+class Module(IntEnum):
+    FOOTER = 0
+    COLUMN_METADATA = 1
+    DATA_PAGE = 2
+    DICTIONARY_PAGE = 3
+    DATA_PAGE_HEADER = 4
+    DICTIONARY_PAGE_HEADER = 5
+    COLUMN_INDEX = 6
+    OFFSET_INDEX = 7
+    BLOOM_HEADER = 8
+    BLOOM_BITSET = 9
+
+
+_PAGES = frozenset({Module.DATA_PAGE, Module.DICTIONARY_PAGE})
+
+
+class Undecryptable(ValueError):
+    """The key is another, or the bytes were changed or moved."""
+
+
+class ModuleCipher:
+    """Encrypts and decrypts modules of one file with one key. `file_aad`: the file's AAD prefix and its unique id; None
+    for a file of DuckDB, whose tags do not authenticate positions and whose page headers state the sizes before the
+    encryption. `ctr_pages`: whether pages are encrypted without a
+    tag. ValueError for a key of another length."""
+
+    def __init__(self, key: bytes, file_aad: bytes | None, *, ctr_pages: bool) -> None:
+        if len(key) not in KEY_BYTES:
+            raise ValueError(f"an AES key has 16, 24 or 32 bytes, not {len(key)}")
+        self._gcm, self._algorithm = AESGCM(key), algorithms.AES(key)
+        self._file_aad, self.ctr_pages, self.key_bytes = file_aad, ctr_pages, len(key)
+
+    def footer_aad(self) -> bytes:
+        return b"" if self._file_aad is None else self._file_aad + bytes([Module.FOOTER])
+
+    def encrypt_footer(self, plain: bytes) -> bytes:
+        return self._encrypted(plain, self.footer_aad())
+
+    def decrypt_footer(self, module: bytes) -> bytes:
+        return self._decrypted(memoryview(module), self.footer_aad(), Module.FOOTER)
+
+    def signature(self, footer: bytes, nonce: bytes | None = None) -> bytes:
+        """The nonce and the tag of a footer that is not encrypted."""
+        nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
+        return nonce + self._gcm.encrypt(nonce, footer, self.footer_aad())[-TAG_BYTES:]
+
+    def chunk(self, group: int, column: int) -> ChunkCipher:
+        """For the modules of a column chunk. ValueError if an ordinal is not representable."""
+        if group > ORDINAL_MAX or column > ORDINAL_MAX:
+            raise ValueError(
+                f"the row group {group:,} or the column {column:,} exceeds {ORDINAL_MAX:,}, the last that is encrypted"
+            )
+        return ChunkCipher(self, self._file_aad, struct.pack("<hh", group, column))
+
+    def _encrypted(self, plain: Plain, aad: bytes) -> bytes:
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = self._gcm.encrypt(nonce, plain, aad)
+        return b"".join((struct.pack("<I", NONCE_BYTES + len(sealed)), nonce, sealed))
+
+    def _decrypted(self, module: memoryview, aad: bytes, kind: Module) -> bytes:
+        if len(module) < OVERHEAD_BYTES or struct.unpack_from("<I", module)[0] != len(module) - LENGTH_BYTES:
+            raise Undecryptable(f"{_named(kind)} of {len(module):,} bytes has another length")
+        body = LENGTH_BYTES + NONCE_BYTES
+        try:
+            return self._gcm.decrypt(module[LENGTH_BYTES:body], module[body:], aad)
+        except InvalidTag:
+            raise Undecryptable(
+                f"{_named(kind)} cannot be decrypted: the key is another, or the file was changed"
+            ) from None
+
+    def _counted(self, data: Plain, nonce: bytes) -> bytes:
+        """AES-CTR, which is its own inverse."""
+        counter = Cipher(self._algorithm, modes.CTR(nonce + _FIRST_BLOCK)).encryptor()
+        return counter.update(data) + counter.finalize()
+
+
+class ChunkCipher:
+    """Encrypts and decrypts the modules of one column chunk."""
+
+    def __init__(self, cipher: ModuleCipher, file_aad: bytes | None, ordinals: bytes) -> None:
+        self._cipher, self._file_aad, self._ordinals = cipher, file_aad, ordinals
+
+    @property
+    def unstated_bytes(self) -> int:
+        """Bytes of a page in the file that its header does not count."""
+        return OVERHEAD_BYTES if self._file_aad is None else 0
+
+    def encrypt(self, module: Module, plain: Plain, page: int | None = None) -> bytes:
+        """`page`: the ordinal of a data page. ValueError if it is not representable."""
+        if self._cipher.ctr_pages and module in _PAGES:
+            nonce = os.urandom(NONCE_BYTES)
+            length = struct.pack("<I", NONCE_BYTES + len(plain))
+            return length + nonce + self._cipher._counted(plain, nonce)
+        return self._cipher._encrypted(plain, self._aad(module, page))
+
+    def decrypt(self, module: Module, data: memoryview, page: int | None = None) -> bytes:
+        """`data`: with its length. Undecryptable."""
+        if self._cipher.ctr_pages and module in _PAGES:
+            body = LENGTH_BYTES + NONCE_BYTES
+            if len(data) < body or struct.unpack_from("<I", data)[0] != len(data) - LENGTH_BYTES:
+                raise Undecryptable(f"{_named(module)} of {len(data):,} bytes has another length")
+            return self._cipher._counted(data[body:], bytes(data[LENGTH_BYTES:body]))
+        return self._cipher._decrypted(data, self._aad(module, page), module)
+
+    def _aad(self, module: Module, page: int | None) -> bytes:
+        if self._file_aad is None:
+            return b""
+        aad = self._file_aad + bytes([module]) + self._ordinals
+        if page is None:
+            return aad
+        if page > ORDINAL_MAX:
+            raise ValueError(f"a column chunk has more than {ORDINAL_MAX + 1:,} pages, the most that are encrypted")
+        return aad + struct.pack("<h", page)
+
+
+def _named(module: Module) -> str:
+    return "the " + module.name.lower().replace("_", " ")

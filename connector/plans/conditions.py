@@ -1,0 +1,330 @@
+"""Conditions on columns of tables, read from a statement of any engine.
+
+A condition is true for each row for which the statement's whole condition is true, and may be true for more rows. SQL's
+logic has three values, and a row is used if its condition is *true*. So a part that is not understood is replaced by
+"true": below AND it is left out, and an OR with it is left out entirely. NOT is applied to comparisons, which keep it:
+`NOT (a = 1)` is neither true for null nor, in every engine, for NaN.
+
+The condition None is true for every row. `NEVER` is true for none.
+
+`Match` requires that a column's value is among the values of another table's column. It is never negated. `Like` is a
+pattern that only the rows of a dimension are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeAlias
+
+from seamark.connector.plans.literals import Literal
+from seamark.connector.plans.quotes import quoted_name, quoted_text
+from seamark.metaserver.iceberg.expressions import expression as iceberg
+from seamark.metaserver.iceberg.expressions.expression import Expression, Not, Op, Unbound
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+
+Place: TypeAlias = tuple[int, str]
+"""The number of a source within its query block, and the name of a column."""
+LEAVES_MAX = 5_000
+"""The limit of comparisons in a condition. Names in WITH that use other names twice would double it each time."""
+TEXT_MAX = 100_000
+"""The limit of characters of a condition in SQL."""
+DAY, MONTH, YEAR, HOUR = "day", "month", "year", "hour"
+"""Iceberg's transforms. A year is compared with the number of the year, not with Iceberg's years since 1970."""
+_ORDERED = {"<": Op.LT, "<=": Op.LT_EQ, ">": Op.GT, ">=": Op.GT_EQ}
+_EPOCH_YEAR = 1970
+_TERMS = {IDENTITY: "{}", DAY: "CAST({} AS DATE)", YEAR: "YEAR({})"}
+
+
+@dataclass(frozen=True)
+class ColumnComparison:
+    """A comparison of one column, or of its day or year, with literals.
+
+    `op` is an operator of SQL: =, <>, <, <=, >, >=, IS [NOT] DISTINCT FROM, IN, BETWEEN, IS NULL; `STARTS WITH`; or
+    `IS TRUE` for a boolean column alone.
+    """
+
+    place: Place
+    op: str
+    literals: tuple[Literal, ...] = ()
+    transform: str = IDENTITY
+    negated: bool = False
+    exact: bool = True
+    """False if it is true for more rows than the statement's condition. It is then never negated."""
+    size: ClassVar[int] = 1
+
+    @property
+    def rejects_null(self) -> bool:
+        """Whether it is never true for null."""
+        null = self.literals[0].kind == "null" if self.literals else False
+        match self.op:
+            case "IS NULL":
+                return self.negated
+            case "IS NOT DISTINCT FROM":
+                return null == self.negated
+            case "IS DISTINCT FROM":
+                return null != self.negated
+        return True
+
+    @property
+    def zones(self) -> frozenset[str]:
+        """The zones of its literals. If the column has another zone, the session's zone decides. The day of a timestamp
+        with a zone is the day in UTC."""
+        return frozenset(one.zone for one in self.literals if one.zone is not None and self.transform == IDENTITY)
+
+    def moved(self, to: Move) -> ColumnComparison | None:
+        place = to(self.place)
+        return None if place is None else replace(self, place=place)
+
+    def negation(self) -> ColumnComparison | None:
+        return replace(self, negated=not self.negated) if self.exact else None
+
+
+@dataclass(frozen=True)
+class Like:
+    """`column LIKE pattern`, or NOT LIKE; of the column itself, or in lower or upper case. It leaves out no files of
+    its table, only rows of a dimension. It is never negated."""
+
+    place: Place
+    pattern: str
+    escape: str | None = None
+    function: str | None = None
+    negated: bool = False
+    rejects_null: ClassVar[bool] = True
+    size: ClassVar[int] = 1
+
+    def moved(self, to: Move) -> Like | None:
+        place = to(self.place)
+        return None if place is None else replace(self, place=place)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Some needed row of a stored table has the same values and no nulls: `pairs` of a place and the table's column.
+    `of` identifies the reference to the table. That row also meets `where`, whose places are (0, column). With a
+    `transform` there is one pair, and the row's value identifies a period of the place (`scan.Join`)."""
+
+    pairs: tuple[tuple[Place, str], ...]
+    of: object
+    where: Condition | None = None
+    transform: str = IDENTITY
+    rejects_null: ClassVar[bool] = True
+    size: ClassVar[int] = 1
+
+    def moved(self, to: Move) -> Match | None:
+        """With fewer pairs it is weaker."""
+        pairs = tuple((place, column) for old, column in self.pairs if (place := to(old)) is not None)
+        return replace(self, pairs=pairs) if pairs else None
+
+
+@dataclass(frozen=True)
+class All:
+    parts: tuple[Condition, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class Any:
+    parts: tuple[Condition, ...]
+    size: int
+
+
+Atom: TypeAlias = ColumnComparison | Like | Match
+Condition: TypeAlias = Atom | All | Any
+Move: TypeAlias = Callable[[Place], Place | None]
+"""From a place to another place with the same value; None if there is none."""
+NEVER = Any((), 1)
+
+
+def all_of(parts: Iterable[Condition | None]) -> Condition | None:
+    kept: dict[Condition, None] = {}
+    size = 0
+    for given in parts:
+        for part in given.parts if isinstance(given, All) else () if given is None else (given,):
+            if part == NEVER:
+                return NEVER
+            if part not in kept and size + part.size <= LEAVES_MAX:
+                kept[part] = None
+                size += part.size
+    return next(iter(kept)) if len(kept) == 1 else All(tuple(kept), size) if kept else None
+
+
+def any_of(parts: Iterable[Condition | None]) -> Condition | None:
+    kept: dict[Condition, None] = {}
+    for part in parts:
+        if part is None:
+            return None
+        if part != NEVER:
+            kept[part] = None
+    size = sum(part.size for part in kept)
+    if size > LEAVES_MAX:
+        return None
+    return next(iter(kept)) if len(kept) == 1 else Any(tuple(kept), size) if kept else NEVER
+
+
+def move(condition: Condition | None, to: Move) -> Condition | None:
+    """The condition on other places, without the parts whose places have no other place."""
+    return weaken(condition, lambda atom: atom.moved(to))
+
+
+def weaken(condition: Condition | None, keep: Callable[[Atom], Atom | None]) -> Condition | None:
+    """The condition with `keep` applied to each atom; None replaces an atom by "true"."""
+    match condition:
+        case All(parts):
+            return all_of(weaken(part, keep) for part in parts)
+        case Any(parts):
+            return any_of(weaken(part, keep) for part in parts)
+        case None:
+            return None
+    return keep(condition)
+
+
+def rejects_null(condition: Condition | None) -> bool:
+    """Whether it is true for no row in which all columns are null, as an outer join adds them."""
+    match condition:
+        case All(parts):
+            return any(rejects_null(part) for part in parts)
+        case Any(parts):
+            return all(rejects_null(part) for part in parts)
+        case None:
+            return False
+    return condition.rejects_null
+
+
+def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
+    """LIKE predicates that follow from the condition; of each tuple, at least one is true."""
+    found: list[tuple[Like, ...]] = []
+    for part in condition.parts if isinstance(condition, All) else () if condition is None else (condition,):
+        either = part.parts if isinstance(part, Any) else (part,)
+        # `(a AND x LIKE 'b') OR (c AND x LIKE 'd')` implies the OR of the patterns.
+        likes = [next((leaf for leaf in _leaves(one) if isinstance(leaf, Like)), None) for one in either]
+        there = tuple(one for one in likes if one is not None)
+        if there and len(there) == len(likes):
+            found.append(there)
+    return tuple(found)
+
+
+def _leaves(condition: Condition) -> Iterable[Condition]:
+    return condition.parts if isinstance(condition, All) else (condition,)
+
+
+def places_of(condition: Condition) -> frozenset[Place]:
+    match condition:
+        case ColumnComparison() | Like():
+            return frozenset({condition.place})
+        case Match():
+            return frozenset(place for place, _ in condition.pairs)
+    return frozenset[Place]().union(*(places_of(part) for part in condition.parts))
+
+
+def within_limit(condition: Condition | None) -> Condition | None:
+    """As many parts of the condition as have at most `TEXT_MAX` characters in SQL. Without matches."""
+    kept: list[Condition] = []
+    left = TEXT_MAX
+    for part in condition.parts if isinstance(condition, All) else () if condition is None else (condition,):
+        size = len(sql_of(part)) + len(" AND ")
+        if size <= left:
+            kept.append(part)
+            left -= size
+    return all_of(kept)
+
+
+def sql_of(condition: Condition) -> str:
+    """SQL that Trino and Spark read. ValueError for a condition with matches or LIKE."""
+    match condition:
+        case All(parts):
+            return "(" + " AND ".join(sql_of(part) for part in parts) + ")"
+        case Any(()):
+            return "FALSE"
+        case Any(parts):
+            return "(" + " OR ".join(sql_of(part) for part in parts) + ")"
+        case Match() | Like():
+            raise ValueError("a match or LIKE cannot be written as SQL")
+    text = _comparison_sql(condition)
+    return f"NOT ({text})" if condition.negated else text
+
+
+def _comparison_sql(comparison: ColumnComparison) -> str:
+    term = _TERMS[comparison.transform].format(quoted_name(comparison.place[1]))
+    texts = [one.sql for one in comparison.literals]
+    match comparison.op:
+        case "IS TRUE":
+            return term
+        case "IS NULL":
+            return f"{term} IS NULL"
+        case "IN":
+            return f"{term} IN ({', '.join(texts)})"
+        case "BETWEEN":
+            return f"{term} BETWEEN {texts[0]} AND {texts[1]}"
+        case "STARTS WITH":
+            prefix = comparison.literals[0].value
+            escaped = "".join(f"\\{one}" if one in "%_\\" else one for one in prefix)
+            return f"{term} LIKE {quoted_text(escaped + '%')}" + ("" if escaped == prefix else " ESCAPE '\\'")
+    return f"{term} {comparison.op} {texts[0]}"
+
+
+def expression_of(condition: Condition) -> Expression:
+    """An Iceberg expression with typed literals, true for the same rows. ValueError for matches and LIKE.
+
+    Iceberg's logic has two values: `not-eq` is true for null, so that a comparison with <> also requires `not-null`.
+    """
+    match condition:
+        case All(parts):
+            return iceberg.all_of(*map(expression_of, parts))
+        case Any(parts):
+            return iceberg.any_of(*map(expression_of, parts))
+        case Match() | Like():
+            raise ValueError("a match or LIKE cannot be written as an expression")
+    return _comparison_expression(condition)
+
+
+def _comparison_expression(comparison: ColumnComparison) -> Expression:
+    negated, literals = comparison.negated, comparison.literals
+    name = comparison.place[1]
+    is_null, not_null = Unbound(Op.IS_NULL, name, IDENTITY, ()), Unbound(Op.NOT_NULL, name, IDENTITY, ())
+    null = any(one.kind == "null" for one in literals)
+
+    def predicate(op: Op, *given: Literal) -> Expression:
+        values = tuple(_shifted(one, comparison.transform).typed for one in given)
+        return Unbound(op, name, comparison.transform, values)
+
+    def ordered(op: Op, literal: Literal) -> Expression:
+        if literal.kind == "null":
+            return iceberg.FALSE
+        return Not(predicate(op, literal)) if negated else predicate(op, literal)
+
+    match comparison.op:
+        case "IS NULL":
+            return not_null if negated else is_null
+        case "IS NOT DISTINCT FROM" | "IS DISTINCT FROM" as op:
+            same = (op == "IS NOT DISTINCT FROM") != negated
+            if null:
+                return is_null if same else not_null
+            return predicate(Op.EQ if same else Op.NOT_EQ, *literals)
+        case "IS TRUE":
+            return predicate(Op.EQ, Literal("boolean", str(not negated)))
+        case "=" | "<>" as op:
+            if null:
+                return iceberg.FALSE
+            if (op == "=") != negated:
+                return predicate(Op.EQ, *literals)
+            return iceberg.all_of(not_null, predicate(Op.NOT_EQ, *literals))
+        case "IN":
+            there = [one for one in literals if one.kind != "null"]
+            if negated:
+                return iceberg.FALSE if null else iceberg.all_of(not_null, predicate(Op.NOT_IN, *there))
+            return predicate(Op.IN, *there) if there else iceberg.FALSE
+        case "BETWEEN":
+            bounds = ordered(Op.GT_EQ, literals[0]), ordered(Op.LT_EQ, literals[1])
+            return iceberg.any_of(*bounds) if negated else iceberg.all_of(*bounds)
+        case "STARTS WITH":
+            if not literals[0].value:
+                return iceberg.FALSE if negated else not_null
+            if negated:
+                return iceberg.all_of(not_null, predicate(Op.NOT_STARTS_WITH, *literals))
+            return predicate(Op.STARTS_WITH, *literals)
+    return ordered(_ORDERED[comparison.op], literals[0])
+
+
+def _shifted(literal: Literal, transform: str) -> Literal:
+    return replace(literal, value=str(int(literal.value) - _EPOCH_YEAR)) if transform == YEAR else literal

@@ -1,0 +1,64 @@
+"""Which files of a table will probably stay unchanged while a job rewrites them.
+
+Some rows are changed all the time and others never, so a file that has stayed for long will probably stay longer. A job
+therefore takes only files that are several times as old as it expects to take, if rows of the table were changed of
+late. Files that were added later are replaced by a writer, or are old enough for the next job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from seamark.connector.read.lineage import SEQUENCE_NUMBER
+from seamark.connector.read.tables import OpenTable, ScanTask
+
+AGES = 4
+"""A file is taken when it is this many times as old as the rewrite takes. If the chance that a file is replaced falls
+with its age as 1/age, a fifth of the work is wasted."""
+AGE_MAX_MS = 600_000
+_BYTES_A_MS = 32_000
+_FILE_MS = 10
+"""Time of a rewrite by its bytes, and for each file that it opens."""
+_CHANGES = ("overwrite", "delete")
+"""Operations of snapshots that replace or delete rows."""
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def needed_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
+    """The age from which on files are settled, for a rewrite of these. `planned_ms`: how long their plan took; it is
+    made again for the commit, which takes about as long."""
+    size_bytes = sum(task.size_bytes for task in tasks)
+    return min(AGE_MAX_MS, AGES * (3 * planned_ms + _FILE_MS * len(tasks) + size_bytes // _BYTES_A_MS))
+
+
+def select_settled(opened: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at_ms: int) -> list[ScanTask]:
+    """The tasks whose files are at least so old at a time; all, if no snapshot changed rows since `age_ms` before it.
+    `opened`: with all snapshots; the tasks have sequence numbers."""
+    snapshots = sorted(opened.history, key=lambda snapshot: snapshot.sequence_number)
+    young = [snapshot for snapshot in snapshots if snapshot.timestamp_ms > at_ms - age_ms]
+    if not any(snapshot.summary_map().get("operation") in _CHANGES for snapshot in young):
+        return list(tasks)
+    first = young[0].sequence_number
+    return [task for task in tasks if int(task.file.get(SEQUENCE_NUMBER, first)) < first]
+
+
+def settle(
+    opened: OpenTable,
+    tasks: Sequence[ScanTask],
+    choose: Callable[[Sequence[ScanTask]], Iterable[ScanTask]],
+    planned_ms: int,
+) -> tuple[Sequence[ScanTask], float]:
+    """The settled of the tasks, and the seconds after which the others may be; 0 if there are none. `choose`: what the
+    job would rewrite of some tasks."""
+    due = list(choose(tasks))
+    if not due:
+        return tasks, 0.0
+    age_ms = needed_age_ms(due, planned_ms)
+    # The clock of the server wrote the snapshots; that of a job may be behind it.
+    at_ms = max([now_ms(), *(snapshot.timestamp_ms for snapshot in opened.history)])
+    settled = select_settled(opened, tasks, age_ms, at_ms)
+    return settled, age_ms / 1000 if len(settled) < len(tasks) else 0.0

@@ -1,0 +1,126 @@
+"""Changes data files of located rows: by the driver, or by Spark tasks for many files.
+
+Merge-on-read marks the rows as deleted; copy-on-write writes the other rows of the files again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap64
+from pyspark.sql import SparkSession
+
+from seamark.connector.read.tables import OpenTable, ScanTask
+from seamark.connector.write.delete_files import WrittenDeletes
+from seamark.connector.write.rewrites import rewrite_files
+from seamark.connector.write.row_locations import MatchedRows
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
+from seamark.connector.write.target import WriteTarget, with_lineage
+from seamark.connector.write.upserts import delete_by_position
+
+COPIED_BYTES_MAX = 64 << 20
+"""Data files that the driver rewrites itself."""
+DRIVER_FILES = 500
+"""The maximum number of data files whose deletes the driver writes itself."""
+_GROUP_BYTES = 1 << 30
+"""Data files that a task rewrites."""
+T = TypeVar("T")
+
+
+class PackedRows(msgspec.Struct, frozen=True):
+    """Rows of one data file as the plan describes it; `positions` is a 64-bit roaring bitmap."""
+
+    file: dict[str, Any]
+    deletes: list[dict[str, Any]]
+    positions: bytes
+
+    @staticmethod
+    def of(rows: MatchedRows) -> PackedRows:
+        positions = BitMap64(rows.positions.astype(np.uint64)).serialize()
+        return PackedRows(dict(rows.task.file), [dict(delete) for delete in rows.task.deletes], positions)
+
+    def found(self) -> MatchedRows:
+        positions = np.asarray(BitMap64.deserialize(self.positions).to_array(), dtype=np.int64)
+        return MatchedRows(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros_like(positions))
+
+
+def group_files(
+    files: Sequence[MatchedRows], weight: Callable[[MatchedRows], int], most: int
+) -> list[list[MatchedRows]]:
+    """Groups of neighbouring files with a weight of at most `most`, or a single file that has more."""
+    groups: list[list[MatchedRows]] = []
+    group_weight = 0
+    for file in files:
+        if not groups or group_weight + weight(file) > most:
+            groups.append([])
+            group_weight = 0
+        groups[-1].append(file)
+        group_weight += weight(file)
+    return groups
+
+
+@dataclass(frozen=True)
+class FileChanges:
+    """Changes files of located rows: by the driver, or by tasks if they are many."""
+
+    spark: SparkSession
+    opened: OpenTable
+    target: WriteTarget
+
+    def copied(
+        self, files: Sequence[MatchedRows], new: Sequence[pa.RecordBatch] = (), *, tracked: bool = False
+    ) -> WrittenFiles:
+        """Copy-on-write: the other rows of these files, and new rows. `tracked`: new rows have row ids."""
+        rest = [file for file in files if not file.is_whole]
+        if sum(file.task.size_bytes for file in rest) <= COPIED_BYTES_MAX:
+            return rewrite_files(self.opened, self.target, files, new)
+        written = write_batches(with_lineage(self.target) if tracked else self.target, new)
+        try:
+            return WrittenFiles.joined((written, self.copied_by_tasks(rest)))
+        except BaseException:
+            written.discard(self.target.storage)
+            raise
+
+    def copied_by_tasks(self, files: Sequence[MatchedRows]) -> WrittenFiles:
+        total = sum(file.task.size_bytes for file in files)
+        most = min(_GROUP_BYTES, -(-total // self._cores))
+        groups = group_files(files, lambda file: file.task.size_bytes, most)
+        return WrittenFiles.joined(_run(self.spark, partial(_copy, self.opened, self.target), groups))
+
+    def marked(self, files: Sequence[MatchedRows]) -> WrittenDeletes:
+        """Merge-on-read: deletes of these rows."""
+        if len(files) <= DRIVER_FILES:
+            return delete_by_position(self.opened, self.target, files)
+        groups = group_files(files, lambda _: 1, max(DRIVER_FILES, -(-len(files) // self._cores)))
+        parts = _run(self.spark, partial(_mark, self.opened, self.target), groups)
+        return WrittenDeletes(
+            tuple(file for part in parts for file in part.files), tuple(path for part in parts for path in part.removed)
+        )
+
+    @property
+    def _cores(self) -> int:
+        return int(self.spark.sparkContext.defaultParallelism)
+
+
+def _copy(opened: OpenTable, target: WriteTarget, rows: Sequence[PackedRows]) -> WrittenFiles:
+    return rewrite_files(opened, target, [rows_of_file.found() for rows_of_file in rows], ())
+
+
+def _mark(opened: OpenTable, target: WriteTarget, rows: Sequence[PackedRows]) -> WrittenDeletes:
+    return delete_by_position(opened, target, [rows_of_file.found() for rows_of_file in rows])
+
+
+def _run(
+    spark: SparkSession, task: Callable[[Sequence[PackedRows]], T], groups: Sequence[Sequence[MatchedRows]]
+) -> list[T]:
+    """Runs a task for each group of files. If a task fails after Spark's retries, the job fails, and files of the other
+    tasks stay as orphans."""
+    context = spark.sparkContext
+    given = [[PackedRows.of(file) for file in group] for group in groups]
+    return list(context.parallelize(given, len(given)).map(task).collect())

@@ -1,0 +1,173 @@
+"""Creates a table for a DataFrame, and adds the columns to a table that a DataFrame has beside its own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import types as spark
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.catalog import create_table
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.names import Name
+from seamark.connector.client.updates import update_table
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import decimal_precision, decimal_scale
+
+_PLAIN: dict[type[spark.DataType], str] = {
+    spark.BooleanType: "boolean",
+    spark.ByteType: "int",
+    spark.ShortType: "int",
+    spark.IntegerType: "int",
+    spark.LongType: "long",
+    spark.FloatType: "float",
+    spark.DoubleType: "double",
+    spark.DateType: "date",
+    spark.TimestampType: "timestamptz",
+    spark.TimestampNTZType: "timestamp",
+    spark.StringType: "string",
+    spark.VarcharType: "string",
+    spark.CharType: "string",
+    spark.BinaryType: "binary",
+}
+_TRANSFORMS = {"year": "year", "years": "year", "month": "month", "months": "month", "day": "day", "days": "day"}
+_TRANSFORMS |= {"hour": "hour", "hours": "hour", "identity": "identity", "date": "day", "date_hour": "hour"}
+_WIDE = ("bucket", "truncate")
+_NAME, _WIDTH = r"(`[^`]+`|\w+)", r"([0-9]{1,9})"
+_TERM = re.compile(rf"(\w+)\s*\(\s*(?:{_WIDTH}\s*,\s*)?{_NAME}\s*(?:,\s*{_WIDTH}\s*)?\)|{_NAME}")
+_FIRST_FIELD = 1000
+
+
+def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
+    """The JSON form of the Iceberg type that holds the values of a Spark type. Unwritable if there is none."""
+    match kind:
+        case spark.DecimalType():
+            return f"decimal({kind.precision}, {kind.scale})"
+        case spark.StructType():
+            return {"type": "struct", "fields": _fields(kind, ids)}
+        case spark.ArrayType():
+            element = next(ids)
+            inner = iceberg_type(kind.elementType, ids)
+            required = not kind.containsNull
+            return {"type": "list", "element-id": element, "element-required": required, "element": inner}
+        case spark.MapType():
+            key, value = next(ids), next(ids)
+            return {
+                "type": "map",
+                "key-id": key,
+                "key": iceberg_type(kind.keyType, ids),
+                "value-id": value,
+                "value-required": not kind.valueContainsNull,
+                "value": iceberg_type(kind.valueType, ids),
+            }
+    name = _PLAIN.get(type(kind))
+    if name is None:
+        raise Unwritable(f"Iceberg has no type for values of Spark's type {kind.simpleString()}; cast the column")
+    return name
+
+
+def _fields(given: spark.StructType, ids: Iterator[int]) -> list[dict[str, Any]]:
+    numbered = [(next(ids), field) for field in given.fields]
+    return [
+        {"id": number, "name": field.name, "required": False, "type": iceberg_type(field.dataType, ids)}
+        for number, field in numbered
+    ]
+
+
+def create_for_frame(
+    client: SeamarkClient,
+    table: Name,
+    columns: spark.StructType,
+    *,
+    partitioning: Sequence[str] = (),
+    properties: Mapping[str, str],
+) -> None:
+    """Creates a table with the columns of a frame, all optional. `partitioning`: columns and transforms, such as
+    `bucket(16, id)`. Unwritable for a type or a transform that Iceberg does not have; the server's errors."""
+    fields = _fields(columns, itertools.count(1))
+    ids = {str(field["name"]): int(field["id"]) for field in fields}
+    spec = {"fields": [_partition_field(text, ids, number) for number, text in enumerate(partitioning)]}
+    create_table(client, table, {"type": "struct", "fields": fields}, partition_spec=spec, properties=properties)
+
+
+def split_terms(text: str) -> list[str]:
+    """`bucket(16, id), day` → the two terms."""
+    return [term.strip() for term in re.split(r",(?![^(]*\))", text) if term.strip()]
+
+
+def _partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str, Any]:
+    match = _TERM.fullmatch(text)
+    if match is None:
+        raise Unwritable(f"{text!r} is no partitioning; write a column or a transform, as in bucket(16, id), days(ts)")
+    function, before, inner, after, alone = match.groups()
+    column, width = (inner or alone).strip("`"), before or after
+    if column not in ids:
+        raise Unwritable(f"the rows have no column {column} to partition by; they have {', '.join(ids)[:500]}")
+    transform = "identity" if function is None else _TRANSFORMS.get(function.lower())
+    if function is not None and function.lower() in _WIDE and width is not None:
+        transform = f"{function.lower()}[{width}]"
+    if transform is None or (width is not None and "[" not in transform):
+        known = ", ".join(["bucket(N, column)", "truncate(N, column)", "years", "months", "days", "hours"])
+        raise Unwritable(f"{text!r} is no transform of a partitioning; there are {known}")
+    suffix = "" if transform == "identity" else f"_{transform.partition('[')[0]}"
+    name, field_id = f"{column}{suffix}", _FIRST_FIELD + number
+    return {"source-id": ids[column], "field-id": field_id, "name": name, "transform": transform}
+
+
+# Merging schemas
+
+
+def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) -> None:
+    """Adds the columns of a frame that the table lacks, as optional columns at the end, and widens the type of a column
+    where Iceberg permits it: int to long, float to double, a decimal to more digits. Nested fields stay."""
+    loaded = client.load_table(table)
+    metadata = decode_table(loaded.metadata, loaded.location)
+    schemas = json.loads(loaded.metadata)["schemas"]
+    schema = next(one for one in schemas if one["schema-id"] == metadata.current_schema_id)
+    ids = itertools.count(metadata.last_column_id + 1)
+    by_name = {field["name"]: field for field in schema["fields"]}
+    changed = False
+    for field in columns.fields:
+        stored = by_name.get(field.name)
+        if stored is None:
+            number = next(ids)
+            kind = iceberg_type(field.dataType, ids)
+            schema["fields"].append({"id": number, "name": field.name, "required": False, "type": kind})
+            changed = True
+        elif isinstance(stored["type"], str) and (wider := _wider(stored["type"], iceberg_type(field.dataType, ids))):
+            stored["type"] = wider
+            changed = True
+    if changed:
+        _commit_schema(client, table, metadata, schema, next(ids) - 1)
+
+
+def _wider(stored: str, given: Any) -> str | None:
+    """The type that the column gets; None if it stays."""
+    if (stored, given) in (("int", "long"), ("float", "double")):
+        return str(given)
+    if isinstance(given, str) and base_name(stored) == base_name(given) == "decimal":
+        more = decimal_precision(given) > decimal_precision(stored)
+        return given if more and decimal_scale(given) == decimal_scale(stored) else None
+    return None
+
+
+def _commit_schema(
+    client: SeamarkClient, table: Name, metadata: TableMetadata, schema: Mapping[str, Any], last_id: int
+) -> None:
+    number = max(one.id for one in metadata.schemas) + 1
+    requirements: list[dict[str, Any]] = [
+        {"type": "assert-table-uuid", "uuid": metadata.table_uuid},
+        {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
+        {"type": "assert-last-assigned-field-id", "last-assigned-field-id": metadata.last_column_id},
+    ]
+    updates: list[dict[str, Any]] = [
+        {"action": "add-schema", "schema": {**schema, "schema-id": number}, "last-column-id": last_id},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+    update_table(client, table, requirements, updates)

@@ -1,0 +1,68 @@
+"""Runs statements that maintain the files of a table (`connector/jobs/statements.py`) as Spark jobs.
+
+A statement concerns a table of a catalog of the session whose server is Seamark; others are left to Spark, which does
+not know them. Each batch of files is a Spark task. The job uses the token of the catalog, so its rights are those of
+any commit of the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import get_type_hints
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.jobs.statement_runs import run_statement
+from seamark.connector.jobs.statements import StatementResult, TableStatement
+from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.zones import is_utc
+from seamark.connector.spark.rewrites import run_on_spark
+
+_SCHEMA = ", ".join(f"{name} bigint" for name in get_type_hints(StatementResult))
+_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+
+
+def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame | None:
+    """The counts of the job, in one row; None if the table is of no such catalog. ClientError, Unreadable."""
+    catalog, levels = _place(spark, statement.table)
+    uri, token = (spark.conf.get(f"spark.sql.catalog.{catalog}.{key}", "") or "" for key in ("uri", "token"))
+    if not uri.startswith("http") or len(levels) < 2:
+        return None
+    client = SeamarkClient(uri, token=token or None)
+    utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
+    try:
+        with _job_group_kept(spark):
+            result = run_statement(
+                client, msgspec.structs.replace(statement, table=levels), utc=utc, runner=partial(run_on_spark, spark)
+            )
+    finally:
+        client.close()
+    spark.catalog.refreshTable(".".join(map(backquoted, (catalog, *levels))))
+    return spark.createDataFrame([msgspec.structs.astuple(result)], _SCHEMA)
+
+
+def _place(spark: SparkSession, name: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Catalog, and the table's levels below it, as Spark resolves the name."""
+    if len(name) > 1 and spark.conf.get(f"spark.sql.catalog.{name[0]}", None):
+        return name[0], name[1:]
+    catalog = spark.catalog.currentCatalog()
+    if len(name) > 1:
+        return catalog, name
+    current = spark.sql("SELECT current_schema()").collect()[0][0]
+    return catalog, (*str(current).split("."), *name)
+
+
+@contextmanager
+def _job_group_kept(spark: SparkSession) -> Iterator[None]:
+    """The jobs of the session that follow are not in the group of the rewrite."""
+    context = spark.sparkContext
+    before = {name: context.getLocalProperty(name) for name in _GROUP}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it

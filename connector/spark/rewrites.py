@@ -1,0 +1,96 @@
+"""Runs the rewrites of a compaction or a clustering as Spark tasks, one for each batch of files.
+
+A task runs the function that the worker process runs, with Arrow, and returns which files it wrote; no row crosses to
+the JVM, and no Iceberg jar is needed. The driver commits each batch as soon as its task ends. Executors import this
+package: on a cluster it must be installed for the Python that `PYSPARK_PYTHON` names.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.util import inheritable_thread_target
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.storage import confine
+from seamark.connector.read.tables import ScanTask
+from seamark.connector.write.replacements import Batches, BatchRunner, Rewrite, RewrittenFiles
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+
+_Outcome = RewrittenFiles | str | None
+"""The new files, None if they are not worth a commit, or why the files of the batch cannot be rewritten."""
+
+
+@contextmanager
+def session_rewrites(folders: Sequence[str] | None, umask: int) -> Iterator[BatchRunner]:
+    """A runner of batches by the session that spark-submit has configured, which ends with the block."""
+    spark = SparkSession.builder.appName("seamark table services").getOrCreate()
+    try:
+        yield partial(run_on_spark, spark, folders=folders, umask=umask)
+    finally:
+        spark.stop()
+
+
+def run_on_spark(
+    spark: SparkSession, batches: Batches, *, folders: Sequence[str] | None = None, umask: int | None = None
+) -> Batches:
+    """The batches in the order in which their tasks end, with functions that return the result at once; as many run
+    together as there are cores. `folders`: as `confine` takes them."""
+    group = f"seamark-rewrite-{uuid.uuid4()}"
+    context = spark.sparkContext
+    context.setJobGroup(group, "Rewrite data files", interruptOnCancel=True)
+    given, running = iter(batches), dict[Future[_Outcome], Sequence[ScanTask]]()
+
+    def run(rewrite: Rewrite) -> _Outcome:
+        task = partial(_in_task, rewrite, folders, umask)
+        return context.parallelize([0], 1).map(task).collect()[0]
+
+    slots = max(1, context.defaultParallelism)
+    with ThreadPoolExecutor(slots) as pool:
+        try:
+            while True:
+                while len(running) < slots and (batch := next(given, None)) is not None:
+                    tasks, rewrite = batch
+                    running[pool.submit(inheritable_thread_target(spark)(run), rewrite)] = tasks
+                if not running:
+                    return
+                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                    tasks = running.pop(ended)
+                    yield tasks, partial(_result, ended, tasks)
+        finally:
+            with suppress(Py4JError):  # if the JVM has ended
+                context.cancelJobGroup(group)
+
+
+def _in_task(rewrite: Rewrite, folders: Sequence[str] | None, umask: int | None, _: int) -> _Outcome:
+    """Errors that concern the files are results, because Spark would repeat the task."""
+    if folders is not None:
+        confine(folders)
+    if umask is not None:
+        os.umask(umask)
+    try:
+        new = rewrite()
+    except (Unreadable, BadRequest) as error:
+        return str(error)
+    # The driver has the tasks.
+    return None if new is None else replace(new, tasks=())
+
+
+def _result(ended: Future[_Outcome], tasks: Sequence[ScanTask]) -> RewrittenFiles | None:
+    try:
+        outcome = ended.result()
+    except (PySparkException, Py4JError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise BadRequest(f"a Spark task failed: {lines[-1] if lines else type(error).__name__}") from None
+    if isinstance(outcome, str):
+        raise BadRequest(outcome)
+    return None if outcome is None else replace(outcome, tasks=tasks)

@@ -1,0 +1,274 @@
+"""`df.write.format("seamark")`: PySpark's DataFrameWriter, with modes and options that a data source does not receive.
+
+Spark passes a data source of Python only the modes `append` and `overwrite`, and runs it in separate workers, whose
+errors reach the user below a traceback of the JVM. So `install` makes `save`, `saveAsTable` and `insertInto` of
+PySpark's writer call this module for the format `seamark`; writes of other formats are passed on. A refusal is an
+AnalysisException of one sentence, and nothing was written.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.readwriter import DataFrameWriter
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, ClientError, NotFound
+from seamark.connector.client.names import join_name, split_name
+from seamark.connector.spark.frames.table_creation import create_for_frame, merge_schema, split_terms
+from seamark.connector.spark.frames.writes import write
+from seamark.connector.spark.scala import items
+from seamark.connector.spark.source.options import flag
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+
+FORMAT = "seamark"
+PROPERTY = "property."
+"""Prefix of options that become properties of a new table."""
+APPEND, OVERWRITE, PARTITIONS, ERROR, IGNORE = "append", "overwrite", "overwrite_partitions", "error", "ignore"
+KEYED = ("upsert", "delete")
+MODES = (APPEND, OVERWRITE, PARTITIONS, ERROR, IGNORE, *KEYED)
+_SAVE_MODES = {"Append": APPEND, "Overwrite": OVERWRITE, "ErrorIfExists": ERROR, "Ignore": IGNORE}
+_OPTIONS = frozenset(
+    {
+        *("uri", "token", "table", "path", "mode", "branch", "distribution"),
+        *("replace-where", "replace-partitions", "partitionoverwritemode"),
+        *("keys", "precombine", "columns", "row-mode", "strategy"),
+        *("mergeschema", "partitioning"),
+    }
+)
+_CATALOG = re.compile(r"spark\.sql\.catalog\.([^.]+)\.uri")
+_REFUSED = re.compile(r"(?:Unwritable|BadRequest|Conflict|Refused): ([^\n]+)")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A table and its server."""
+
+    client: SeamarkClient = field(repr=False)
+    table: tuple[str, ...]
+
+
+def install() -> None:
+    """Makes PySpark's DataFrameWriter use this module for the format `seamark`. Repeated calls change nothing."""
+    for name, ours in (("save", _save), ("saveAsTable", _save_as_table), ("insertInto", _insert_into)):
+        spark_method = getattr(DataFrameWriter, name)
+        if not hasattr(spark_method, "seamark"):
+            setattr(DataFrameWriter, name, _instead(spark_method, ours))
+
+
+def _instead(theirs: Callable[..., None], ours: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(theirs)
+    def method(writer: DataFrameWriter, *arguments: Any, **named: Any) -> None:
+        if named.get("format") or (theirs.__name__ != "insertInto" and len(arguments) > 1 and arguments[1]):
+            writer.format(named.pop("format", None) or arguments[1])
+        if str(writer._jwrite.source()).lower() != FORMAT:
+            theirs(writer, *arguments, **named)
+            return
+        with one_sentence():
+            ours(writer, *arguments, **named)
+
+    method.seamark = True  # type: ignore[attr-defined]
+    return method
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turns refusals into an AnalysisException with their message."""
+    try:
+        yield
+    except (Unwritable, ValueError, ClientError) as error:
+        raise AnalysisException(message=str(error)) from None
+    except (PySparkException, Py4JError) as error:
+        found = _REFUSED.search(str(error))
+        if found is None:
+            raise
+        raise AnalysisException(message=found[1].strip()) from None
+
+
+# Spark's methods
+
+
+def _save(
+    writer: DataFrameWriter,
+    path: str | None = None,
+    format: str | None = None,
+    mode: str | None = None,
+    partitionBy: str | list[str] | None = None,  # noqa: N803
+    **options: Any,
+) -> None:
+    _prepare(writer, mode, partitionBy, options)
+    _write(writer, path)
+
+
+def _save_as_table(
+    writer: DataFrameWriter,
+    name: str,
+    format: str | None = None,
+    mode: str | None = None,
+    partitionBy: str | list[str] | None = None,  # noqa: N803
+    **options: Any,
+) -> None:
+    _prepare(writer, mode, partitionBy, options)
+    _write(writer, name)
+
+
+def _insert_into(writer: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:  # noqa: N803
+    """By name of the columns, unlike Spark's."""
+    if overwrite is not None:
+        writer.mode("overwrite" if overwrite else "append")
+    elif _save_mode(writer) == ERROR:
+        writer.mode("append")
+    _write(writer, tableName, must_exist=True)
+
+
+def _prepare(writer: DataFrameWriter, mode: str | None, partition_by: Any, options: Mapping[str, Any]) -> None:
+    writer.mode(mode).options(**options)
+    if partition_by is not None:
+        writer.partitionBy(partition_by)
+
+
+def _save_mode(writer: DataFrameWriter) -> str:
+    return _SAVE_MODES[str(writer._jwrite.curmode())]
+
+
+def _write(writer: DataFrameWriter, name: str | None, *, must_exist: bool = False) -> None:
+    jvm_writer = writer._jwrite
+    given = {str(one._1()): str(one._2()) for one in items(jvm_writer.extraOptions().originalMap().toSeq())}
+    options = {key if key.startswith(PROPERTY) else key.lower(): value for key, value in given.items()}
+    columns = jvm_writer.partitioningColumns()
+    partitions = [str(column) for column in items(columns.get())] if columns.isDefined() else []
+    save(writer._df, name, _save_mode(writer), options, partitions, must_exist=must_exist)
+
+
+# The write
+
+
+def save(
+    df: DataFrame,
+    name: str | None,
+    save_mode: str,
+    options: Mapping[str, str],
+    partition_by: Sequence[str] = (),
+    *,
+    must_exist: bool = False,
+) -> None:
+    """Writes the rows. `save_mode` counts unless the option `mode` is given; names of options are in lower case."""
+    unknown = sorted(name for name in options.keys() - _OPTIONS if not name.startswith(PROPERTY))
+    if unknown:
+        known = ", ".join(sorted(_OPTIONS - {"path"}))
+        raise BadRequest(f"Unknown options {', '.join(unknown)}: there are {known}, and {PROPERTY}… of a new table")
+    mode = options.get("mode", save_mode).lower().replace("errorifexists", ERROR).replace("-", "_")
+    if mode not in MODES:
+        raise BadRequest(f"mode is {mode!r}; it may be {', '.join(MODES)}")
+    if "keys" in options and mode not in KEYED:
+        raise BadRequest(f"keys require option('mode', 'upsert') or 'delete'; the mode is {mode}")
+    place = _place(df.sparkSession, name or options.get("table") or options.get("path"), options)
+    exists = _exists(place)
+    if exists and mode == ERROR:
+        text = join_name(place.table)
+        raise BadRequest(f"Table {text} exists; write with mode('append'), 'overwrite' or 'ignore', or another name")
+    if exists and mode == IGNORE:
+        return
+    if not exists:
+        if must_exist or mode == "delete":
+            raise BadRequest(_not_found(df.sparkSession, place, f"Table {join_name(place.table)} does not exist"))
+        _create(df, place, options, partition_by)
+    elif flag(options, "mergeschema", False):
+        merge_schema(place.client, place.table, df.schema)
+    write(df, place.table, client=place.client, **_arguments(options, mode))
+
+
+def _arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"branch": options.get("branch", MAIN)}
+    if mode in KEYED:
+        arguments |= {key: _listed(options[key]) for key in ("keys", "columns") if key in options}
+        arguments |= {key: options[key] for key in ("precombine", "strategy") if key in options}
+        arguments |= {"row_mode": options["row-mode"]} if "row-mode" in options else {}
+        return {"mode": mode, **arguments}
+    if "distribution" in options:
+        arguments["distribution"] = options["distribution"]
+    dynamic = options.get("partitionoverwritemode", "static").lower()
+    if dynamic not in ("static", "dynamic"):
+        raise BadRequest(f"partitionOverwriteMode is {dynamic!r}; it may be static or dynamic")
+    by_partition = mode == PARTITIONS or flag(options, "replace-partitions", dynamic == "dynamic")
+    if mode not in (OVERWRITE, PARTITIONS):
+        if "replace-where" in options or "replace-partitions" in options:
+            raise BadRequest("replace-where and replace-partitions require mode('overwrite')")
+        return {"mode": APPEND, **arguments}
+    if by_partition and "replace-where" in options:
+        raise BadRequest("replace-where and replace-partitions are both given; give one of them")
+    if by_partition:
+        return {"mode": PARTITIONS, **arguments}
+    return {"mode": OVERWRITE, "where": options.get("replace-where", True), **arguments}
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _exists(place: _Place) -> bool:
+    try:
+        place.client.load_table(place.table)
+    except NotFound:
+        return False
+    return True
+
+
+def _create(df: DataFrame, place: _Place, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
+    terms = [*partition_by, *split_terms(options.get("partitioning", ""))]
+    properties = {key.removeprefix(PROPERTY): value for key, value in options.items() if key.startswith(PROPERTY)}
+    try:
+        create_for_frame(place.client, place.table, df.schema, partitioning=terms, properties=properties)
+    except NotFound as error:
+        raise BadRequest(_not_found(df.sparkSession, place, error.message)) from None
+
+
+# Names
+
+
+def catalogs(spark: SparkSession) -> list[str]:
+    """The names of the session's catalogs that have a server."""
+    return sorted(match[1] for name in spark.conf.getAll if (match := _CATALOG.fullmatch(name)))
+
+
+def _place(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Place:
+    """The table: of the server `uri`, or of the catalog that its name begins with."""
+    if not name:
+        raise BadRequest("Give the table: save('db.events'), or option('table', 'db.events')")
+    levels = split_name(name.replace("`", ""))
+    known, uri = catalogs(spark), options.get("uri")
+    if uri is None and levels[0] in known:
+        conf = f"spark.sql.catalog.{levels[0]}"
+        token = options.get("token") or str(spark.conf.get(f"{conf}.token", "") or "")
+        return _Place(SeamarkClient(str(spark.conf.get(f"{conf}.uri")), token=token or None), levels[1:])
+    uri = uri or os.environ.get("SEAMARK_URL")
+    if not uri:
+        raise BadRequest(f"{name!r} is in no catalog of this session: {catalog_hint(levels[0], known)}")
+    return _Place(SeamarkClient(uri, token=options.get("token")), levels)
+
+
+def catalog_hint(first: str, known: Sequence[str]) -> str:
+    """What to do about a name that begins with no catalog; `known` are the session's catalogs."""
+    if not known:
+        return "give option('uri', …), the server's address, or add a catalog with seamark.spark.connect"
+    near = get_close_matches(first, known, n=1)
+    question = f"did you mean {near[0]!r}? " if near else ""
+    return f"{question}It has {', '.join(known)}; or give option('uri', …), the server's address"
+
+
+def _not_found(spark: SparkSession, place: _Place, message: str) -> str:
+    if place.table[0] in catalogs(spark):
+        rest = join_name(place.table[1:])
+        return f"{message}. {place.table[0]} is a catalog of this session: with option('uri', …) the name is {rest}"
+    return message

@@ -1,0 +1,64 @@
+"""Runs any SQL statement of Spark: queries on the files that they need, changes on the rows that an index locates.
+
+    from seamark.spark import sql
+    sql(spark, "SELECT … FROM sea.db.t JOIN …").show()
+    sql(spark, "MERGE INTO sea.db.t USING …")
+
+Other statements are passed to Spark once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from seamark.connector.spark.query import queries
+from seamark.connector.spark.query.catalyst import Catalyst
+from seamark.connector.spark.query.queries import KEPT_MAX, LEASE_S
+from seamark.connector.spark.source.frame_writer import catalog_hint, catalogs
+from seamark.connector.spark.statements.execution import execute, is_change
+
+_UNKNOWN_NAME = re.compile(r"\[(?:TABLE_OR_VIEW_NOT_FOUND|REQUIRES_SINGLE_PART_NAMESPACE)\][^`]*`([^`]+)`")
+
+
+def sql(
+    spark: SparkSession,
+    text: str,
+    args: Mapping[str, Any] | Sequence[Any] | None = None,
+    *,
+    lease_s: int = LEASE_S,
+    kept_max: float = KEPT_MAX,
+) -> DataFrame:
+    """The same result as `spark.sql(text, args)`.
+
+    A query reads fewer files if possible (`connector.spark.query.queries.sql`). MERGE, UPDATE and DELETE
+    change the rows that an index locates, if possible, and INSERT OVERWRITE builds index files
+    (`connector.spark.statements.execution.execute`).
+    """
+    try:
+        if _is_change(spark, text):
+            return execute(spark, text, args).frame
+        return queries.sql(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+    except AnalysisException as error:
+        _add_hint(spark, error)
+        raise
+
+
+def _add_hint(spark: SparkSession, error: AnalysisException) -> None:
+    """Adds a note to the error if the name of a table begins with no catalog of the session, but with a similar one."""
+    found, known = _UNKNOWN_NAME.search(str(error)), catalogs(spark)
+    if found is not None and found[1] not in known and known:
+        error.add_note(f"{found[1]!r} is no catalog of this session: {catalog_hint(found[1], known)}")
+
+
+def _is_change(spark: SparkSession, text: str) -> bool:
+    catalyst = Catalyst(spark)
+    try:
+        return is_change(catalyst, catalyst.parsed(text))
+    except (PySparkException, Py4JError):  # Spark reports the error when it runs the text
+        return False

@@ -1,0 +1,394 @@
+"""Runs MERGE, UPDATE and DELETE on the rows that an index locates, or as Iceberg's own statement; and INSERT OVERWRITE.
+
+    result = execute(spark, "MERGE INTO sea.db.t USING changed AS s ON t.id = s.id …")
+    result.path, result.reason, result.report
+
+A statement is located if equality with constants, a subquery or the source's rows, or a filter that the server can
+plan, says which stored rows it can change. Spark then runs the statement's own query on these rows
+(`row_changes.py`), and one commit replaces them. Otherwise, and if anything fails before the commit, Iceberg's own
+statement runs: its result and its error are then those of `spark.sql`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as spark_types
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.arrow.predicates import bind_exactly
+from seamark.connector.client.errors import ClientError, Refused
+from seamark.connector.client.values import At
+from seamark.connector.plans.conditions import all_of, sql_of, within_limit
+from seamark.connector.read.tables import OpenTable, open_table
+from seamark.connector.spark.frames.writes import WriteReport
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.query.conditions import Conditions, SparkColumn, spark_kind
+from seamark.connector.spark.scala import items
+from seamark.connector.spark.statements.key_values import KeyValues, fitting_rows, keys_of_condition, keys_of_join
+from seamark.connector.spark.statements.located_rows import (
+    DEFAULT_LIMITS,
+    StatementLimits,
+    locate_by_filter,
+    locate_by_keys,
+)
+from seamark.connector.spark.statements.overwrites import INSERT, OverwriteStatement
+from seamark.connector.spark.statements.plan_nodes import PlanBuilder
+from seamark.connector.spark.statements.row_changes import ChangeQuery, write_changes
+from seamark.connector.spark.statements.row_statements import KINDS, MERGE, RowStatement, RowStatementReader
+from seamark.connector.spark.statements.targets import NotLocated, Target, commit_summary
+from seamark.connector.write.latest_rows import batch_of
+from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, commit_row_change
+from seamark.connector.write.row_locations import BatchKeys, indexed_fields, record_index
+from seamark.connector.write.target import WriteTarget, target_of
+from seamark.connector.write.upserts import COPY_ON_WRITE, MODES, read_scope
+from seamark.metaserver.iceberg.expressions.expression import Expression
+
+LOCATED, INDEXED, ICEBERG = "located", "indexed", "iceberg"
+_HELD = frozenset(
+    {"boolean", "byte", "short", "integer", "long", "float", "double", "string", "binary", "date", "timestamp"}
+    | {"timestamp_ntz", "decimal", "struct", "array", "map"}
+)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExecutedStatement:
+    """How a statement ran: `path` is `located`, `indexed` (an INSERT OVERWRITE by Seamark's writers) or `iceberg`;
+    `reason` says why. `report`: what Seamark changed. `frame`: the result of the statement."""
+
+    path: str
+    reason: str
+    report: Report | WriteReport | None
+    frame: DataFrame
+
+
+@dataclass(frozen=True)
+class StatementPlan:
+    """How a statement would run."""
+
+    path: str
+    reason: str
+    keys: tuple[str, ...] = ()
+    """The columns whose values locate the rows."""
+    index: str | None = None
+    """The record index that locates them."""
+    mode: str | None = None
+    """`merge-on-read` or `copy-on-write`."""
+
+
+def execute(
+    spark: SparkSession,
+    text: str,
+    args: Mapping[str, Any] | Sequence[Any] | None = None,
+    limits: StatementLimits = DEFAULT_LIMITS,
+) -> ExecutedStatement:
+    """Runs a statement once. Errors of the statement are Spark's; after a conflict with other writers in all attempts,
+    and if the outcome of the commit is unknown, those of `seamark.connector.client.errors`."""
+    try:
+        statement = _prepared(spark, text, args, limits)
+        report = statement.commit()
+    except _Unprepared as why:
+        _log.info("iceberg; %s", why)
+        return ExecutedStatement(ICEBERG, str(why), None, _as_spark(spark, text, args))
+    _log.info("%s; %s; %s", statement.path, statement.reason, report)
+    statement.target.refresh(spark)
+    empty = spark.createDataFrame([], spark_types.StructType([]))
+    return ExecutedStatement(statement.path, statement.reason, report, empty)
+
+
+def explain(
+    spark: SparkSession,
+    text: str,
+    args: Mapping[str, Any] | Sequence[Any] | None = None,
+    limits: StatementLimits = DEFAULT_LIMITS,
+) -> StatementPlan:
+    """How `execute` would run a statement. Changes nothing, and evaluates no rows."""
+    try:
+        return _prepared(spark, text, args, limits).plan()
+    except _Unprepared as why:
+        return StatementPlan(ICEBERG, str(why))
+
+
+def _as_spark(spark: SparkSession, text: str, args: Any) -> DataFrame:
+    return spark.sql(text) if args is None else spark.sql(text, args)
+
+
+def is_change(catalyst: Catalyst, parsed: Node) -> bool:
+    """Whether a parsed statement is one that `execute` may run otherwise than Spark."""
+    kind = catalyst.kind(parsed)
+    return kind in KINDS or (kind == INSERT and bool(parsed.overwrite()))
+
+
+def _prepared(spark: SparkSession, text: str, args: Any, limits: StatementLimits) -> _Statement:
+    with _unprepared():
+        if args:
+            raise NotLocated("it has parameters")
+        catalyst = Catalyst(spark)
+        parsed = catalyst.parsed(text)
+        if not is_change(catalyst, parsed):
+            raise NotLocated("it is no MERGE, UPDATE, DELETE or INSERT OVERWRITE")
+        return (
+            _Overwrite(spark, parsed) if catalyst.kind(parsed) == INSERT else _LocatedStatement(spark, parsed, limits)
+        )
+
+
+class _Unprepared(Exception):
+    """Why Iceberg's own statement runs. Nothing was committed."""
+
+
+class _Statement(Protocol):
+    """One statement. Its methods raise `_Unprepared` for all that happens before a commit."""
+
+    path: str
+    reason: str
+
+    @property
+    def target(self) -> Target: ...
+
+    def plan(self) -> StatementPlan: ...
+
+    def commit(self) -> Report | WriteReport: ...
+
+
+class _Overwrite:
+    path = INDEXED
+    reason = "Seamark's writers build the table's index files"
+
+    def __init__(self, spark: SparkSession, parsed: Node) -> None:
+        self._statement = OverwriteStatement(spark, parsed)
+        self.target = self._statement.target
+        self._client = self.target.client(spark)
+
+    def plan(self) -> StatementPlan:
+        with _unprepared():
+            self._options()
+            return StatementPlan(INDEXED, self.reason)
+
+    def commit(self) -> WriteReport:
+        with _unprepared():
+            options = self._options()
+        try:
+            return self._statement.write(self._client, options)
+        except Refused as error:
+            if error.left_open:
+                raise
+            raise _Unprepared(str(error)) from error
+        except (PySparkException, Py4JError, Unwritable) as error:  # from tasks, before the commit
+            raise _Unprepared(_first_line(error)) from error
+
+    def _options(self) -> Mapping[str, Any]:
+        opened = open_table(self._client, self._statement.target.levels, At())
+        return self._statement.options(opened)
+
+
+class _LocatedStatement:
+    path = LOCATED
+
+    def __init__(self, spark: SparkSession, parsed: Node, limits: StatementLimits) -> None:
+        self._spark, self._limits = spark, limits
+        self._catalyst, self._build = Catalyst(spark), PlanBuilder(spark)
+        self.reason = ""
+        self._held: dict[int, pa.ChunkedArray] = {}
+        """Evaluated columns, by the ids of attributes."""
+        self._statement: RowStatement = RowStatementReader(spark).read(parsed)
+        self._query = ChangeQuery(spark, self._statement)
+        self._client = self.target.client(spark)
+
+    @property
+    def target(self) -> Target:
+        return self._statement.target
+
+    def plan(self) -> StatementPlan:
+        with _unprepared():
+            opened = open_table(self._client, self.target.levels, At())
+            mode = self._checked(opened, target_of(opened.metadata, opened.storage))
+            found = self._located_by(opened, self._statement.source)
+            if isinstance(found, KeyValues):
+                index = self._index(opened, found)
+                keys = found.names if index is None else tuple(index)
+                return StatementPlan(LOCATED, self.reason, keys, self._index_name(opened, keys), mode)
+            return StatementPlan(LOCATED, self.reason, mode=mode)
+
+    def commit(self) -> Report:
+        with _unprepared():
+            source, more = self._evaluated()
+
+        def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
+            with _unprepared():
+                return self._prepared(opened, target, source, more)
+
+        return commit_row_change(
+            self._client,
+            self.target.levels,
+            prepare,
+            branch="main",
+            producer=None,
+            summary=commit_summary(self._spark),
+            attempts=ATTEMPTS,
+        )
+
+    # Preparation
+
+    def _evaluated(self) -> tuple[Node | None, list[tuple[Node, Node]]]:
+        """Evaluates the rows that the keys come from once: of a MERGE's source, and of subqueries in a condition. The
+        source's new node, and the replacement of its node."""
+        source, condition = self._statement.source, self._statement.condition
+        if source is not None:
+            kept = self._kept(source, "source")
+            return kept, [(source, kept)]
+        new = [
+            (part, self._build.with_subquery(part, self._kept(part.query().plan(), "subquery")))
+            for part in self._catalyst.operands(condition, "And")
+            if self._catalyst.kind(part) == "InSubquery" and part.query().outerAttrs().isEmpty()
+        ]
+        if new:
+            self._statement = self._statement.with_parts(self._build, new)
+            self._query = ChangeQuery(self._spark, self._statement)
+        return None, []
+
+    def _kept(self, plan: Node, what: str) -> Node:
+        """A plan of the present rows, with the same attributes. NotLocated if they are too many.
+
+        The driver holds rows of usual types, and Spark other rows."""
+        outputs = items(plan.output())
+        limited = self._build.limited(self._limits.rows + 1, plan)
+        if any(str(one.dataType().typeName()) not in _HELD for one in outputs):
+            frame = self._build.frame(limited).localCheckpoint()
+            self._check_count(frame.count(), what)
+            return frame._jdf.queryExecution().analyzed()
+        named = [self._build.named(one, f"c{number}") for number, one in enumerate(outputs)]
+        frame = self._build.frame(self._build.project(named, limited))
+        rows = frame.toArrow()
+        self._check_count(len(rows), what)
+        self._held |= {self._catalyst.id_of(one): rows.column(number) for number, one in enumerate(outputs)}
+        local = self._build.local(rows, frame.schema)
+        given = items(local.output())
+        return self._build.project(
+            [self._build.as_attribute(one, output) for one, output in zip(given, outputs, strict=True)], local
+        )
+
+    def _check_count(self, rows: int, what: str) -> None:
+        if rows > self._limits.rows:
+            raise NotLocated(f"its {what} has more than {self._limits.rows:,} rows")
+
+    def _prepared(
+        self, opened: OpenTable, target: WriteTarget, source: Node | None, more: list[tuple[Node, Node]]
+    ) -> RowChange:
+        mode = self._checked(opened, target)
+        names = self._query.names(opened.schema)
+        found = self._located_by(opened, source)
+        if isinstance(found, KeyValues):
+            keys = self._keys(opened, found)
+            scope = read_scope(keys, opened)
+            located = locate_by_keys(self._client, opened, keys, names, self._limits)
+        else:
+            scope = found
+            located = locate_by_filter(self._client, opened, found, names, self._limits)
+        changes = self._query.run(located, opened, more)
+        return write_changes(self._spark, changes, located, scope, opened, target, mode)
+
+    def _checked(self, opened: OpenTable, target: WriteTarget) -> str:
+        """The mode of the table's properties."""
+        self.target.check(opened)
+        properties = opened.metadata.properties
+        mode = properties.get(f"write.{self._statement.kind.lower()}.mode", COPY_ON_WRITE).lower()
+        if mode not in MODES:
+            raise NotLocated(f"write.{self._statement.kind.lower()}.mode is {mode!r}")
+        return mode
+
+    def _located_by(self, opened: OpenTable, source: Node | None) -> KeyValues | Expression:
+        """What says which stored rows the statement can change."""
+        columns = self._columns(opened)
+        condition = self._statement.condition
+        if self._statement.kind == MERGE:
+            assert source is not None
+            found = keys_of_join(self._catalyst, self._build, condition, columns, source)
+            if found is None:
+                raise NotLocated("its ON has no equality of a column of the table with a value of the source")
+            return self._explained(opened, found)
+        given = keys_of_condition(self._catalyst, self._build, condition, columns)
+        by_index = [one for one in given if self._index(opened, one)]
+        if by_index:
+            return self._explained(opened, by_index[0])
+        read = [Conditions(self._catalyst).read(part, columns) for part in self._parts(condition)]
+        where = within_limit(all_of(read))
+        if where is not None:
+            self.reason = "the server plans its condition"
+            return bind_exactly(sql_of(where), opened.schema)
+        if given:
+            return self._explained(opened, given[0])
+        raise NotLocated("its condition does not say which rows it can change")
+
+    def _parts(self, condition: Node | None) -> list[Node]:
+        return self._catalyst.operands(condition, "And")
+
+    def _columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
+        """The columns of the stored rows whose values Spark compares as Iceberg does, by the ids of attributes."""
+        kinds = {field.name: spark_kind(field.type) for field in opened.schema.fields if "." not in field.name}
+        columns = {}
+        for one in items(self._statement.stored.output()):
+            kind = kinds.get(str(one.name()))
+            if kind is not None:
+                columns[self._catalyst.id_of(one)] = SparkColumn(str(one.name()), kind)
+        return columns
+
+    def _explained(self, opened: OpenTable, found: KeyValues) -> KeyValues:
+        index = self._index(opened, found)
+        self.reason = f"keys in {', '.join(found.names)}" if index is None else f"a record index on {', '.join(index)}"
+        return found
+
+    def _index(self, opened: OpenTable, found: KeyValues) -> list[str] | None:
+        """The columns of a record index whose values are among the keys."""
+        by_name = {field.name: field for field in opened.schema.fields}
+        indexed = indexed_fields(opened.metadata, [by_name[name] for name in found.names])
+        return None if indexed is None else [field.name for field in indexed]
+
+    def _index_name(self, opened: OpenTable, names: Sequence[str]) -> str | None:
+        by_name = {field.name: field for field in opened.schema.fields}
+        index = record_index(opened.metadata, [by_name[name] for name in names])
+        return None if index is None else index.name
+
+    def _keys(self, opened: OpenTable, found: KeyValues) -> BatchKeys:
+        names = self._index(opened, found) or list(found.names)
+        columns = [column for column in found.columns if column.name in names]
+        held = {
+            name: self._held[number]
+            for name, number in zip(found.names, found.numbers, strict=True)
+            if number is not None and number in self._held
+        }
+        if all(name in held for name in names):
+            values = pa.table({name: held[name] for name in names})
+        else:
+            values = self._build.frame(found.plan).select(*(f"`{name}`" for name in names)).distinct().toArrow()
+        values = fitting_rows(values, columns).combine_chunks()
+        return batch_of(values.to_batches(), opened.schema, names).keys
+
+
+class _unprepared:  # noqa: N801
+    """Turns errors before the commit into `_Unprepared`."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None or isinstance(error, _Unprepared) or not isinstance(error, Exception):
+            return
+        if isinstance(error, NotLocated):
+            raise _Unprepared(str(error)) from None
+        if isinstance(error, PySparkException | Py4JError):
+            raise _Unprepared(f"Spark refuses it on the located rows: {_first_line(error)}") from error
+        if not isinstance(error, ClientError | ValueError):
+            _log.warning("a statement cannot be located, because of a bug", exc_info=True)
+        raise _Unprepared(f"its rows cannot be located: {str(error)[:500]}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:500]

@@ -1,0 +1,139 @@
+"""The stored rows that a statement can change: located by keys or by a filter, with the columns that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import OpenTable, ScanTask, plan, restrict_to_rows
+from seamark.connector.spark.statements.targets import NotLocated
+from seamark.connector.write.row_locations import BatchKeys, MatchedRows, locate, record_index
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.types.schema import Field
+from seamark.metaserver.iceberg.types.values import FLOATS
+
+Longs = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+PLACE = "_pos"
+"""The column of the row's number, in the place of its position in its file."""
+
+
+@dataclass(frozen=True)
+class StatementLimits:
+    """`rows`: located rows, and rows of a source, which are held in memory. `read_rows`: rows of the files that are
+    read to find them, if no record index locates them."""
+
+    rows: int = 200_000
+    read_rows: int = 5_000_000
+
+
+DEFAULT_LIMITS = StatementLimits()
+
+
+@dataclass(frozen=True)
+class LocatedRows:
+    """Row r is the row `positions[r]` of the file `tasks[files[r]]`. `values` has the needed columns, and `PLACE`.
+    `read`: paths of files that were read to locate rows."""
+
+    tasks: tuple[ScanTask, ...]
+    files: Longs
+    positions: Longs
+    values: pa.Table
+    read: frozenset[str]
+
+    def matched(self, rows: Longs) -> list[MatchedRows]:
+        """These rows by file."""
+        chosen = np.unique(rows)
+        order = chosen[np.lexsort((self.positions[chosen], self.files[chosen]))]
+        found = []
+        for number in np.unique(self.files[order]):
+            positions = self.positions[order[self.files[order] == number]]
+            found.append(MatchedRows(self.tasks[int(number)], positions, np.zeros_like(positions)))
+        return found
+
+
+def locate_by_keys(
+    client: SeamarkClient, opened: OpenTable, keys: BatchKeys, names: Sequence[str], limits: StatementLimits
+) -> LocatedRows:
+    """NotLocated if too many rows would be read."""
+    if keys.count and record_index(opened.metadata, keys.fields) is None:
+        _check_read(plan(client, opened, keys.filter_expression(1_000, opened.metadata.partition_specs)), limits)
+    located = locate(client, opened, keys)
+    count = sum(len(file.positions) for file in located.files)
+    _check_rows(count, limits)
+    known = {field.name: column for field, column in _known(keys) if field.name in names}
+    rest = [name for name in names if name not in known]
+    ordinals = _joined([file.keys for file in located.files])
+    positions = _joined([file.positions for file in located.files])
+    files = np.repeat(np.arange(len(located.files)), [len(file.positions) for file in located.files])
+    reading = plan_read(opened, rest, TRUE)
+    values = reading.arrow.empty_table()
+    if rest:
+        reader = TaskReader(reading, opened.storage)
+        values = pa.Table.from_batches(
+            [batch for file in located.files for batch in reader.read(file.task, file.positions)], reading.arrow
+        )
+        if len(values) != count:
+            raise NotLocated("the index names rows that are not stored")
+    columns = {name: values[name] for name in rest} | {
+        name: column.take(pa.array(ordinals)) for name, column in known.items()
+    }
+    table = pa.table({**{name: columns[name] for name in names}, PLACE: np.arange(count)})
+    return LocatedRows(tuple(file.task for file in located.files), files, positions, table, located.read)
+
+
+def locate_by_filter(
+    client: SeamarkClient, opened: OpenTable, where: Expression, names: Sequence[str], limits: StatementLimits
+) -> LocatedRows:
+    """The rows that match the filter. NotLocated if too many rows would be read."""
+    tasks = _check_read(restrict_to_rows(client, opened, where, plan(client, opened, where)), limits)
+    reading = plan_read(opened, names, where, positions=True)
+    reader = TaskReader(reading, opened.storage)
+    batches: list[pa.RecordBatch] = []
+    files: list[Longs] = []
+    count = 0
+    for number, task in enumerate(tasks):
+        for batch in reader.read(task):
+            count += batch.num_rows
+            _check_rows(count, limits)
+            batches.append(batch)
+            files.append(np.full(batch.num_rows, number))
+    rows = pa.Table.from_batches(batches, reading.arrow)
+    positions = rows.column(len(names)).to_numpy()
+    values = rows.select(list(range(len(names)))).append_column(PLACE, pa.array(np.arange(count)))
+    return LocatedRows(tuple(tasks), _joined(files), positions, values, frozenset(task.path for task in tasks))
+
+
+def _known(keys: BatchKeys) -> Iterator[tuple[Field, pa.Array]]:
+    """Key columns whose stored values are the keys' own: zeros of two signs are equal, and so are NaNs."""
+    for field, column in zip(keys.fields, keys.columns, strict=True):
+        if str(field.type) not in FLOATS:
+            yield field, column
+
+
+def _check_read(tasks: Iterator[ScanTask], limits: StatementLimits) -> list[ScanTask]:
+    found, rows = [], 0
+    for task in tasks:
+        found.append(task)
+        rows += task.records
+        if rows > limits.read_rows:
+            raise NotLocated(
+                f"no index locates its rows: files with more than {limits.read_rows:,} rows would have to be read"
+            )
+    return found
+
+
+def _check_rows(count: int, limits: StatementLimits) -> None:
+    if count > limits.rows:
+        raise NotLocated(f"it can change more than {limits.rows:,} stored rows")
+
+
+def _joined(parts: Sequence[Longs]) -> Longs:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

@@ -1,0 +1,99 @@
+"""INSERT OVERWRITE by Seamark's writers, which build the table's index files as they write.
+
+Spark's analyser makes the statement's query, with conversions and default values, and decides what is replaced: all
+rows, the rows of given partitions, or the partitions of the new rows (`spark.sql.sources.partitionOverwriteMode`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.plans.conditions import sql_of
+from seamark.connector.read.tables import OpenTable
+from seamark.connector.spark.frames.writes import WriteReport, write
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.query.conditions import Conditions, SparkColumn, spark_kind
+from seamark.connector.spark.scala import items
+from seamark.connector.spark.statements.plan_nodes import PlanBuilder
+from seamark.connector.spark.statements.targets import (
+    NotLocated,
+    Target,
+    check_session,
+    commit_summary,
+    reads_table,
+    target_of_relation,
+    target_relation,
+)
+from seamark.connector.write.appends import OVERWRITE, OVERWRITE_PARTITIONS
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.index.files.definitions import read_definitions
+
+INSERT = "InsertIntoStatement"
+_KINDS = ("OverwriteByExpression", "OverwritePartitionsDynamic")
+
+
+class OverwriteStatement:
+    """One INSERT OVERWRITE. NotLocated if Iceberg's own statement is to run."""
+
+    def __init__(self, spark: SparkSession, parsed: Node) -> None:
+        check_session(spark)
+        self._spark, self._catalyst, self._build = spark, Catalyst(spark), PlanBuilder(spark)
+        command = self._build.analyzed(parsed)
+        if self._catalyst.kind(command) not in _KINDS:
+            raise NotLocated("Spark does not rewrite it to an overwrite of a table")
+        if not command.writeOptions().isEmpty():
+            raise NotLocated("it has write options")
+        self._command = command
+        self._relation = target_relation(spark, command.table())
+        self.target: Target = target_of_relation(self._relation)
+        self.query: Node = command.query()
+        if reads_table(self._catalyst, self.query, self.target):
+            raise NotLocated("it also reads the table that it changes")
+
+    def options(self, opened: OpenTable) -> Mapping[str, Any]:
+        """The mode and the filter of the write."""
+        self.target.check(opened)
+        if opened.metadata.format_version == 1:
+            raise NotLocated("the table has format version 1")
+        if not read_definitions(opened.metadata).enabled:
+            raise NotLocated("the table has no index whose files Seamark's writers would build")
+        if self._catalyst.kind(self._command) == "OverwritePartitionsDynamic":
+            if len(opened.metadata.partition_specs) > 1:
+                raise NotLocated("the table's files may have several partition specs")
+            return {"mode": OVERWRITE_PARTITIONS}
+        return {"mode": OVERWRITE, "where": self._where(opened)}
+
+    def _where(self, opened: OpenTable) -> str | bool:
+        condition = self._command.deleteExpr()
+        if self._catalyst.kind(condition) == "Literal" and bool(condition.value()):
+            return True
+        spec = opened.metadata.default_spec
+        ids = {field.sources[0] for field in spec.fields if field.transform == IDENTITY}
+        kinds = {field.name: spark_kind(field.type) for field in opened.schema.fields if field.id in ids}
+        columns = {
+            number: SparkColumn(name, kind)
+            for number, name in self._catalyst.attributes(self._relation)
+            if (kind := kinds.get(name)) is not None
+        }
+        texts = []
+        for part in self._catalyst.operands(condition, "And"):
+            found = Conditions(self._catalyst).read(part, columns)
+            if found is None:
+                raise NotLocated("its PARTITION is no equality of identity partitions")
+            texts.append(sql_of(found))
+        return " AND ".join(texts)
+
+    def write(self, client: SeamarkClient, options: Mapping[str, Any]) -> WriteReport:
+        names = [str(one.name()) for one in items(self._relation.output())]
+        outputs = [
+            self._build.named(output, name) for output, name in zip(items(self.query.output()), names, strict=True)
+        ]
+        frame = self._build.frame(self._build.project(outputs, self.query))
+        report: WriteReport = write(
+            frame, self.target.levels, client=client, summary=commit_summary(self._spark), **options
+        )
+        return report

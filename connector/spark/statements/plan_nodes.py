@@ -1,0 +1,127 @@
+"""Builds plans of Spark over py4j: nodes, and plans with other nodes in the place of some.
+
+An attribute in Spark is identified by a number. A node that replaces another node has the same attributes, so that the
+nodes above it refer to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.column import _to_seq
+from pyspark.sql.types import StructType
+
+from seamark.connector.spark.query.catalyst import Node
+from seamark.connector.spark.scala import items
+
+_SQL = "org.apache.spark.sql."
+_LOGICAL, _EXPRESSIONS = f"{_SQL}catalyst.plans.logical.", f"{_SQL}catalyst.expressions."
+
+
+class PlanBuilder:
+    """Builds plans of one session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._jvm = cast("Any", spark._jvm)
+
+    # Frames and plans
+
+    def analyzed(self, plan: Node) -> Node:
+        """The plan after Spark's analyser. PySparkException if Spark does not accept it. Runs nothing."""
+        skip = self._class("execution.CommandExecutionMode").SKIP()
+        return self._spark._jsparkSession.sessionState().executePlan(plan, skip).analyzed()
+
+    def frame(self, plan: Node) -> DataFrame:
+        return DataFrame(self._class("classic.Dataset").ofRows(self._spark._jsparkSession, plan), self._spark)
+
+    def with_one_time(self, plan: Node) -> Node:
+        """The plan with literals for the current time, so that its parts can run one after the other."""
+        return self._object(f"{_SQL}catalyst.optimizer.", "ComputeCurrentTime").apply(plan)
+
+    def local(self, rows: pa.Table, schema: StructType) -> Node:
+        """A plan of rows that the driver holds."""
+        whole = pa.table([column.combine_chunks() for column in rows.columns], names=rows.column_names)
+        return self._spark.createDataFrame(whole, schema)._jdf.queryExecution().analyzed()
+
+    # Nodes
+
+    def seq(self, nodes: Iterable[Node]) -> Node:
+        return _to_seq(self._spark._sc, list(nodes))
+
+    def project(self, outputs: Iterable[Node], child: Node) -> Node:
+        return self._new(_LOGICAL, "Project", self.seq(outputs), child)
+
+    def filtered(self, condition: Node, child: Node) -> Node:
+        return self._new(_LOGICAL, "Filter", condition, child)
+
+    def limited(self, rows: int, child: Node) -> Node:
+        return self._object(_LOGICAL, "Limit").apply(self.literal(rows), child)
+
+    def literal(self, value: object) -> Node:
+        return self._object(_EXPRESSIONS, "Literal").apply(value)
+
+    def default(self, kind: Node) -> Node:
+        """Some literal of the type, not null."""
+        return self._object(_EXPRESSIONS, "Literal").default(kind)
+
+    def as_attribute(self, expression: Node, attribute: Node) -> Node:
+        """The expression as the output that the attribute refers to."""
+        return self._alias(expression, str(attribute.name()), attribute.exprId())
+
+    def named(self, expression: Node, name: str) -> Node:
+        """The expression as a new output."""
+        return self._alias(expression, name, self._object(_EXPRESSIONS, "NamedExpression").newExprId())
+
+    def with_subquery(self, part: Node, plan: Node) -> Node:
+        """A condition `… IN (SELECT …)` with another plan of the same attributes."""
+        return part.copy(part.values(), part.query().withNewPlan(plan))
+
+    def with_operands(self, condition: Node, parts: Sequence[tuple[Node, Node]]) -> Node:
+        """A condition with other operands of its ANDs."""
+        for old, by in parts:
+            if condition.fastEquals(old):
+                return by
+        if str(condition.getClass().getSimpleName()) != "And":
+            return condition
+        return condition.copy(self.with_operands(condition.left(), parts), self.with_operands(condition.right(), parts))
+
+    def are_constants(self, values: Node) -> bool:
+        """Whether all of them, a Scala Seq, are constants. One call for thousands of values."""
+        array = self._array(values)
+        return bool(array.foldable()) and bool(array.deterministic())
+
+    def exploded_values(self, values: Node, name: str) -> Node:
+        """A plan with a row for each of the constants."""
+        rows = self._new(_EXPRESSIONS, "Explode", self._array(values))
+        one_row = self._object(_LOGICAL, "OneRowRelation").apply()
+        return self.project([self.named(rows, name)], one_row)
+
+    def _array(self, values: Node) -> Node:
+        return self._object(_EXPRESSIONS, "CreateArray").apply(values)
+
+    def _alias(self, expression: Node, name: str, number: Node) -> Node:
+        option = getattr(self._jvm, "scala.Option").empty()
+        return self._new(_EXPRESSIONS, "Alias", expression, name, number, self.seq([]), option, self.seq([]))
+
+    def _new(self, package: str, kind: str, *arguments: Any) -> Node:
+        return getattr(self._jvm, f"{package}{kind}")(*arguments)
+
+    def _object(self, package: str, name: str) -> Any:
+        return getattr(self._jvm, f"{package}{name}$").__getattr__("MODULE$")
+
+    def _class(self, name: str) -> Node:
+        return getattr(self._jvm, f"{_SQL}{name}")
+
+    # Replacement
+
+    def replaced(self, plan: Node, new: Sequence[tuple[Node, Node]]) -> Node:
+        """The plan with new nodes for old nodes; not in subqueries."""
+        for old, by in new:
+            if plan.fastEquals(old):
+                return by
+        children = items(plan.children())
+        return plan.withNewChildren(self.seq([self.replaced(one, new) for one in children])) if children else plan

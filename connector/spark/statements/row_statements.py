@@ -1,0 +1,166 @@
+"""MERGE, UPDATE and DELETE as Spark's analyser rewrites them: a query of row changes over the target table.
+
+Spark rewrites such a statement to a query whose rows are changes: an operation, new values, and the place of the stored
+row. Its conversions, default values, checks of nulls and its check for several source rows of one stored row are part
+of that query. Here the target is a copy of the table in memory with the mode merge-on-read, because the query for
+copy-on-write also has the rows that stay. The query is never run on that copy: `row_changes.py` replaces the target in
+it by the rows that an index locates. So Spark itself decides what happens to these rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from pyspark.sql import SparkSession
+
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.scala import items
+from seamark.connector.spark.statements.plan_nodes import PlanBuilder
+from seamark.connector.spark.statements.targets import (
+    SPARK_TABLE,
+    NotLocated,
+    Target,
+    check_session,
+    target_of_relation,
+    target_relation,
+)
+from seamark.connector.write.upserts import MERGE_ON_READ
+
+MERGE, UPDATE, DELETE = "MERGE", "UPDATE", "DELETE"
+KINDS = {"MergeIntoTable": MERGE, "UpdateTable": UPDATE, "DeleteFromTable": DELETE}
+"""The statements, by Spark's name of the parsed node."""
+_OPERATION_TABLE = "org.apache.spark.sql.connector.write.RowLevelOperationTable"
+_MODES = ("write.delete.mode", "write.update.mode", "write.merge.mode")
+
+
+@dataclass(frozen=True)
+class RowStatement:
+    """`query` returns the changes; `stored` is its leaf for the stored rows.
+
+    `source` and `on` of a MERGE: the source's node in the query, and the condition of the join. `condition` of an
+    UPDATE or DELETE. `appends`: the query has only new rows, without operations."""
+
+    kind: str
+    target: Target
+    query: Node
+    stored: Node
+    source: Node | None = None
+    condition: Node | None = None
+    appends: bool = False
+    filter: Node | None = None
+    """The node of an UPDATE's or DELETE's condition."""
+
+    def with_parts(self, build: PlanBuilder, parts: Sequence[tuple[Node, Node]]) -> RowStatement:
+        """The same statement with other parts of its condition."""
+        assert self.filter is not None
+        condition = build.with_operands(self.condition, parts)
+        changed = self.filter.copy(condition, self.filter.child())
+        query = build.replaced(self.query, [(self.filter, changed)])
+        return replace(self, query=query, condition=condition, filter=changed)
+
+
+class RowStatementReader:
+    """Reads statements of one session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._jvm = cast("Any", spark._jvm)
+        self._catalyst = Catalyst(spark)
+        self._build = PlanBuilder(spark)
+
+    def read(self, parsed: Node) -> RowStatement:
+        """NotLocated, or Spark's error if it cannot analyse the statement."""
+        kind = KINDS[self._catalyst.kind(parsed)]
+        check_session(self._spark)
+        if kind == MERGE and bool(parsed.withSchemaEvolution()):
+            raise NotLocated("it may change the table's schema")
+        if kind == MERGE and not parsed.notMatchedBySourceActions().isEmpty():
+            raise NotLocated("WHEN NOT MATCHED BY SOURCE can change every stored row")
+        name = self._name_node(parsed.targetTable() if kind == MERGE else parsed.table())
+        table = self._build.analyzed(name)
+        relation = target_relation(self._spark, table)
+        target = target_of_relation(relation)
+        copy = relation.copy(
+            self._merge_on_read(relation.table()),
+            relation.output(),
+            relation.catalog(),
+            relation.identifier(),
+            relation.options(),
+            relation.timeTravelSpec(),
+        ).newInstance()  # Spark keeps a node in the place of an equal one, and tables are equal by their names
+        known = self._build.replaced(table, [(relation, copy)])
+        plan = self._build.analyzed(self._build.replaced(parsed, [(name, known)]))
+        return self._rewritten(kind, target, plan, copy)
+
+    # The target
+
+    def _name_node(self, node: Node) -> Node:
+        while self._catalyst.kind(node) == "SubqueryAlias":
+            node = node.child()
+        if self._catalyst.kind(node) != "UnresolvedRelation":
+            raise NotLocated("its target is no name of a table")
+        return node
+
+    def _merge_on_read(self, table: Node) -> Node:
+        """A copy of Spark's table whose statements Spark rewrites to changes of rows."""
+        iceberg = table.table()
+        operations = iceberg.operations()
+        properties = self._jvm.java.util.HashMap(operations.current().properties())
+        for mode in _MODES:
+            properties.put(mode, MERGE_ON_READ)
+        metadata = operations.current().replaceProperties(properties)
+        fixed = self._iceberg("StaticTableOperations")(metadata, operations.io(), operations.locationProvider())
+        return self._iceberg("spark.source.SparkTable")(self._iceberg("BaseTable")(fixed, iceberg.name()))
+
+    def _iceberg(self, name: str) -> Any:
+        return getattr(self._jvm, f"org.apache.iceberg.{name}")
+
+    # The query
+
+    def _rewritten(self, kind: str, target: Target, plan: Node, copy: Node) -> RowStatement:
+        catalyst = self._catalyst
+        plan = self._build.with_one_time(catalyst.inlined(plan))
+        command = catalyst.kind(plan)
+        if command not in ("WriteDelta", "AppendData"):
+            raise NotLocated(f"Spark does not rewrite it to changes of rows, but to {command or 'another command'}")
+        query = plan.query()
+        stored = self._stored(query, target, copy)
+        if kind == MERGE:
+            join = self._above(query, stored, "Join")
+            source = join.left() if command == "AppendData" else join.right()
+            return RowStatement(kind, target, query, stored, source, join.condition().get(), command == "AppendData")
+        node = self._above(query, stored, "Filter")
+        return RowStatement(kind, target, query, stored, None, node.condition(), filter=node)
+
+    def _stored(self, query: Node, target: Target, copy: Node) -> Node:
+        """The leaf of the stored rows. NotLocated if the statement also reads the table elsewhere."""
+        found = []
+        for leaf in self._catalyst.leaves(query):
+            if not self._catalyst.is_relation(leaf):
+                continue
+            table = leaf.table()
+            if table.getClass().getName() == _OPERATION_TABLE or leaf.fastEquals(copy):
+                found.append(leaf)
+            elif table.getClass().getName() == SPARK_TABLE and str(table.table().uuid()) == target.uuid:
+                raise NotLocated("it also reads the table that it changes")
+        if len(found) != 1:
+            raise NotLocated("it also reads the table that it changes")
+        return found[0]
+
+    def _above(self, query: Node, leaf: Node, kind: str) -> Node:
+        """The lowest node of the kind above the leaf."""
+        node, found = query, None
+        while not node.fastEquals(leaf):
+            if self._catalyst.kind(node) == kind:
+                found = node
+            for child in items(node.children()):
+                if any(one.fastEquals(leaf) for one in items(child.collectLeaves())):
+                    node = child
+                    break
+            else:
+                raise NotLocated("the stored rows are read in a subquery")
+        if found is None:
+            raise NotLocated("it has no condition")
+        return found

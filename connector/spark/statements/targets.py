@@ -1,0 +1,112 @@
+"""The table that a statement changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.engines import CATALOG_CLASS
+from seamark.connector.plans.quotes import backquoted
+from seamark.connector.read.tables import OpenTable
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.scala import items
+
+SPARK_TABLE = "org.apache.iceberg.spark.source.SparkTable"
+SUMMARY_PREFIX = "spark.sql.iceberg.snapshot-property."
+"""Settings of the session that Iceberg writes to the summary of each snapshot."""
+_SETTINGS = ("spark.wap.branch", "spark.wap.id")
+"""With these settings Iceberg writes to another branch than main, or commits without publishing."""
+OPERATION = "__row_operation"
+"""The column of the operation in the rows of Spark's queries of row changes."""
+_RESERVED = frozenset(
+    {OPERATION, "_file", "_pos", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"}
+)
+_FORMAT = "write.format.default"
+
+
+class NotLocated(Exception):
+    """Why a statement runs as Iceberg's own."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table of a catalog of the session. `levels`: its namespaces and name."""
+
+    catalog: str
+    levels: tuple[str, ...]
+    uuid: str
+    schema_id: int
+
+    def client(self, spark: SparkSession) -> SeamarkClient:
+        uri, token = (spark.conf.get(f"spark.sql.catalog.{self.catalog}.{key}", "") for key in ("uri", "token"))
+        return SeamarkClient(str(uri), token=token or None)
+
+    def refresh(self, spark: SparkSession) -> None:
+        """Makes Spark read the table again where the session or the catalog has cached it, as Spark's writes do."""
+        catalog_caches = spark.conf.get(f"spark.sql.catalog.{self.catalog}.cache-enabled", "true") != "false"
+        if catalog_caches or Catalyst(spark).has_cached():
+            spark.catalog.refreshTable(".".join(map(backquoted, (self.catalog, *self.levels))))
+
+    def check(self, opened: OpenTable) -> None:
+        """NotLocated for a table other than the table that was analysed, or that Seamark does not write."""
+        if (opened.metadata.table_uuid, opened.metadata.current_schema_id) != (self.uuid, self.schema_id):
+            raise NotLocated("the table was altered meanwhile")
+        properties = opened.metadata.properties
+        if properties.get(_FORMAT, "parquet").lower() != "parquet":
+            raise NotLocated(f"{_FORMAT} is {properties[_FORMAT]!r}; Seamark writes Parquet files")
+
+
+def check_session(spark: SparkSession) -> None:
+    """NotLocated if the session's settings give statements another meaning."""
+    if any(spark.conf.get(name, None) for name in _SETTINGS):
+        raise NotLocated("the session writes to a branch to be audited")
+
+
+def commit_summary(spark: SparkSession) -> dict[str, str]:
+    """The summary of a statement's snapshot."""
+    settings = str(spark._jsparkSession.sessionState().conf().getAllConfs().mkString("\0")).split("\0")
+    given = dict(
+        text.removeprefix(SUMMARY_PREFIX).split(" -> ", 1) for text in settings if text.startswith(SUMMARY_PREFIX)
+    )
+    return {"engine-name": "spark", "engine-version": spark.version, **given}
+
+
+def target_relation(spark: SparkSession, table: Node) -> Node:
+    """The relation of a resolved table. NotLocated unless it is the current state of a table of a Seamark catalog."""
+    catalyst = Catalyst(spark)
+    while catalyst.kind(table) == "SubqueryAlias":
+        table = table.child()
+    if not catalyst.is_relation(table) or table.catalog().isEmpty() or table.identifier().isEmpty():
+        raise NotLocated("its target is no table of a Seamark catalog")
+    catalog = table.catalog().get()
+    uri = str(spark.conf.get(f"spark.sql.catalog.{catalog.name()}.uri", "") or "")
+    if (
+        catalog.getClass().getName() != CATALOG_CLASS
+        or not uri.startswith("http")
+        or table.table().getClass().getName() != SPARK_TABLE
+        or table.timeTravelSpec().isDefined()
+    ):
+        raise NotLocated("its target is no table of a Seamark catalog")
+    if table.table().branch() is not None:
+        raise NotLocated("its target is a branch")
+    if taken := _RESERVED & {str(one.name()) for one in items(table.output())}:
+        raise NotLocated(f"the table has a column {min(taken)}, a name that Iceberg or Spark reserves")
+    return table
+
+
+def target_of_relation(relation: Node) -> Target:
+    identifier, iceberg = relation.identifier().get(), relation.table().table()
+    levels = (*map(str, identifier.namespace()), str(identifier.name()))
+    return Target(str(relation.catalog().get().name()), levels, str(iceberg.uuid()), int(iceberg.schema().schemaId()))
+
+
+def reads_table(catalyst: Catalyst, plan: Node, target: Target) -> bool:
+    """Whether a leaf of the plan is the target."""
+    return any(
+        catalyst.is_relation(leaf)
+        and leaf.table().getClass().getName() == SPARK_TABLE
+        and str(leaf.table().table().uuid()) == target.uuid
+        for leaf in catalyst.leaves(plan)
+    )

@@ -1,0 +1,154 @@
+"""DuckDB in this process, without extensions, files or network: it reads record batches that our reader gives it.
+
+The reader (`connector/read/`) reads the files of a plan, applies deletes, and selects rows and columns. DuckDB joins,
+groups and sorts. The text that it runs is built by the translation (`queries.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from seamark.connector.client.errors import BadRequest, ClientError, ServerFailed
+from seamark.connector.read.read_plan import ReadPlan
+from seamark.connector.read.scans import TableScan
+from seamark.connector.sql.reads import TableRead, row_filter
+from seamark.connector.sql.types import UUID
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+
+BATCH_ROWS = 16_384
+_NO_COLUMNS = pa.schema([("nothing", pa.bool_())])
+_CONFIG = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+    "integer_division": "false",
+    "default_null_order": "nulls_last",
+    "preserve_insertion_order": "false",  # so that LIMIT streams (`queries.py`)
+}
+
+
+class DuckDBFailed(ServerFailed):
+    """A bug of DuckDB, which leaves its database unusable."""
+
+
+@dataclass(frozen=True)
+class DuckDBLimits:
+    memory_bytes: int = 2 << 30
+    threads: int = 0
+    """0: as many as there are cores."""
+
+
+def open_connection(limits: DuckDBLimits) -> duckdb.DuckDBPyConnection:
+    """A DuckDB that opens no file and no connection, and whose settings no statement can change."""
+    config: dict[str, Any] = {**_CONFIG, "memory_limit": f"{limits.memory_bytes}B"}
+    if limits.threads:
+        config["threads"] = limits.threads
+    con = duckdb.connect(":memory:", config=config)
+    con.execute("SET TimeZone = 'UTC'")
+    con.execute("SET enable_external_access = false")
+    con.execute("SET lock_configuration = true")
+    return con
+
+
+class TableStream:
+    """The rows of a table as DuckDB reads them; each scan of it reads the files again."""
+
+    def __init__(self, read: TableRead) -> None:
+        self._read = read
+        table = read.table
+        self._names = [name for name in table.columns if name in table.used]
+        numbers = {name: number for number, name in enumerate(table.columns)}
+        self._renamed = [f"c{numbers[name]}" for name in self._names]
+        self._plan = ReadPlan(read.opened.metadata, read.opened.schema, tuple(self._names), row_filter(read.where))
+        self._uuids = [number for number, name in enumerate(self._names) if table.columns[name] == UUID]
+        self.failure: Exception | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        if not self._names:
+            return _NO_COLUMNS
+        kinds = [pa.uuid() if n in self._uuids else field.type for n, field in enumerate(self._plan.arrow)]
+        return pa.schema(list(zip(self._renamed, kinds, strict=True)))
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        scan = TableScan(self._read.opened.storage, self._plan, lambda: iter(self._read.tasks), None)
+        schema = self.schema
+        try:
+            for batch in scan:
+                yield self._converted(batch, schema)
+        except Exception as error:
+            self.failure = error  # DuckDB reports it as a text only
+            raise
+
+    def _converted(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        if not self._names:
+            return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows, pa.bool_())], schema=schema)
+        columns = list(batch.columns)
+        for number in self._uuids:
+            columns[number] = pa.ExtensionArray.from_storage(pa.uuid(), columns[number])
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+@contextmanager
+def registered(con: duckdb.DuckDBPyConnection, reads: Sequence[TableRead]) -> Iterator[list[TableStream]]:
+    """Makes the tables known to DuckDB, by their names in the translation."""
+    streams = [TableStream(read) for read in reads]
+    try:
+        for stream, read in zip(streams, reads, strict=True):
+            con.register(read.table.name, stream)
+        yield streams
+    finally:
+        for read in reads:
+            con.unregister(read.table.name)
+
+
+def execute(
+    con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str] | None, streams: Sequence[TableStream]
+) -> pa.RecordBatchReader:
+    """The rows, as DuckDB makes them; `names` are those of the columns. BadRequest for a statement that DuckDB refuses
+    or whose rows fail; ServerFailed where a file cannot be read."""
+    try:
+        found = con.execute(text).to_arrow_reader(BATCH_ROWS)
+    except duckdb.Error as error:
+        raise _explained(error, streams) from None
+    given = found.schema.names if names is None else names
+    schema = pa.schema([field.with_name(name) for field, name in zip(found.schema, given, strict=True)])
+    return pa.RecordBatchReader.from_batches(schema, _renamed(found, schema, streams))
+
+
+def _renamed(
+    batches: pa.RecordBatchReader, schema: pa.Schema, streams: Sequence[TableStream]
+) -> Iterator[pa.RecordBatch]:
+    try:
+        for batch in batches:
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise _explained(error, streams) from None
+
+
+def _explained(error: Exception, streams: Sequence[TableStream]) -> ClientError:
+    failure = next((one.failure for one in streams if one.failure is not None), None)
+    if isinstance(failure, ClientError):
+        return failure
+    if isinstance(failure, Unreadable):
+        return ServerFailed(f"A file of a table cannot be read: {failure}", status=500)
+    if failure is not None:
+        return ServerFailed(f"A table cannot be read: {type(failure).__name__}: {failure}", status=500)
+    reason = " ".join(str(error).partition("Stack Trace:")[0].split())[:500]
+    if isinstance(error, duckdb.FatalException | duckdb.InternalException):
+        return DuckDBFailed(f"DuckDB fails: {reason}", status=500)
+    return BadRequest(f"The statement fails: {reason}", status=400)

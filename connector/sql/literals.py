@@ -1,0 +1,118 @@
+"""Literals of the dialect, and the types that CAST names."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime
+
+from sqlglot import exp
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.plans.quotes import quoted_text
+from seamark.connector.sql.scopes import UnsupportedInDuckDB, Value, shown
+from seamark.connector.sql.types import (
+    BIGINT,
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    INTEGER,
+    PRECISION_MAX,
+    REAL,
+    TIMESTAMP,
+    UUID,
+    VARCHAR,
+    ZONED,
+    SqlType,
+    decimal,
+    duckdb_name,
+)
+from seamark.connector.sql.values import cast
+
+_Type = exp.DType
+_CASTS = {
+    _Type.BOOLEAN: BOOLEAN,
+    _Type.INT: INTEGER,
+    _Type.BIGINT: BIGINT,
+    _Type.FLOAT: REAL,
+    _Type.DOUBLE: DOUBLE,
+    _Type.VARCHAR: VARCHAR,
+    _Type.TEXT: VARCHAR,
+    _Type.DATE: DATE,
+    _Type.TIMESTAMP: TIMESTAMP,
+    _Type.TIMESTAMPTZ: ZONED,
+    _Type.UUID: UUID,
+}
+_INT32, _INT64 = 1 << 31, 1 << 63
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_TIMESTAMP = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[ T]([0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?))?"
+    r"(?: ?(UTC|Z|[+-][0-9]{2}:[0-9]{2}))?",
+    re.ASCII,
+)
+_NUMBER = re.compile(r"([0-9]*)(?:\.([0-9]*))?", re.ASCII)
+
+
+def number(text: str, node: exp.Expr, *, negative: bool = False) -> Value:
+    """A literal: with an exponent a double, with a point a decimal, otherwise an integer."""
+    sign = "-" if negative else ""
+    if "e" in text.lower():
+        try:
+            found = float(sign + text)
+        except ValueError:
+            raise BadRequest(f"{text[:40]!r} is not a number") from None
+        return Value(f"CAST('{found!r}' AS DOUBLE)", DOUBLE, node)
+    match = _NUMBER.fullmatch(text)
+    if match is None or not any(match.groups("")):
+        raise BadRequest(f"{text[:40]!r} is not a number")
+    whole, fraction = match[1].lstrip("0"), match[2]
+    if fraction is None:
+        size = int(whole or "0")
+        if size >= _INT64 + negative:
+            raise BadRequest(f"{sign}{text[:40]} is out of the range of bigint")
+        kind = INTEGER if size < _INT32 + negative else BIGINT
+        return Value(
+            f"CAST({sign}{size} AS {duckdb_name(kind)})" if kind == BIGINT or negative else str(size), kind, node
+        )
+    kind = decimal(max(1, len(whole) + len(fraction)), len(fraction))
+    if kind.precision > PRECISION_MAX:
+        raise BadRequest(f"{text[:40]} has more than {PRECISION_MAX} digits")
+    return Value(f"CAST('{sign}{whole or '0'}.{fraction or '0'}' AS {duckdb_name(kind)})", kind, node)
+
+
+def typed_text(text: str, to: SqlType, node: exp.Expr) -> Value:
+    """`DATE '…'` and its like. BadRequest for a text that is no such value."""
+    try:
+        if to == VARCHAR:
+            return Value(quoted_text(text), VARCHAR, node)
+        if to == DATE and _DAY.fullmatch(text):
+            return Value(f"DATE '{date.fromisoformat(text).isoformat()}'", DATE, node)
+        match = _TIMESTAMP.fullmatch(text)
+        if to in (TIMESTAMP, ZONED) and match is not None:
+            day, clock, zone = match.groups()
+            offset = "" if to == TIMESTAMP else "+00:00" if zone in (None, "Z", "UTC") else zone
+            if to == ZONED or zone is None:
+                moment = datetime.fromisoformat(f"{day}T{clock or '00:00'}{offset}")
+                moment = moment if to == TIMESTAMP else moment.astimezone(UTC).replace(tzinfo=None)
+                name, suffix = ("TIMESTAMP", "") if to == TIMESTAMP else ("TIMESTAMPTZ", "+00")
+                return Value(f"{name} '{moment.isoformat(' ')}{suffix}'", to, node)
+        if to.name == "decimal" and _NUMBER.fullmatch(text.lstrip("-")):
+            found = number(text.lstrip("-") + ("" if "." in text else "."), node, negative=text.startswith("-"))
+            return found if to.precision == 0 else cast(found, to)
+    except (ValueError, OverflowError):
+        raise BadRequest(f"{text[:40]!r} is not a valid {to}") from None
+    raise UnsupportedInDuckDB(f"{shown(node)}: this text is not read as a {to}")
+
+
+def target_type(node: exp.Expr, whole: exp.Expr) -> SqlType:
+    params = [int(str(one.this.this)) for one in node.expressions if isinstance(one.this, exp.Literal)]
+    if node.this is _Type.DECIMAL:
+        if not params and isinstance(whole.this, exp.Literal):
+            return decimal(0, 0)  # the digits of the text decide
+        precision, scale = (*params, PRECISION_MAX, 0)[:2] if len(params) != 1 else (params[0], 0)
+        if not (1 <= precision <= PRECISION_MAX and 0 <= scale <= precision):
+            raise BadRequest(f"{shown(whole)}: a decimal has 1 to {PRECISION_MAX} digits")
+        return decimal(precision, scale)
+    found = _CASTS.get(node.this)
+    if found is None or (found == VARCHAR and params):
+        raise UnsupportedInDuckDB(f"{shown(whole)}: the type {shown(node)} is not translated")
+    return found

@@ -1,0 +1,250 @@
+"""What a query reads of each table: a snapshot, the files that its conditions and joins leave, and the columns it uses.
+
+Conditions come from the analysis of Trino's statements (`connector/trino/statements/`). A scan without joins is planned
+by the standard's route. For scans whose files are left out by the rows of other tables, plan tables are requested, and
+read like tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from sqlglot import exp
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, ClientError, NotFound
+from seamark.connector.client.values import CURRENT, At
+from seamark.connector.plans import joins as joining
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark, run_in_thread
+from seamark.connector.plans.joins import Dimension, PlannedScan
+from seamark.connector.plans.plan_requests import PlanRequests, used_joins
+from seamark.connector.plans.scan import Scan
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
+from seamark.connector.sql.types import SqlType, of_iceberg
+from seamark.connector.trino.statements.scans import find_scans
+from seamark.metaserver.errors import RequestError
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.expression import (
+    TRUE,
+    And,
+    Expression,
+    all_of,
+    predicates_of,
+)
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.wire import PLAN_MARK
+
+JOINS_S = 5.0
+"""For all requests for joins of one statement."""
+LEASE_S = 600
+KEPT_MAX = 0.95
+
+
+@dataclass(frozen=True)
+class NamedTable:
+    """A table that the statement names, at one snapshot."""
+
+    name: Name
+    opened: OpenTable
+    columns: Mapping[str, SqlType]
+    files: int
+    """Data files of the snapshot, by its summary."""
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TableRead:
+    """What is read for one reference to a table."""
+
+    table: StoredTable
+    named: NamedTable
+    opened: OpenTable
+    where: Expression
+    """Only rows for which it is true are needed. It may be true for more rows than the statement's condition."""
+    tasks: tuple[ScanTask, ...]
+    joins: tuple[tuple[str, int], ...] = ()
+    """The columns by which other tables left files out, with the number of their keys."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(task.size_bytes for task in self.tasks)
+
+
+class CatalogTables:
+    """The tables of one statement, each opened once, so that all references read one snapshot."""
+
+    def __init__(self, client: SeamarkClient, catalog: str, schema: str | None = None) -> None:
+        """`schema`: of tables that are named without one."""
+        self._client = client
+        self._catalog, self._schema = catalog, schema
+        self._opened: dict[tuple[Name, int | None], NamedTable] = {}
+        self.of_node: dict[int, NamedTable] = {}
+        """By the identity of the reference."""
+
+    def name_of(self, node: exp.Table) -> Name:
+        return table_name(node, self._catalog, self._schema)
+
+    def columns_of(self, node: exp.Table) -> Mapping[str, SqlType]:
+        named = self._named(self.name_of(node), _snapshot_id(node))
+        self.of_node[id(node)] = named
+        return named.columns
+
+    def _named(self, name: Name, snapshot_id: int | None) -> NamedTable:
+        found = self._opened.get((name, snapshot_id))
+        if found is None:
+            at = CURRENT if snapshot_id is None else At(snapshot_id=snapshot_id)
+            try:
+                opened = open_table(self._client, name, at)
+            except NotFound:
+                raise NotFound(
+                    f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
+                ) from None
+            found = self._opened[name, snapshot_id] = _named_table(name, opened)
+        return found
+
+
+def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name:
+    """`[[catalog.]schema.]table`: the levels of the schema are joined by dots within quotes; `schema` is the default.
+    BadRequest without a schema, and for another catalog."""
+    parts = [part.name for part in node.parts]
+    if len(parts) == 1 and schema is not None:
+        parts.insert(0, schema)
+    if len(parts) == 3 and parts[0].lower() != catalog.lower():
+        raise BadRequest(
+            f"{'.'.join(parts)[:200]}: the catalog is {catalog!r}. The name of a table has a schema and a name; write "
+            'the levels of a nested namespace in quotes: "a.b".orders'
+        )
+    if len(parts) not in (2, 3):
+        raise BadRequest(f"{'.'.join(parts)[:200]}: write a table as schema.name or {catalog}.schema.name")
+    *_, levels, name = parts
+    if PLAN_MARK in name or not all(levels.split(".")) or not name:
+        raise BadRequest(f"{'.'.join(parts)[:200]} is not the name of a table")
+    return (*levels.split("."), name)
+
+
+def find_reads(
+    client: SeamarkClient, text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
+) -> list[TableRead]:
+    """Plans each reference. The order is that of `tables`. `today`: the statement's date in UTC."""
+    scans = _scans(text, tables, catalog, today)
+    planned = _with_joins(client, {n: scan for n, scan in enumerate(scans) if scan is not None}, tables, catalog)
+    reads = []
+    for number, (table, scan) in enumerate(zip(tables, scans, strict=True)):
+        named = catalog.of_node[id(table.node)]
+        joins: tuple[tuple[str, int], ...] = ()
+        opened = named.opened
+        where = TRUE if scan is None else _bound(scan, opened)
+        if number in planned:
+            name, joins = planned[number]
+            opened = open_table(client, (*named.name[:-1], name), CURRENT)
+        reads.append(TableRead(table, named, opened, where, tuple(plan(client, opened, where)), joins))
+    return reads
+
+
+def row_filter(where: Expression) -> Expression:
+    """The parts of a condition by which rows can be selected while they are read. NaN compares in another way in
+    Iceberg's expressions, so conditions on doubles are left to the engine."""
+    parts = where.children if isinstance(where, And) else (where,)
+    return all_of(*(one for one in parts if not any(each.result in FLOATS for each in predicates_of(one))))
+
+
+def _named_table(name: Name, opened: OpenTable) -> NamedTable:
+    columns = {field.name: of_iceberg(field.type) for field in opened.schema.fields}
+    if len({one.lower() for one in columns}) != len(columns):
+        raise UnsupportedInDuckDB(f"{'.'.join(name)} has columns whose names differ only in case")
+    snapshot = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
+    summary = {} if snapshot is None else snapshot.summary_map()
+    files, size = (_count(summary.get(key)) for key in ("total-data-files", "total-files-size"))
+    return NamedTable(name, opened, columns, files, size)
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else 0
+
+
+def _snapshot_id(node: exp.Table) -> int | None:
+    version = node.args.get("version")
+    if version is None:
+        return None
+    value = version.expression
+    if version.name.upper() != "VERSION" or not isinstance(value, exp.Literal) or not str(value.this).isdigit():
+        raise UnsupportedInDuckDB("Of the past only FOR VERSION AS OF a snapshot id is read")
+    return int(str(value.this))
+
+
+def _bound(scan: Scan, opened: OpenTable) -> Expression:
+    if scan.filter is None:
+        return TRUE
+    try:
+        filter = parse_expression(expression_json(scan.filter))  # as the server reads it
+        return bind(filter, opened.schema, (), case_sensitive=False)
+    except RequestError:
+        return TRUE
+
+
+def _scans(text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date) -> list[Scan | None]:
+    """The scans of the references; None where the analysis does not determine it."""
+    kinds: dict[tuple[str, ...], dict[str, str] | None] = {}
+    for table in tables:
+        key = tuple(part.name.lower() for part in table.node.parts)
+        named = catalog.of_node[id(table.node)]
+        columns = {
+            one.name.lower(): one.type if isinstance(one.type, str) else "nested" for one in named.opened.schema.fields
+        }
+        kinds[key] = columns if kinds.get(key, columns) == columns else None
+    found = find_scans(
+        text,
+        columns_of=lambda names: kinds.get(tuple(part for part in names if part is not None)),
+        utc=True,
+        today=today,
+    )
+    by_start = {scan.start: scan for scan in found}
+    return [by_start.get(table.node.parts[0].meta.get("start", -1)) for table in tables]
+
+
+# Joins
+
+
+def _with_joins(
+    client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: CatalogTables
+) -> dict[int, tuple[str, tuple[tuple[str, int], ...]]]:
+    """The names of plan tables, by the numbers of the references, if files are left out by joins."""
+    if not any(scan.joins for scan in scans.values()):
+        return {}
+    numbers = sorted(scans, key=lambda number: scans[number].start)
+    places, known = {}, {}
+    for at, number in enumerate(numbers):
+        scan, named = scans[number], catalog.of_node[id(tables[number].node)]
+        places[at] = PlannedScan(scan, "", named.name)
+        if named.opened.snapshot_id is not None:
+            known[scan.catalog, scan.schema, scan.table] = KnownTable(
+                "", None, named.opened.snapshot_id, named.bytes, named.files
+            )
+    dimensions = joining.find_dimensions(places, known)
+    if not dimensions:
+        return {}
+    plans = run_in_thread(_plan_tables(client, list(places.values()), dimensions))
+    return {
+        numbers[at]: (plan.name, tuple(used_joins(dimensions.get(place, ()), plan)))
+        for at, place in places.items()
+        if (plan := plans.get(place)) is not None and plan.name is not None
+    }
+
+
+async def _plan_tables(
+    client: SeamarkClient, places: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
+) -> dict[PlannedScan, PlanTableResponse]:
+    until_s = asyncio.get_running_loop().time() + JOINS_S
+    try:
+        async with (
+            asyncio.timeout_at(until_s + JOINS_S),
+            open_seamark(client.url, token=client.token, lease_s=LEASE_S) as server,
+        ):
+            return await PlanRequests(server, KEPT_MAX, until_s).plans(places, dimensions)
+    except (ClientError, TimeoutError):
+        return {}

@@ -1,0 +1,119 @@
+"""The names that a query can use: columns of its relations, of the queries around it, and the names in WITH.
+
+Each name becomes a name that the translation chooses (`r3.c0`), so no identifier of a statement is in the text that
+DuckDB runs. Names are compared without case, as Trino does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.sql.types import NESTED, UNREADABLE, SqlType
+
+MESSAGE_NAME_MAX = 100
+
+
+class UnsupportedInDuckDB(Exception):
+    """DuckDB does not compute this as the dialect defines it, or the translation does not know it. Another engine may
+    run the statement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An expression in DuckDB's SQL. `literal`: the constant, where it is one without a cast."""
+
+    sql: str
+    type: SqlType
+    literal: exp.Expr | None = None
+
+
+@dataclass(eq=False)
+class StoredTable:
+    """A reference to a stored table in the statement. `node` has its name, and the positions in the text."""
+
+    number: int
+    node: exp.Table
+    columns: Mapping[str, SqlType]
+    """By name, in the order of the schema."""
+    used: dict[str, None] = field(default_factory=dict)
+    """The columns that the statement uses."""
+
+    @property
+    def name(self) -> str:
+        """Of the relation that DuckDB reads."""
+        return f"t{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column that FROM makes visible. `qualifiers`: the parts of the relation's name, none for a column of USING."""
+
+    name: str
+    qualifiers: tuple[str, ...]
+    value: Value
+    stored: tuple[StoredTable, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WithQuery:
+    """A name in WITH. `relation`: its name in DuckDB's text."""
+
+    relation: str
+    columns: tuple[tuple[str, SqlType], ...]
+
+
+@dataclass(frozen=True)
+class NameScope:
+    """The columns of FROM, the names in WITH, and the scope of the query around, for correlated queries."""
+
+    fields: tuple[Field, ...]
+    named: Mapping[str, WithQuery]
+    parent: NameScope | None = None
+
+    def column(self, node: exp.Column) -> Value:
+        """BadRequest for an unknown or ambiguous name."""
+        name = node.name.lower()
+        qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
+        scope: NameScope | None = self
+        while scope is not None:
+            found = [one for one in scope.fields if one.name == name and _is_qualified(one, qualifiers)]
+            if len(found) > 1:
+                raise BadRequest(f"The column {shown(node)} is ambiguous: qualify it by the name of its table")
+            if found:
+                return read(found[0])
+            if qualifiers and any(one.name == qualifiers[0] and one.value.type == NESTED for one in scope.fields):
+                raise UnsupportedInDuckDB(f"{shown(node)}: fields of a nested column are not translated")
+            scope = scope.parent
+        raise BadRequest(f"The column {shown(node)} does not exist")
+
+    def all_of(self, qualifiers: Sequence[str]) -> list[Field]:
+        """The columns that `*` or `t.*` name. BadRequest if there are none."""
+        wanted = tuple(one.lower() for one in qualifiers)
+        found = [one for one in self.fields if not wanted or _is_qualified(one, wanted)]
+        if not found:
+            raise BadRequest(f"{'.'.join([*qualifiers, '*'])[:MESSAGE_NAME_MAX]} has no column")
+        return found
+
+
+def read(one: Field) -> Value:
+    """The column's value; a stored column is marked as used. UnsupportedInDuckDB for values that are not read."""
+    if one.value.type == UNREADABLE:
+        raise UnsupportedInDuckDB(f"The column {one.name[:MESSAGE_NAME_MAX]} has a type that is not read")
+    if one.stored is not None:
+        table, column = one.stored
+        table.used[column] = None
+    return one.value
+
+
+def shown(node: exp.Expr) -> str:
+    """The node in SQL, for messages."""
+    text = node.sql("trino")
+    return text if len(text) <= MESSAGE_NAME_MAX else f"{text[:MESSAGE_NAME_MAX]}…"
+
+
+def _is_qualified(one: Field, qualifiers: tuple[str, ...]) -> bool:
+    return not qualifiers or (bool(one.qualifiers) and one.qualifiers[-len(qualifiers) :] == qualifiers)

@@ -1,0 +1,294 @@
+"""A session of the SQL entry: it parses a statement once, plans it, chooses an engine, and runs it there.
+
+    with SqlSession("http://127.0.0.1:8181") as session:
+        for batch in session.sql("SELECT … FROM shop.orders").batches:
+            ...
+
+Connections stay open. The connection to DuckDB for queries has no extensions and opens no files; the connection for
+statements that write has the catalog attached, and is made when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import TracebackType
+
+import duckdb
+import pyarrow as pa
+from sqlglot import exp
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import join_name
+from seamark.connector.duckdb.session import connect
+from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.splices import Replacement, splice
+from seamark.connector.read.tables import OpenTable
+from seamark.connector.sql.changes import DuckDBChange, translate_change
+from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Choice, Demand, choose
+from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, registered
+from seamark.connector.sql.queries import DuckDBQuery, translate
+from seamark.connector.sql.reads import CatalogTables, TableRead, find_reads
+from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
+from seamark.connector.sql.spark_engine import SparkStatements, spark_text
+from seamark.connector.sql.statement import Kind, Statement, parse
+from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
+
+CATALOG = "sea"
+_DONE = pa.schema([("rows", pa.int64())])
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Which engines there are besides DuckDB, and when one is used."""
+
+    wanted: str = AUTO
+    trino: str | None = None
+    """`http://user@host:port?catalog=name`, of a coordinator or of Seamark's proxy."""
+    trino_password: str | None = field(default=None, repr=False)
+    spark: str | None = None
+    """`sc://host:port` of Spark Connect, or a master such as `local[2]`."""
+    spark_catalog: str = CATALOG
+    large_bytes: int = LARGE_BYTES
+
+    @property
+    def available(self) -> frozenset[str]:
+        given = {TRINO: self.trino, SPARK: self.spark}
+        return frozenset({DUCKDB, *(name for name, url in given.items() if url is not None)})
+
+
+@dataclass(frozen=True)
+class TableSummary:
+    """What is read of one reference to a table."""
+
+    name: tuple[str, ...]
+    files: int
+    considered_files: int
+    bytes: int
+    columns: int
+    joins: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def shown_name(self) -> str:
+        return join_name(self.name)
+
+
+@dataclass(frozen=True)
+class ChosenPlan:
+    engine: str
+    why: str
+    tables: tuple[TableSummary, ...] = ()
+    text: str = ""
+    """The statement as the engine gets it."""
+
+
+@dataclass
+class SqlResult:
+    """Rows, as the engine makes them. To be read once and closed. A statement that writes has one row, with the number
+    of rows if the engine reports it."""
+
+    schema: pa.Schema
+    types: tuple[str, ...]
+    """The types of the columns in the dialect."""
+    batches: Iterator[pa.RecordBatch]
+    explanation: ChosenPlan
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def to_arrow(self) -> pa.Table:
+        try:
+            return pa.Table.from_batches(list(self.batches), self.schema)
+        finally:
+            self.close()
+
+
+@dataclass(frozen=True)
+class _Planned:
+    statement: Statement
+    choice: Choice
+    text: str
+    query: DuckDBQuery | None = None
+    reads: tuple[TableRead, ...] = ()
+
+    @property
+    def explanation(self) -> ChosenPlan:
+        return ChosenPlan(self.choice.engine, self.choice.why, tuple(map(_summary, self.reads)), self.text)
+
+
+class SqlSession:
+    """Keeps its connections open. One statement at a time."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        catalog: str = CATALOG,
+        schema: str | None = None,
+        engines: Engines | None = None,
+        limits: DuckDBLimits | None = None,
+        on_s3: bool = False,
+        writes: bool = True,
+        checked: Callable[[list[OpenTable]], None] = lambda _: None,
+    ) -> None:
+        """`catalog`: the name that a statement may have before the schema; `schema`: that of tables that are
+        named without one. `on_s3`: tables are in S3, for statements
+        that write. `writes`: whether it runs them. `checked` gets the tables of a query before their files are read,
+        and may refuse them. ValueError for an invalid URL."""
+        self._client = SeamarkClient(url, token=token)
+        self._catalog, self._schema = catalog, schema
+        self._engines = engines or Engines()
+        self._trino = None if self._engines.trino is None else TrinoAddress.parse(self._engines.trino)
+        self._on_s3, self._writes, self._checked = on_s3, writes, checked
+        self._limits = limits or DuckDBLimits()
+        self._con: duckdb.DuckDBPyConnection | None = None
+        self._attached: duckdb.DuckDBPyConnection | None = None
+        self._spark: SparkStatements | None = None
+
+    def __enter__(self) -> SqlSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._con is not None:
+            self._con.close()
+        if self._attached is not None:
+            self._attached.close()
+        self._client.close()
+
+    def explain(self, text: str) -> ChosenPlan:
+        """What `sql` would do. The statement is planned, and not run."""
+        return self._planned(parse(text)).explanation
+
+    def sql(self, text: str) -> SqlResult:
+        """BadRequest for an invalid statement; the errors of the client."""
+        planned = self._planned(parse(text))
+        match planned.choice.engine:
+            case "trino":
+                return self._on_trino(planned)
+            case "spark":
+                if self._spark is None:
+                    self._spark = SparkStatements(self._engines.spark or "")
+                self._spark.run(planned.text)
+                return _done(planned, None)
+        return self._change(planned) if planned.query is None else self._query(planned, planned.query)
+
+    # Plans
+
+    def _planned(self, statement: Statement) -> _Planned:
+        engines, now = self._engines, datetime.now(UTC)
+        if statement.kind is not Kind.QUERY:
+            return self._planned_change(statement)
+        tables = CatalogTables(self._client, self._catalog, self._schema)
+        query: DuckDBQuery | None = None
+        reads: tuple[TableRead, ...] = ()
+        reason = ""
+        if engines.wanted in (AUTO, DUCKDB):
+            try:
+                query = translate(statement.tree, tables.columns_of, now)
+            except UnsupportedInDuckDB as why:
+                reason = str(why)
+        else:
+            reason = "it was not asked for"
+        if query is not None:
+            reads = self._reads(statement, query.tables, tables, now)
+        demand = Demand(statement.kind, sum(read.bytes for read in reads), reason)
+        choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
+        if choice.engine == DUCKDB and query is not None:
+            return _Planned(statement, choice, query.text, query, reads)
+        return _Planned(statement, choice, self._trino_text(statement), None, reads)
+
+    def _planned_change(self, statement: Statement) -> _Planned:
+        if not self._writes:
+            raise BadRequest(f"Only queries are run here; this is {statement.kind.value}. `seamark sql` runs it")
+        demand = Demand(statement.kind)
+        choice = choose(demand, self._engines.wanted, self._engines.available)
+        if choice.engine == SPARK:
+            return _Planned(
+                statement, choice, spark_text(statement.tree, self._catalog, self._engines.spark_catalog, self._schema)
+            )
+        if choice.engine == TRINO:
+            return _Planned(statement, choice, self._trino_text(statement))
+        tables = CatalogTables(self._client, self._catalog, self._schema)
+        now = datetime.now(UTC)
+        change = self._translated(statement, tables, now)
+        return _Planned(statement, choice, change.text, None, self._reads(statement, change.tables, tables, now))
+
+    def _translated(self, statement: Statement, tables: CatalogTables, now: datetime) -> DuckDBChange:
+        try:
+            return translate_change(statement.tree, tables.columns_of, tables.name_of, self._catalog, now)
+        except UnsupportedInDuckDB as why:
+            raise BadRequest(f"DuckDB does not run this statement: {why}") from None
+
+    def _reads(
+        self, statement: Statement, tables: Sequence[StoredTable], catalog: CatalogTables, now: datetime
+    ) -> tuple[TableRead, ...]:
+        reads = find_reads(self._client, statement.query_text, tables, catalog, now.date())
+        self._checked([read.named.opened for read in reads])
+        return tuple(reads)
+
+    def _trino_text(self, statement: Statement) -> str:
+        """The text with Trino's name of the catalog."""
+        assert self._trino is not None
+        new = []
+        for node in statement.tree.find_all(exp.Table):
+            parts = node.parts
+            if len(parts) == 3 and parts[0].name.lower() == self._catalog.lower():
+                place = parts[0].meta
+                new.append(Replacement(place["start"], place["end"] + 1, quoted_name(self._trino.catalog)))
+        return splice(statement.text, new)
+
+    # Engines
+
+    def _query(self, planned: _Planned, query: DuckDBQuery) -> SqlResult:
+        stack = ExitStack()
+        if self._con is None:  # opened after `checked`, which may confine what its threads do
+            self._con = open_connection(self._limits)
+        try:
+            streams = stack.enter_context(registered(self._con, planned.reads))
+            rows = execute(self._con, query.text, [name for name, _ in query.columns], streams)
+        except DuckDBFailed:
+            self._con = None
+            raise
+        except BaseException:
+            stack.close()
+            raise
+        types = tuple(str(kind) for _, kind in query.columns)
+        return SqlResult(rows.schema, types, iter(rows), planned.explanation, stack)
+
+    def _change(self, planned: _Planned) -> SqlResult:
+        if self._attached is None:
+            client = self._client
+            self._attached = connect(client.url, name=self._catalog, token=client.token, on_s3=self._on_s3)
+            self._attached.execute("SET TimeZone = 'UTC'")
+        with registered(self._attached, planned.reads) as streams:
+            table = execute(self._attached, planned.text, None, streams).read_all()
+        counted = table.num_columns == 1 and pa.types.is_integer(table.schema[0].type) and table.num_rows == 1
+        return _done(planned, int(table[0][0].as_py()) if counted else None)
+
+    def _on_trino(self, planned: _Planned) -> SqlResult:
+        assert self._trino is not None
+        rows = TrinoRows(self._trino, planned.text, schema=self._schema, password=self._engines.trino_password)
+        stack = ExitStack()
+        stack.callback(rows.close)
+        return SqlResult(rows.schema, rows.types, rows.batches(), planned.explanation, stack)
+
+
+def _done(planned: _Planned, rows: int | None) -> SqlResult:
+    batch = pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], schema=_DONE)
+    return SqlResult(_DONE, ("bigint",), iter([batch]), planned.explanation)
+
+
+def _summary(read: TableRead) -> TableSummary:
+    files = len(read.tasks)
+    considered = max(read.named.files, files)
+    return TableSummary(read.named.name, files, considered, read.bytes, len(read.table.used), read.joins)

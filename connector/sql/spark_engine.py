@@ -1,0 +1,75 @@
+"""Runs MERGE, UPDATE and DELETE on Spark, by Spark Connect or in a session of this process, whose catalog is Seamark.
+
+Spark's SQL has other meanings for some expressions, such as `7 / 2`. So only what means the same is passed on, written
+in Spark's words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlglot import Dialect, exp
+from sqlglot.errors import ErrorLevel
+
+from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
+from seamark.connector.sql.scopes import shown
+from seamark.metaserver.deferred import Deferred
+
+if TYPE_CHECKING:
+    from pyspark import errors as spark_errors
+    from pyspark import sql as spark_sql
+else:
+    spark_sql, spark_errors = Deferred("pyspark.sql"), Deferred("pyspark.errors")
+
+_SPARK = Dialect.get_or_raise("spark")
+_SAME = frozenset(
+    (
+        *(exp.Merge, exp.Whens, exp.When, exp.Insert, exp.Update, exp.Delete, exp.Tuple, exp.Var, exp.Star),
+        *(exp.Table, exp.TableAlias, exp.Identifier, exp.Column, exp.Alias, exp.Literal, exp.Null, exp.Boolean),
+        *(exp.And, exp.Or, exp.Not, exp.Paren, exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Is),
+        *(exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Coalesce, exp.Select, exp.From, exp.Where, exp.Subquery),
+    )
+)
+
+
+def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | None) -> str:
+    """The statement in Spark's SQL, with the tables in `spark_catalog`. BadRequest for an expression that may mean
+    something else there."""
+    copied = tree.copy()
+    for node in copied.walk():
+        if type(node) not in _SAME:
+            raise BadRequest(f"The statement runs on Spark, where {shown(node)} may mean something else; leave it out")
+        if isinstance(node, exp.Table) and (schema is not None or len(node.parts) > 1):
+            parts = node.parts
+            if len(parts) == 1:
+                node.set("db", exp.to_identifier(schema, quoted=True))
+            if len(parts) == 3 and parts[0].name.lower() != catalog.lower():
+                raise BadRequest(f"{shown(node)}: the catalog is {catalog!r}")
+            node.set("catalog", exp.to_identifier(spark_catalog, quoted=True))
+    return str(_SPARK.generate(copied, unsupported_level=ErrorLevel.RAISE))
+
+
+class SparkStatements:
+    """A session: `sc://host:port` is Spark Connect's; another URL is that of a master."""
+
+    def __init__(self, url: str) -> None:
+        """Unreachable if it does not start."""
+        builder = spark_sql.SparkSession.builder
+        try:
+            connected = builder.remote(url) if url.startswith("sc://") else builder.master(url)
+            self._session = connected.getOrCreate()
+        except (RuntimeError, OSError, spark_errors.PySparkException) as error:
+            raise Unreachable(f"No Spark at {url}: {error}") from None
+
+    def run(self, text: str) -> None:
+        """BadRequest for a statement that Spark refuses, ServerFailed for one that fails."""
+        try:
+            self._session.sql(text).collect()
+        except (spark_errors.AnalysisException, spark_errors.ParseException) as error:
+            raise BadRequest(f"Spark refuses the statement: {_first_line(error)}", status=400) from None
+        except spark_errors.PySparkException as error:
+            raise ServerFailed(f"Spark fails: {_first_line(error)}", status=500) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:500]

@@ -1,0 +1,103 @@
+"""Statements of the SQL entry: one at a time, parsed once, and classified by what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from sqlglot import Dialect, exp
+from sqlglot.errors import SqlglotError
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.trino.statements.lexer import Token, UnsupportedStatement, tokens_of
+
+CHARACTERS_MAX = 100_000
+TOKENS_MAX = 20_000
+_TRINO = Dialect.get_or_raise("trino")
+
+
+class Kind(Enum):
+    QUERY = "a query"
+    INSERT = "INSERT"
+    UPDATE = "UPDATE"
+    DELETE = "DELETE"
+    MERGE = "MERGE"
+    DEFINITION = "CREATE, ALTER or DROP"
+    OTHER = "another statement"
+
+
+_KINDS: dict[type[exp.Expr], Kind] = {
+    exp.Insert: Kind.INSERT,
+    exp.Update: Kind.UPDATE,
+    exp.Delete: Kind.DELETE,
+    exp.Merge: Kind.MERGE,
+    exp.Create: Kind.DEFINITION,
+    exp.Alter: Kind.DEFINITION,
+    exp.Drop: Kind.DEFINITION,
+}
+
+
+@dataclass(frozen=True)
+class Statement:
+    text: str
+    tree: exp.Expr
+
+    @cached_property
+    def kind(self) -> Kind:
+        if isinstance(self.tree, exp.Select | exp.SetOperation | exp.Subquery | exp.Values):
+            return Kind.QUERY
+        return _KINDS.get(type(self.tree), Kind.OTHER)
+
+    @cached_property
+    def query_text(self) -> str:
+        """The statement's query, at its position in the text: of INSERT, blanks replace the words before its source."""
+        if self.kind is not Kind.INSERT:
+            return self.text
+        try:
+            start = _source_start(tokens_of(self.text), has_columns=isinstance(self.tree.this, exp.Schema))
+        except UnsupportedStatement:
+            return self.text
+        return " " * start + self.text[start:]
+
+
+def parse(text: str) -> Statement:
+    """BadRequest for a text that is not one statement, or is longer than the limits."""
+    if len(text) > CHARACTERS_MAX:
+        raise BadRequest(f"The statement has {len(text):,} characters; the limit is {CHARACTERS_MAX:,}")
+    try:
+        words = _TRINO.tokenize(text)
+        if len(words) > TOKENS_MAX:
+            raise BadRequest(f"The statement has {len(words):,} words; the limit is {TOKENS_MAX:,}")
+        trees = [tree for tree in _TRINO.parser().parse(words, text) if tree is not None]
+    except SqlglotError as error:
+        raise BadRequest(f"The statement cannot be parsed: {_first_line(str(error))}") from None
+    except RecursionError:
+        raise BadRequest("The statement is nested too deeply") from None
+    except (ValueError, TypeError, AttributeError, LookupError):
+        raise BadRequest("The statement cannot be parsed") from None
+    if len(trees) != 1:
+        raise BadRequest(f"The text has {len(trees)} statements; it must have one")
+    return Statement(text, trees[0])
+
+
+def _source_start(tokens: Sequence[Token], *, has_columns: bool) -> int:
+    """The position of the source in `INSERT INTO table [(columns)] source`. UnsupportedStatement for another form."""
+    if [token.word for token in tokens[:2]] != ["INSERT", "INTO"]:
+        raise UnsupportedStatement
+    number = 3
+    while number < len(tokens) and tokens[number].word == ".":
+        number += 2
+    if has_columns:
+        while number < len(tokens) and tokens[number].word != ")":
+            number += 1
+        number += 1
+    if number >= len(tokens):
+        raise UnsupportedStatement
+    return tokens[number].start
+
+
+def _first_line(text: str) -> str:
+    line = text.partition("\n")[0].replace("\x1b[4m", "").replace("\x1b[0m", "")
+    return line[:300]

@@ -1,0 +1,149 @@
+"""Runs a statement on Trino, whose SQL the dialect is: the text is sent unchanged.
+
+The URL may be that of Seamark's proxy, which prunes the statement. Rows arrive in pages and leave as record batches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+
+from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
+from seamark.metaserver.deferred import Deferred
+
+if TYPE_CHECKING:
+    from trino import auth as trino_auth
+    from trino import dbapi
+    from trino import exceptions as trino_errors
+else:
+    dbapi, trino_auth = Deferred("trino.dbapi"), Deferred("trino.auth")
+    trino_errors = Deferred("trino.exceptions")
+
+PAGE_ROWS = 1000
+_CATALOG = "seamark"
+_DECIMAL = re.compile(r"decimal\((\d+), *(\d+)\)")
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "varbinary": pa.binary(),
+    "date": pa.date32(),
+    "unknown": pa.null(),
+}
+
+
+@dataclass(frozen=True)
+class TrinoAddress:
+    """`http://user@host:port/?catalog=name`."""
+
+    host: str
+    port: int
+    scheme: str
+    user: str
+    catalog: str
+
+    @classmethod
+    def parse(cls, url: str) -> TrinoAddress:
+        """ValueError for another URL. A URL has no password: Trino's is the server's, in SEAMARK_TRINO_PASSWORD."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.password:
+            raise ValueError(f"{url!r} is not the URL of a Trino: write http://user@host:port?catalog=name")
+        given = parse_qs(parts.query)
+        if set(given) - {"catalog"}:
+            raise ValueError(f"{url!r}: the only parameter of Trino's URL is catalog")
+        port = parts.port or (443 if parts.scheme == "https" else 8080)
+        catalog = given.get("catalog", [_CATALOG])[0]
+        return cls(parts.hostname, port, parts.scheme, parts.username or "seamark", catalog)
+
+
+class TrinoRows:
+    """The result of one statement: its schema, then its batches. To be closed."""
+
+    def __init__(
+        self, address: TrinoAddress, text: str, *, schema: str | None = None, password: str | None = None
+    ) -> None:
+        """BadRequest for a statement that Trino refuses, Unreachable, ServerFailed."""
+        auth = None
+        if password is not None:
+            auth = trino_auth.BasicAuthentication(address.user, password)
+        self._connection: Any = dbapi.connect(  # type: ignore[no-untyped-call]
+            host=address.host,
+            port=address.port,
+            user=address.user,
+            catalog=address.catalog,
+            schema=schema,
+            http_scheme=address.scheme,
+            auth=auth,
+            timezone="UTC",
+        )
+        try:
+            self._cursor = self._connection.cursor()
+            self._cursor.execute(text)
+            columns = self._cursor.description or []
+        except (trino_errors.Error, OSError) as error:
+            self.close()
+            raise _explained(error) from None
+        self.types = tuple(str(one.type_code) for one in columns)
+        self.schema = pa.schema(
+            [(str(one.name), arrow_type(kind)) for one, kind in zip(columns, self.types, strict=True)]
+        )
+        self._converted = [_converter(field.type) for field in self.schema]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        while True:
+            try:
+                rows = self._cursor.fetchmany(PAGE_ROWS)
+            except (trino_errors.Error, OSError) as error:
+                raise _explained(error) from None
+            if not rows:
+                return
+            arrays = [
+                pa.array([None if row[n] is None else convert(row[n]) for row in rows], field.type)
+                for n, (field, convert) in enumerate(zip(self.schema, self._converted, strict=True))
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def close(self) -> None:
+        """Also cancels a statement that still runs."""
+        cursor = getattr(self, "_cursor", None)
+        if cursor is not None:
+            cursor.cancel()
+        self._connection.close()
+
+
+def arrow_type(kind: str) -> pa.DataType:
+    """For a type in Trino's words. Nested types, and others, are texts in JSON."""
+    match = _DECIMAL.fullmatch(kind)
+    if match is not None:
+        return pa.decimal128(int(match[1]), int(match[2]))
+    if kind.startswith("timestamp"):
+        return pa.timestamp("us", tz="UTC" if kind.endswith("with time zone") else None)
+    return _PLAIN.get(kind, pa.string())
+
+
+def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return lambda value: value.astimezone(UTC)
+    if pa.types.is_string(kind):
+        return str
+    return lambda value: value
+
+
+def _explained(error: Exception) -> Exception:
+    if isinstance(error, trino_errors.TrinoUserError):
+        return BadRequest(f"Trino refuses the statement: {error.message}", status=400)
+    if isinstance(error, trino_errors.TrinoQueryError):
+        return ServerFailed(f"Trino fails: {error.message}", status=500)
+    if isinstance(error, trino_errors.Error | OSError):
+        return Unreachable(f"Trino does not answer: {error}")
+    return error

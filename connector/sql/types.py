@@ -1,0 +1,130 @@
+"""Types of the SQL dialect, which are Trino's, and the rules by which two types become one.
+
+A type is a word, with precision and scale for decimals. Iceberg's nested types are `NESTED`: their values can be
+selected and tested for null, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import decimal_precision, decimal_scale
+
+PRECISION_MAX = 38
+_INTEGER_DIGITS = {"integer": 10, "bigint": 19}
+"""Digits of the decimal type to which Trino converts an integer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlType:
+    name: str
+    precision: int = 0
+    scale: int = 0
+
+    def __str__(self) -> str:
+        return f"decimal({self.precision}, {self.scale})" if self.name == "decimal" else self.name
+
+    @property
+    def is_integer(self) -> bool:
+        return self.name in _INTEGER_DIGITS
+
+    @property
+    def is_float(self) -> bool:
+        return self.name in ("double", "real")
+
+    @property
+    def is_number(self) -> bool:
+        return self.is_integer or self.is_float or self.name == "decimal"
+
+    @property
+    def is_time(self) -> bool:
+        return self in (DATE, TIMESTAMP, ZONED)
+
+    @property
+    def is_comparable(self) -> bool:
+        return self.name not in ("nested", "interval")
+
+
+BOOLEAN, INTEGER, BIGINT = SqlType("boolean"), SqlType("integer"), SqlType("bigint")
+REAL, DOUBLE, VARCHAR, VARBINARY = SqlType("real"), SqlType("double"), SqlType("varchar"), SqlType("varbinary")
+DATE, TIME, UUID = SqlType("date"), SqlType("time"), SqlType("uuid")
+TIMESTAMP, ZONED = SqlType("timestamp"), SqlType("timestamp with time zone")
+UNKNOWN, NESTED, INTERVAL = SqlType("unknown"), SqlType("nested"), SqlType("interval")
+UNREADABLE = SqlType("unreadable")
+"""Nanoseconds, and types of later format versions."""
+_OF_ICEBERG = {
+    "boolean": BOOLEAN,
+    "int": INTEGER,
+    "long": BIGINT,
+    "float": REAL,
+    "double": DOUBLE,
+    "string": VARCHAR,
+    "binary": VARBINARY,
+    "fixed": VARBINARY,
+    "date": DATE,
+    "time": TIME,
+    "uuid": UUID,
+    "timestamp": TIMESTAMP,
+    "timestamptz": ZONED,
+}
+_DUCKDB = {
+    "boolean": "BOOLEAN",
+    "integer": "INTEGER",
+    "bigint": "BIGINT",
+    "real": "FLOAT",
+    "double": "DOUBLE",
+    "varchar": "VARCHAR",
+    "varbinary": "BLOB",
+    "date": "DATE",
+    "time": "TIME",
+    "uuid": "UUID",
+    "timestamp": "TIMESTAMP",
+    "timestamp with time zone": "TIMESTAMPTZ",
+    "unknown": "INTEGER",
+}
+
+
+def decimal(precision: int, scale: int) -> SqlType:
+    return SqlType("decimal", precision, scale)
+
+
+def of_iceberg(iceberg_type: object) -> SqlType:
+    if not isinstance(iceberg_type, str):
+        return NESTED
+    name = base_name(iceberg_type)
+    if name == "decimal":
+        return decimal(decimal_precision(iceberg_type), decimal_scale(iceberg_type))
+    return _OF_ICEBERG.get(name, UNREADABLE)
+
+
+def duckdb_name(kind: SqlType) -> str:
+    """The type in DuckDB's SQL. KeyError for a nested type."""
+    return f"DECIMAL({kind.precision}, {kind.scale})" if kind.name == "decimal" else _DUCKDB[kind.name]
+
+
+def as_decimal(kind: SqlType) -> SqlType:
+    """The decimal type to which an integer is converted."""
+    return decimal(_INTEGER_DIGITS[kind.name], 0) if kind.is_integer else kind
+
+
+def common_type(one: SqlType, other: SqlType) -> SqlType | None:
+    """The type in which values of both are compared or put into one column; None if there is none."""
+    if one == other:
+        return one
+    if UNKNOWN in (one, other):
+        return one if other == UNKNOWN else other
+    if one.is_number and other.is_number:
+        if DOUBLE in (one, other):
+            return DOUBLE
+        if REAL in (one, other):
+            return REAL
+        if one.is_integer and other.is_integer:
+            return BIGINT
+        one, other = as_decimal(one), as_decimal(other)
+        scale = max(one.scale, other.scale)
+        digits = max(one.precision - one.scale, other.precision - other.scale)
+        return decimal(min(PRECISION_MAX, digits + scale), scale)
+    if one.is_time and other.is_time:
+        return ZONED if ZONED in (one, other) else TIMESTAMP
+    return None

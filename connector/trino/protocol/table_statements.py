@@ -1,0 +1,396 @@
+"""Statements that maintain the files of a table (`connector/jobs/statements.py`), which Trino does not know.
+
+The proxy answers them in Trino's protocol. Trino decides whether the client may: before the job starts, the proxy runs
+statements that read and change nothing, as the client.
+
+- MERGE FILES: `EXPLAIN (TYPE VALIDATE) ALTER TABLE … EXECUTE optimize`, the same right.
+- DROP COLUMNS: `EXPLAIN (TYPE VALIDATE) UPDATE … SET column = NULL`, the same effect.
+- Both: `SELECT … WHERE FALSE AND (predicate)` of these columns, whose access rules are read. A row filter or a column
+  mask forbids the statement, because the job concerns all rows.
+
+The job runs with the proxy's token, in a separate process, which is killed if the client cancels the statement.
+Statements are known to the proxy that received them only, and are lost when it stops; the table stays whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_type_hints
+
+import aiohttp
+import msgspec
+import structlog
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.jobs.statements import (
+    DropColumns,
+    StatementAnswer,
+    StatementJob,
+    StatementResult,
+    TableStatement,
+    parse_statement,
+)
+from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision
+from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator
+from seamark.connector.trino.protocol.forwarder import read_at_most
+from seamark.connector.trino.protocol.sessions import Session, session_of
+from seamark.metaserver.wire import encode_json
+
+PATH = f"{PROXY_PATH}/statements"
+WAITING_MAX = 10
+"""Statements that wait, for each that may run."""
+_POLL_S = 1.0
+"""How long an answer waits for the end of the job, as in Trino."""
+_CHECK_S = 60.0
+_ANSWER_BYTES = 1 << 20
+_ENDED_MAX = 1000
+"""Statements whose results are kept until their clients have fetched them."""
+_ENDED_S = 600.0
+_ALTERS = re.compile(rb"\balter\b", re.IGNORECASE)
+_NO_TABLE = re.compile(r"[$@~]")
+_RULES = (
+    "A row filter or a column mask of Trino is in force for this user; files are merged and columns dropped of all rows"
+)
+_COUNTS = ("nodes", "totalSplits", "queuedSplits", "runningSplits", "completedSplits", "planningTimeMillis")
+_TIMES = ("analysisTimeMillis", "cpuTimeMillis", "wallTimeMillis", "queuedTimeMillis", "finishingTimeMillis")
+_SIZES = (
+    "physicalInputTimeMillis",
+    "processedRows",
+    "processedBytes",
+    "physicalInputBytes",
+    "physicalWrittenBytes",
+    "internalNetworkInputBytes",
+    "peakMemoryBytes",
+    "spilledBytes",
+)
+_log = structlog.get_logger("seamark.trino-proxy")
+
+Json = dict[str, Any]
+Send = Callable[[str, str, bytes | None], Awaitable[aiohttp.ClientResponse]]
+"""Sends a request to the coordinator as the client: method, path or URI, and body."""
+Judge = Callable[[PlanInputs, str], Awaitable[RuleDecision]]
+"""Decides by the access rules in force for a query."""
+Run = Callable[[StatementJob], Awaitable[StatementAnswer]]
+
+
+@dataclass(frozen=True)
+class Requested:
+    """A statement on a table of Seamark. `catalog`, `schema`: as Trino names them."""
+
+    statement: TableStatement
+    catalog: str
+    schema: str
+    utc: bool
+
+    @property
+    def table(self) -> str:
+        return self.statement.table[-1]
+
+
+class NotAllowed(Exception):
+    """The statement does not start. `error`: in Trino's form."""
+
+    def __init__(self, error: Json) -> None:
+        super().__init__(error.get("message", ""))
+        self.error = error
+
+
+@dataclass
+class _Statement:
+    began_s: float
+    task: asyncio.Task[StatementAnswer]
+    ended_s: float | None = None
+
+
+class TableStatements:
+    """Belongs to one event loop. At most `at_once` jobs run together."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        catalogs: Collection[str],
+        *,
+        at_once: int,
+        authorities: str | None = None,
+        run: Run | None = None,
+    ) -> None:
+        self._url, self._token = url, token
+        self._catalogs = frozenset(name.lower() for name in catalogs)
+        self._at_once = at_once
+        self._slots = asyncio.Semaphore(max(1, at_once))
+        self._run = run or partial(run_in_process, authorities=authorities)
+        self._statements: OrderedDict[str, _Statement] = OrderedDict()
+
+    def may_be(self, body: bytes) -> bool:
+        """Whether the body may be such a statement; cheap."""
+        return self._at_once > 0 and _ALTERS.search(body) is not None
+
+    def _find(
+        self, body: bytes, headers: CIMultiDictProxy[str], *, trust_time_zone: bool
+    ) -> tuple[Requested, Session] | None:
+        """The statement, if it is one on a table of Seamark, and its session; None for all that Trino receives.
+        BadRequest for one with a mistake."""
+        try:
+            statement = parse_statement(body.decode())
+        except UnicodeDecodeError:
+            return None
+        if statement is None or len(statement.table) > 3:
+            return None
+        session = session_of(headers)
+        if session.off:
+            return None
+        defaults = (session.catalog, session.schema)
+        catalog, schema, table = (*defaults[: 3 - len(statement.table)], *(level.lower() for level in statement.table))
+        if catalog not in self._catalogs or not schema or _NO_TABLE.search(table):
+            return None
+        levels = (*schema.split("."), table)
+        utc = session.utc and trust_time_zone
+        return Requested(msgspec.structs.replace(statement, table=levels), catalog, schema, utc), session
+
+    async def start(
+        self,
+        body: bytes,
+        headers: CIMultiDictProxy[str],
+        send: Send,
+        judge: Judge | None,
+        base: str,
+        *,
+        trust_time_zone: bool,
+    ) -> Json | None:
+        """The first answer to a statement; None for one that Trino receives. `base`: the URL by which the client
+        reaches the proxy. `judge`: None if Trino has no access rules."""
+        try:
+            found = self._find(body, headers, trust_time_zone=trust_time_zone)
+        except BadRequest as error:
+            return failed(_error("SYNTAX_ERROR", error.message), base)
+        if found is None:
+            return None
+        wanted, session = found
+        if session.in_transaction:
+            return failed(_error("NOT_SUPPORTED", f"{_name(wanted.statement)} is not supported in a transaction"), base)
+        self._forget_ended()
+        try:
+            self._check_room()
+            async with asyncio.timeout(_CHECK_S):
+                await _check_rights(wanted, send, judge)
+            self._check_room()  # others have come meanwhile
+        except NotAllowed as refusal:
+            return failed(refusal.error, base)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            message = f"Trino did not say whether this is allowed: {error or type(error).__name__}"
+            return failed(_error("GENERIC_INTERNAL_ERROR", message, "INTERNAL_ERROR"), base)
+        number = secrets.token_hex(16)
+        job = StatementJob(self._url, self._token, wanted.statement, wanted.utc)
+        self._statements[number] = _Statement(time.monotonic(), asyncio.create_task(self._in_turn(job)))
+        return self._answer(number, base)
+
+    async def answer(self, method: str, number: str, base: str) -> web.Response:
+        """To a request for a statement: the next answer to a GET, after a second or the end of the job; a DELETE kills
+        the job."""
+        known = self._statements.get(number)
+        if method not in ("GET", "DELETE"):
+            return web.Response(status=405, headers={"Allow": "GET, DELETE"})
+        if known is None:
+            return web.Response(status=404, text="The statement is unknown to this proxy\n")
+        if method == "DELETE":
+            del self._statements[number]
+            known.task.cancel()
+            return web.Response(status=204)
+        await asyncio.wait((known.task,), timeout=_POLL_S)
+        if number not in self._statements:  # cancelled meanwhile
+            return web.Response(status=404, text="The statement is unknown to this proxy\n")
+        return json_response(self._answer(number, base))
+
+    async def close(self) -> None:
+        """Kills all jobs."""
+        tasks = [known.task for known in self._statements.values()]
+        self._statements.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _in_turn(self, job: StatementJob) -> StatementAnswer:
+        async with self._slots:
+            began_s = time.monotonic()
+            try:
+                answer = await self._run(job)
+            except OSError as error:
+                answer = StatementAnswer(error=f"The job does not start: {error}")
+        _log.info(
+            "table statement",
+            table=".".join(job.statement.table),
+            what=_name(job.statement),
+            seconds=round(time.monotonic() - began_s, 3),
+            error=answer.error or None,
+        )
+        return answer
+
+    def _answer(self, number: str, base: str) -> Json:
+        known = self._statements[number]
+        answer: Json = {"id": number, "infoUri": f"{base}{PATH}/{number}", "warnings": []}
+        if not known.task.done():
+            return {**answer, "nextUri": f"{base}{PATH}/{number}", "stats": _stats("RUNNING", known.began_s)}
+        known.ended_s = known.ended_s or time.monotonic()
+        ended = known.task.result()
+        if ended.result is None:
+            return {
+                **answer,
+                "error": _error("GENERIC_USER_ERROR", ended.error),
+                "stats": _stats("FAILED", known.began_s),
+            }
+        signature = {"rawType": "bigint", "arguments": []}
+        columns = [
+            {"name": name, "type": "bigint", "typeSignature": signature} for name in get_type_hints(StatementResult)
+        ]
+        rows = [list(msgspec.structs.astuple(ended.result))]
+        return {**answer, "columns": columns, "data": rows, "stats": _stats("FINISHED", known.began_s)}
+
+    def _check_room(self) -> None:
+        unended = sum(not known.task.done() for known in self._statements.values())
+        if unended >= self._at_once * (1 + WAITING_MAX):
+            message = "Too many statements that maintain tables wait at this proxy; try later"
+            raise NotAllowed(_error("QUERY_QUEUE_FULL", message, "INSUFFICIENT_RESOURCES"))
+
+    def _forget_ended(self) -> None:
+        now_s = time.monotonic()
+        ended = [number for number, known in self._statements.items() if known.task.done()]
+        for place, number in enumerate(ended):
+            known = self._statements[number]
+            known.ended_s = known.ended_s or now_s
+            if now_s - known.ended_s > _ENDED_S or place < len(ended) - _ENDED_MAX:
+                del self._statements[number]
+
+
+async def run_in_process(job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
+    """A cancelled job is killed. `authorities`: PEM file for the server's certificate."""
+    more = {"OMP_NUM_THREADS": "1", **({} if authorities is None else {"SEAMARK_CA": authorities})}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "seamark.connector.jobs.statement_runs",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **more},
+    )
+    try:
+        output, _ = await process.communicate(msgspec.json.encode(job))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        return msgspec.json.decode(output, type=StatementAnswer)
+    except msgspec.MsgspecError:
+        return StatementAnswer(error=f"The process of the job ended with status {process.returncode}")
+
+
+async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> None:
+    """NotAllowed if Trino refuses the client's statements, or has rules for it that forbid the job."""
+    table = ".".join(map(quoted_name, (wanted.catalog, wanted.schema, wanted.table)))
+    columns = list[str]()
+    if isinstance(wanted.statement, DropColumns):
+        columns = list(dict.fromkeys(name.partition(".")[0].lower() for name in wanted.statement.columns))
+        changed = ", ".join(f"{quoted_name(column)} = NULL" for column in columns)
+        right = f"UPDATE {table} SET {changed}"  # noqa: S608
+    else:
+        right = f"ALTER TABLE {table} EXECUTE optimize"
+    await _run_at_trino(f"EXPLAIN (TYPE VALIDATE) {right}", send)
+    listed = ", ".join(map(quoted_name, columns)) or "1"
+    # The predicate, so that Trino refuses columns that the client may not read. A comment may end its text.
+    condition = "FALSE" if wanted.statement.where is None else f"FALSE AND ({wanted.statement.where}\n)"
+    query = await _run_at_trino(f"SELECT {listed} FROM {table} WHERE {condition}", send)  # noqa: S608
+    if judge is not None:
+        name = (wanted.catalog, wanted.schema.lower(), wanted.table.lower())
+        used = PlanInputs({name: frozenset(columns)})
+        decision = await judge(used, query)
+        if decision is not RuleDecision.NO_RULES:
+            message = "The access rules of Trino could not be read" if decision is RuleDecision.UNKNOWN else _RULES
+            raise NotAllowed(_error("PERMISSION_DENIED", message))
+
+
+async def _run_at_trino(statement: str, send: Send) -> str:
+    """The id of the query, at its end. NotAllowed with Trino's error."""
+    response = await send("POST", "/v1/statement", statement.encode())
+    while True:
+        async with response:
+            body, is_complete = await read_at_most(response.content, _ANSWER_BYTES)
+        if response.status != 200 or not is_complete:
+            text = " ".join(body[:200].decode("utf-8", "replace").split())
+            raise NotAllowed(_error("PERMISSION_DENIED", f"Trino answered HTTP {response.status}: {text}"))
+        try:
+            answer = msgspec.json.decode(body, type=dict[str, Any])
+        except msgspec.MsgspecError:
+            raise aiohttp.ClientPayloadError("the answer is not JSON") from None
+        if isinstance(answer.get("error"), Mapping):
+            raise NotAllowed(dict(answer["error"]))
+        if not isinstance(answer.get("nextUri"), str):
+            return str(answer.get("id", ""))
+        response = await send("GET", answer["nextUri"], None)
+
+
+def failed(error: Json, base: str) -> Json:
+    """The only answer to a statement that does not start."""
+    number = secrets.token_hex(16)
+    return {
+        "id": number,
+        "infoUri": f"{base}{PATH}/{number}",
+        "error": error,
+        "stats": _stats("FAILED", time.monotonic()),
+        "warnings": [],
+    }
+
+
+def json_response(answer: Json) -> web.Response:
+    return web.Response(body=encode_json(answer), content_type="application/json")
+
+
+def base_url(headers: CIMultiDict[str], coordinator: Coordinator) -> str:
+    """By which the client reaches the proxy. `headers`: those that the coordinator receives."""
+    prefix = headers.get("X-Forwarded-Prefix", "").removesuffix(coordinator.prefix)
+    return f"{headers['X-Forwarded-Proto']}://{headers['X-Forwarded-Host']}{prefix}"
+
+
+def _name(statement: TableStatement) -> str:
+    return "DROP COLUMNS" if isinstance(statement, DropColumns) else "MERGE FILES"
+
+
+_CODES = {
+    "GENERIC_USER_ERROR": 0,
+    "SYNTAX_ERROR": 1,
+    "PERMISSION_DENIED": 4,
+    "NOT_SUPPORTED": 13,
+    "GENERIC_INTERNAL_ERROR": 65536,
+    "QUERY_QUEUE_FULL": 131074,
+}
+"""Trino's `StandardErrorCode`."""
+
+
+def _error(name: str, message: str, kind: str = "USER_ERROR") -> Json:
+    failure = {"type": "io.trino.spi.TrinoException", "message": message, "suppressed": [], "stack": []}
+    return {
+        "message": message,
+        "errorCode": _CODES[name],
+        "errorName": name,
+        "errorType": kind,
+        "failureInfo": failure,
+    }
+
+
+def _stats(state: str, began_s: float) -> Json:
+    """All fields, because some clients require them."""
+    elapsed_ms = int(1000 * (time.monotonic() - began_s))
+    zero = dict.fromkeys((*_COUNTS, *_TIMES, *_SIZES), 0)
+    return {"state": state, "queued": False, "scheduled": True, **zero, "elapsedTimeMillis": elapsed_ms}

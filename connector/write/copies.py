@@ -1,0 +1,479 @@
+"""Writes data files of a partition from row groups of other files: large row groups are copied, others encoded again.
+
+A copy costs about as much as copying the file; encoding costs many times more. But a row group that stays small makes
+every later read slower, so small row groups are encoded together. A row group is copied if
+
+- it has at least `CopyPolicy.least_bytes` bytes;
+- none of its rows is deleted;
+- its columns have the ids and types that the table's writer would give them now (names may differ);
+- it may be null where its columns may. Writers such as Spark store an optional column as required if their rows have no
+  null. If all files of a merge do so, the merged file does, too;
+- columns that it lacks are null for readers: optional, without a default, and no source of a partition field.
+
+A new file is encrypted as its old files are; files that are encrypted differently do not share a new file. Bounds of
+encrypted columns are not written to manifests, which are not encrypted.
+
+Otherwise its rows are read as all readers see them, and encoded. `CopyCounts` has the reasons. With row lineage, the
+lineage columns are always encoded: they are small, and inherited values belong to the old file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from seamark.connector.arrow.casting import UNKNOWN, conform
+from seamark.connector.arrow.partitions import Partition
+from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
+from seamark.connector.parquet.copy.leaves import Leaf, LeafMatch, match, required_columns
+from seamark.connector.parquet.copy.sinks import open_sink
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.connector.parquet.encryption.footers import FileEncryption
+from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, Protection, scheme_of
+from seamark.connector.parquet.encryption.kms import KeyUnavailable
+from seamark.connector.parquet.metrics import Metrics, leaves_of, modes_of
+from seamark.connector.read.deleted_rows import DeletedRowSet, Deletes
+from seamark.connector.read.file_rows import partition_of
+from seamark.connector.read.lineage import NAMES, has_lineage
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import OpenTable, ScanTask
+from seamark.connector.write.data_files import (
+    ROW_GROUP_BYTES,
+    ROW_GROUP_BYTES_DEFAULT,
+    encode_row_group,
+    writer_options,
+)
+from seamark.connector.write.row_origins import OriginLog
+from seamark.connector.write.table_writer import IndexBuilder, WrittenFiles
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.files.footer import END_BYTES, MAGIC, ParquetFooter
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
+from seamark.metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+
+Longs = np.ndarray[Any, np.dtype[np.int64]]
+
+SMALL_PART = 8
+"""A row group is small below this part of the target size of row groups."""
+_BUFFERED_BYTES = 256 << 20
+"""Limit of the rows in memory that wait for their row group."""
+_WRITER = re.compile(rb"(parquet-mr|parquet-cpp) version (\d+)\.(\d+)")
+_CORRECT_SINCE = {b"parquet-mr": (1, 10), b"parquet-cpp": (1, 3)}
+"""Older versions wrote statistics that readers ignore by the writer's name, which a copy would hide."""
+
+
+@dataclass(frozen=True)
+class CopyPolicy:
+    """`least_bytes`: of a row group that is copied. `keep_order`: each file becomes one file, with its rows in their
+    order."""
+
+    least_bytes: int
+    target_bytes: int
+    row_group_bytes: int
+    keep_order: bool = False
+
+    @staticmethod
+    def of(properties: Mapping[str, str]) -> CopyPolicy:
+        target_bytes = max(1, as_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
+        row_group = min(target_bytes, max(1, as_int(properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT)))
+        return CopyPolicy(max(1, row_group // SMALL_PART), target_bytes, row_group)
+
+
+@dataclass
+class CopyCounts:
+    """`encoded`: row groups that were encoded, by the reason."""
+
+    copied: int = 0
+    copied_bytes: int = 0
+    encoded: Counter[str] = field(default_factory=Counter)
+
+
+class CopyWriter:
+    """Writes files of one partition after the other. As a context manager, it deletes its files on an exception.
+
+    `opened`: with the schema that the new files get. `target`: of the same schema; with lineage, if the table has it.
+    """
+
+    def __init__(
+        self,
+        opened: OpenTable,
+        target: WriteTarget,
+        policy: CopyPolicy,
+        origins: OriginLog,
+        keys: ParquetKeys | None = None,
+    ) -> None:
+        """`keys`: without them, encrypted files are refused."""
+        self._keys = keys
+        self._scheme: EncryptionScheme | None = None
+        self._opened, self._target, self._policy, self._origins = opened, target, policy, origins
+        self.counts = CopyCounts()
+        self._names = [field.name for field in opened.schema.fields]
+        self._lineage = has_lineage(opened.metadata)
+        read_names = [*self._names, *NAMES] if self._lineage else self._names
+        self._read_plan = plan_read(opened, read_names, TRUE, positions=True)
+        self._reader = TaskReader(self._read_plan, opened.storage, threads=False, keys=keys)
+        narrow = plan_read(opened, NAMES if self._lineage else [], TRUE, positions=True)
+        self._lineage_reader = TaskReader(replace(narrow), opened.storage, threads=False, keys=keys)
+        self._deletes = Deletes(opened.storage, opened.metadata)
+        self._inspected: dict[str, _Inspected] = {}
+        self._layouts: dict[frozenset[int], _Layout] = {}
+        self._layout = self._layout_of(frozenset())
+        self._indexes = IndexBuilder(target.indexes)
+        self._files: list[dict[str, Any]] = []
+        self._file: _OpenFile | None = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_origins: list[Longs] = []
+        self._ratio = 1.0
+        self._partition: tuple[Partition, list[Any]] = ((), [])
+        self._sort_order = 0
+
+    def __enter__(self) -> CopyWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abort()
+
+    def partition_of(self, tasks: Sequence[ScanTask]) -> Partition | None:
+        """The partition of these files; None if it is not worth a copy, because all of them are small, or if their rows
+        must be partitioned again."""
+        self._inspected.clear()
+        all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
+        if not self._policy.keep_order and all_small and not any(map(self._is_encrypted, tasks)):
+            return None
+        if any(task.spec_id != self._target.spec.spec_id for task in tasks):
+            return None
+        try:
+            values = partition_of(self._read_plan, tasks[0])
+        except ValueError:
+            return None
+        partition = tuple(values.get(spec_field.field_id or 0) for spec_field in self._target.spec.fields)
+        stated = tasks[0].file.get("partition") or []
+        return partition if list(self._target.partitioner.json(partition)) == list(stated) else None
+
+    def _is_encrypted(self, task: ScanTask) -> bool:
+        return self._keys is not None and self._inspect(task).scheme is not None
+
+    def _inspect(self, task: ScanTask) -> _Inspected:
+        """What decides on the new file; the footer is read once for it. Unreadable."""
+        found = self._inspected.get(task.path)
+        if found is None:
+            with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
+                found = _Inspected(required_columns(source.leaves), self._scheme_of(source))
+            self._inspected[task.path] = found
+        return found
+
+    def write(self, tasks: Sequence[tuple[ScanTask, int]], partition: Partition) -> None:
+        """Writes the live rows of the files of one partition. Each has the origin of its first row. Unreadable,
+        Unwritable."""
+        self._partition = partition, list(tasks[0][0].file.get("partition") or [])
+        for scheme, members in self._by_scheme(tasks).items():
+            self._scheme = scheme
+            if not self._policy.keep_order:
+                self._layout = self._layout_of(self._required_in([task for task, _ in members]))
+            for task, first in members:
+                if self._policy.keep_order:
+                    self._layout = self._layout_of(self._required_in([task]))
+                self._sort_order = int(task.file.get("sort-order-id") or 0) if self._policy.keep_order else 0
+                self._write_file(task, first)
+                if self._policy.keep_order:
+                    self._cut()
+            self._cut()
+
+    def _by_scheme(
+        self, tasks: Sequence[tuple[ScanTask, int]]
+    ) -> Mapping[EncryptionScheme | None, Sequence[tuple[ScanTask, int]]]:
+        """The files by how they are encrypted. Unreadable."""
+        if self._keys is None:
+            return {None: tasks}
+        schemes: dict[EncryptionScheme | None, list[tuple[ScanTask, int]]] = {}
+        for task, first in tasks:
+            schemes.setdefault(self._inspect(task).scheme, []).append((task, first))
+        return schemes
+
+    def _required_in(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
+        """The ids of optional columns without structure that all these files store as required. Unreadable."""
+        common: frozenset[int] | None = None
+        for task in sorted(tasks, key=lambda task: -task.size_bytes):
+            found = self._inspect(task).required
+            common = found if common is None else common & found
+            if not common:
+                break
+        return (common or frozenset()) - required_columns(self._layout_of(frozenset()).leaves)
+
+    def _layout_of(self, required: frozenset[int]) -> _Layout:
+        layout = self._layouts.get(required)
+        if layout is None:
+            layout = self._layouts[required] = _Layout.of(self._target, required)
+        return layout
+
+    def _write_file(self, task: ScanTask, origin: int) -> None:
+        if task.size_bytes < self._policy.least_bytes:
+            self.counts.encoded["the file is small"] += 1
+            self._encode(task, None, origin)
+            return
+        with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
+            if source.footer.rows != task.records:
+                raise Unreadable(task.path, f"it has {source.footer.rows} rows; its manifest says {task.records}")
+            matched = self._match(source)
+            deleted = self._deletes.of(task.path, task.deletes)
+            first, encoded = 0, list[Longs]()
+            for number, group in enumerate(source.footer.groups):
+                reason = matched.reason or self._why_encoded(group.size_bytes, deleted, first, group.rows)
+                if reason:
+                    self.counts.encoded[reason] += 1
+                    encoded.append(np.arange(first, first + group.rows))
+                elif group.rows:
+                    if self._policy.keep_order and encoded:
+                        self._encode(task, np.concatenate(encoded), origin)
+                        encoded = []
+                    self._copy(source, number, matched, task, first, origin)
+                first += group.rows
+            if encoded:
+                self._encode(task, np.concatenate(encoded), origin)
+
+    def _scheme_of(self, source: SourceFile) -> EncryptionScheme | None:
+        """How a new file of these rows is encrypted. Unreadable if that is uncertain."""
+        if source.encryption is None:
+            return None
+        places = {leaf.ids: place for place, leaf in enumerate(source.leaves)}
+        tops = {leaf.ids[0] for leaf in source.leaves}
+        columns = [places.get(leaf.ids, -1) for leaf in self._layout.leaves]
+        for leaf, column in zip(self._layout.leaves, columns, strict=True):
+            if column < 0 and (leaf.ids[0] in tops or None in tops):
+                raise source.unreadable(
+                    "it is encrypted, and its columns have no field ids or another structure, so the key of each new "
+                    "column is uncertain"
+                )
+        try:
+            return scheme_of(source.encryption, [leaf.path for leaf in source.leaves], columns)
+        except KeyUnavailable as error:
+            raise source.unreadable(str(error)) from None
+
+    def _match(self, source: SourceFile) -> LeafMatch:
+        creator = _WRITER.match(source.footer.created_by or b"")
+        if creator and (int(creator[2]), int(creator[3])) < _CORRECT_SINCE[creator[1]]:
+            return LeafMatch((), "an old writer wrote wrong statistics")
+        lineage = {ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER} if self._lineage else set()
+        found = match(self._layout.leaves, source.leaves)
+        if found.reason:
+            return found
+        columns = list(found.columns)
+        partitioned = {source_id for spec_field in self._target.spec.fields for source_id in spec_field.sources}
+        by_id = {field.id: field for field in self._target.schema.fields}
+        for place, leaf in enumerate(self._layout.leaves):
+            top = by_id[leaf.ids[0] or 0]
+            if top.id in lineage:
+                columns[place] = -1  # always encoded
+            elif columns[place] < 0 and (top.required or top.initial_default is not None or top.id in partitioned):
+                return LeafMatch((), f"it lacks column {top.name}, which is not null for readers")
+        return LeafMatch(columns)
+
+    def _why_encoded(self, size_bytes: int, deleted: DeletedRowSet, first: int, rows: int) -> str:
+        if size_bytes < self._policy.least_bytes:
+            return "the row group is small"
+        if deleted.keys:
+            return "equality deletes apply to it"
+        if deleted.by_position(first, rows) is not None:
+            return "some of its rows are deleted"
+        return ""
+
+    def _copy(
+        self, source: SourceFile, number: int, matched: LeafMatch, task: ScanTask, first: int, origin: int
+    ) -> None:
+        group = source.footer.groups[number]
+        if self._policy.keep_order:
+            self._flush()
+        present = [(column, place) for place, column in enumerate(matched.columns) if column >= 0]
+        missing = [place for place, column in enumerate(matched.columns) if column < 0]
+        picks = [Pick(source, number, [column for column, _ in present], [place for _, place in present])]
+        if missing:
+            picks.append(self._filled(task, first, group.rows, missing))
+            if not present:
+                picks = picks[1:]
+        file = self._open_file(sum(pick.size_bytes for pick in picks))
+        self._origins.add_run(file.location, file.assembler.rows, origin + first, group.rows)
+        file.metrics.add_copied(_nans_of(task, source))
+        file.assembler.add(picks)
+        self.counts.copied += 1
+        self.counts.copied_bytes += group.size_bytes
+
+    def _filled(self, task: ScanTask, first: int, rows: int, missing: Sequence[int]) -> Pick:
+        """The columns that the file lacks, null, and those of row lineage, as a file in memory."""
+        ids = {self._layout.leaves[place].ids[0] for place in missing}
+        fields = [field for field in self._target.schema.fields if field.id in ids]
+        lineage = self._read_lineage(task, first, rows) if self._lineage else {}
+        places = {field.id: place for place, field in enumerate(_written_fields(self._target))}
+        arrow = pa.schema([self._layout.arrow.field(places[field.id]) for field in fields])
+        columns = [
+            lineage.get(field.name, pa.nulls(rows, kind.type)) for field, kind in zip(fields, arrow, strict=True)
+        ]
+        options = writer_options(self._target.properties)
+        options["use_dictionary"] = [name for name in arrow.names if name != NAMES[0]]
+        if NAMES[0] in lineage:
+            options["column_encoding"] = {NAMES[0]: "DELTA_BINARY_PACKED"}
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, arrow, **options) as writer:
+            writer.write_table(pa.table(columns, schema=arrow), row_group_size=rows)
+        filled = SourceFile(task.path, None, bytes(sink.getvalue()))
+        return Pick(filled, 0, list(range(len(missing))), list(missing))
+
+    def _read_lineage(self, task: ScanTask, first: int, rows: int) -> dict[str, pa.Array]:
+        batches = list(self._lineage_reader.read(task, np.arange(first, first + rows)))
+        table = pa.Table.from_batches(batches)
+        if table.num_rows != rows:
+            raise Unreadable(task.path, f"{table.num_rows} of {rows} rows of a row group were read")
+        return {name: table.column(place).combine_chunks() for place, name in enumerate(NAMES)}
+
+    def _encode(self, task: ScanTask, positions: Longs | None, origin: int) -> None:
+        """Encodes the live rows at these positions, together with other rows that wait."""
+        columns = list(range(len(self._read_plan.names)))
+        for batch in self._reader.read(task, positions):
+            rows = conform(batch.select(columns), self._target.schema, self._layout.arrow)
+            self._waiting.append(rows)
+            self._waiting_origins.append(batch.column(len(columns)).to_numpy() + origin)
+            size_bytes = sum(waiting.nbytes for waiting in self._waiting)
+            if size_bytes * self._ratio >= self._policy.row_group_bytes or size_bytes >= _BUFFERED_BYTES:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Writes the rows that wait as one row group."""
+        if not self._waiting:
+            return
+        rows, origins = pa.Table.from_batches(self._waiting), np.concatenate(self._waiting_origins)
+        self._waiting, self._waiting_origins = [], []
+        data = encode_row_group(rows, self._target.schema, self._target.properties)
+        self._ratio = max(0.001, len(data) / max(1, rows.nbytes))
+        source = SourceFile("rows in memory", None, data)
+        columns = range(len(self._layout.leaves))
+        file = self._open_file(len(data))
+        self._origins.add(file.location, file.assembler.rows, origins)
+        file.metrics.add(rows)
+        file.assembler.add([Pick(source, 0, columns, columns)])
+
+    def _open_file(self, size_bytes: int) -> _OpenFile:
+        """The file for a row group of this size: a new file if the group would make the current file too large."""
+        is_single = self._policy.keep_order
+        if self._file and not is_single and self._file.assembler.size_bytes + size_bytes > self._policy.target_bytes:
+            self._close_file()
+        if self._file is None:
+            location = self._target.new_location(self._partition[0])
+            encryption = self._new_encryption(location)
+            assembler = FileAssembler(open_sink(location, self._target.storage), self._layout.footer, encryption)
+            modes = modes_of(self._target.schema, self._target.properties, self._target.sort_order)
+            self._file = _OpenFile(location, assembler, Metrics(leaves_of(self._target.schema), modes))
+        return self._file
+
+    def _new_encryption(self, location: str) -> FileEncryption | None:
+        if self._scheme is None or self._keys is None:
+            return None
+        try:
+            return self._keys.new_encryption(self._scheme)
+        except (KeyUnavailable, ValueError) as error:
+            raise Unreadable(location, f"it cannot be encrypted: {error}") from None
+
+    def _cut(self) -> None:
+        self._flush()
+        self._close_file()
+
+    def _close_file(self) -> None:
+        file = self._file
+        if file is None:
+            return
+        footer = file.assembler.close()
+        self._file = None
+        written = {
+            "content": "data",
+            "file-path": file.location,
+            "file-format": "PARQUET",
+            "file-size-in-bytes": file.assembler.size_bytes,
+            "record-count": file.assembler.rows,
+            **file.metrics.of(_parsed(footer), secret=self._secret_columns()),
+            "split-offsets": file.assembler.split_offsets,
+            "spec-id": self._target.spec.spec_id,
+            "partition": self._partition[1],
+            "sort-order-id": self._sort_order,
+        }
+        self._files.append(written)
+        self._indexes.add(written, None)
+
+    def _secret_columns(self) -> frozenset[int]:
+        """The ids of the columns that the current file encrypts."""
+        if self._scheme is None:
+            return frozenset()
+        ids = [leaf.ids[-1] for leaf in self._layout.leaves]
+        protected = zip(ids, self._scheme.columns, strict=True)
+        return frozenset(number for number, how in protected if number is not None and how is not Protection.PLAIN)
+
+    def close(self) -> WrittenFiles:
+        index_files, skipped = self._indexes.close()
+        return WrittenFiles(tuple(self._files), index_files, skipped)
+
+    def abort(self) -> None:
+        """Deletes the written files; ignores errors of the storage. Never raises."""
+        if self._file is not None:
+            self._file.assembler.abort()
+            self._file = None
+        WrittenFiles(tuple(self._files), tuple(self._indexes.written)).discard(self._target.storage)
+
+
+@dataclass(frozen=True)
+class _Inspected:
+    """Of an old file: the ids of its required columns, and how a new file of its rows is encrypted."""
+
+    required: frozenset[int]
+    scheme: EncryptionScheme | None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What a new file is like. `footer`: that of an empty file of `arrow`, of which `leaves` are the leaf columns."""
+
+    arrow: pa.Schema
+    footer: ParquetFooter
+    leaves: Sequence[Leaf]
+
+    @staticmethod
+    def of(target: WriteTarget, required: frozenset[int]) -> _Layout:
+        """`required`: the ids of columns that are required in the file, beside those of the table."""
+        arrow = pa.schema(
+            [
+                kind.with_nullable(False) if field.id in required else kind
+                for field, kind in zip(_written_fields(target), target.arrow, strict=True)
+            ]
+        )
+        source = SourceFile("a file without rows", None, encode_row_group(arrow.empty_table(), target.schema, {}))
+        return _Layout(arrow, source.footer, source.leaves)
+
+
+@dataclass(frozen=True)
+class _OpenFile:
+    location: str
+    assembler: FileAssembler
+    metrics: Metrics
+
+
+def _nans_of(task: ScanTask, source: SourceFile) -> dict[int, int]:
+    """NaN counts of each row group of a file, as far as the counts of the file decide them."""
+    counts = task.file.get("nan-value-counts") or {"keys": [], "values": []}
+    is_single = sum(group.rows > 0 for group in source.footer.groups) == 1
+    return {key: count for key, count in zip(counts["keys"], counts["values"], strict=True) if not count or is_single}
+
+
+def _written_fields(target: WriteTarget) -> Iterator[Any]:
+    """The fields of the schema that files have columns for."""
+    return (field for field in target.schema.fields if field.type != UNKNOWN)
+
+
+def _parsed(footer: bytes) -> pq.FileMetaData:
+    """The footer as pyarrow decodes it."""
+    return pq.read_metadata(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(END_BYTES - 4, "little") + MAGIC))

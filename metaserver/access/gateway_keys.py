@@ -1,0 +1,119 @@
+"""S3 keys that the catalog vends for one table: an access key, its secret, and a session token.
+
+The token contains the grant (table, location, rights, expiry) and an HMAC of it by a key of the keyring. The access key
+and the secret are further HMACs of the same grant. So nothing is stored, every replica verifies the keys of every
+other, and a client cannot change its grant. Layout of a token, before base64: key id (8 bytes), grant (msgpack), HMAC
+(32 bytes).
+
+The end of a grant is a multiple of half its lifetime. Two answers of that time have equal keys, so that a client may
+reuse the first (HTTP 304), and keys are valid for at least half of the lifetime.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+
+import msgspec
+
+from seamark.cache.memory import MemoryCache
+from seamark.metaserver.access.keyring import ID_BYTES, Keyring
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import Forbidden
+from seamark.metaserver.objects.credentials import VendedKeys
+
+TOKEN_CHARS_MAX = 12_288
+"""Characters of a token: a location has at most 4,096 characters of up to four bytes, which base64 makes a third
+longer. Longer tokens are refused unread."""
+_PURPOSE = "gateway-keys"
+_MAC_BYTES = 32
+_OPENED_BYTES = 4 << 20
+
+
+class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
+    """What the bearer of the keys may do: read, or also write, the objects below `location` until `expires_ms`."""
+
+    table_uuid: str
+    location: str
+    writable: bool
+    who: str
+    """The principal that the keys were issued to, for the log and for its share of the cache."""
+    expires_ms: int
+    pinned: bool = False
+    """Whether the gateway pins the table's objects in its cache."""
+    staged: bool = False
+    """Whether the table had no name when the keys were issued."""
+
+
+class GatewayKeys:
+    def __init__(self, keyring: Keyring, clock: Clock, *, lifetime_s: int) -> None:
+        self._keyring = keyring
+        self._clock = clock
+        self._lifetime_ms = lifetime_s * 1000
+        self._opened: MemoryCache[tuple[str, str], tuple[ObjectGrant, str]] = MemoryCache(_OPENED_BYTES, "gateway-keys")
+        """Verified tokens with their access keys: clients use the same keys for many requests."""
+
+    def issue(
+        self, table_uuid: str, location: str, *, writable: bool, who: str, pinned: bool = False, staged: bool = False
+    ) -> VendedKeys:
+        grant = ObjectGrant(table_uuid, location, writable, who, self._expires_ms(), pinned, staged)
+        key_id, key = self._keyring.signing(_PURPOSE)
+        payload = key_id + msgspec.msgpack.encode(grant)
+        token = payload + _mac(key, b"token", payload)
+        access_key, secret = _pair(key, payload)
+        return VendedKeys(access_key, secret, base64.urlsafe_b64encode(token).decode().rstrip("="), grant.expires_ms)
+
+    def stamp(self) -> str:
+        """Equal for two times if the keys that are issued at these times for the same grant are equal."""
+        return f"{self._expires_ms()}-{self._keyring.signing(_PURPOSE)[0].hex()}"
+
+    def open(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
+        """The grant of a token, and the secret of its access key. Forbidden for a token that this catalog did not
+        issue, that has expired, or that belongs to another access key."""
+        known = self._opened.get((token, access_key_id))
+        if known is None:
+            known = self._verify(token, access_key_id)
+            self._opened.put((token, access_key_id), known, 2 * len(token))
+        if known[0].expires_ms <= self._clock.now_ms():
+            raise ExpiredGrant("The keys have expired; load the table again")
+        return known
+
+    def _verify(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
+        try:
+            if len(token) > TOKEN_CHARS_MAX:
+                raise ValueError
+            raw = base64.b64decode(token.encode("ascii") + b"=" * (-len(token) % 4), altchars=b"-_", validate=True)
+            payload, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
+            key = self._keyring.verifying(_PURPOSE, payload[:ID_BYTES])
+            if key is None or not hmac.compare_digest(mac, _mac(key, b"token", payload)):
+                raise ValueError
+            grant = msgspec.msgpack.decode(payload[ID_BYTES:], type=ObjectGrant)
+        except (binascii.Error, ValueError, msgspec.MsgspecError):
+            raise Forbidden("The session token was not issued by this catalog; load the table again") from None
+        expected, secret = _pair(key, payload)
+        if not hmac.compare_digest(expected.encode(), access_key_id.encode("utf-8", "surrogatepass")):
+            raise Forbidden("The session token belongs to another access key; use both from one answer")
+        return grant, secret
+
+    def _expires_ms(self) -> int:
+        half = max(1, self._lifetime_ms // 2)
+        return (self._clock.now_ms() // half + 2) * half
+
+
+class ExpiredGrant(Forbidden):
+    """The keys were valid before; a client loads the table again."""
+
+    kind = "expired_grant"
+
+
+def _pair(key: bytes, payload: bytes) -> tuple[str, str]:
+    """(access key id of 20 characters, secret)."""
+    access = base64.b32encode(_mac(key, b"access key", payload)[:10]).decode()
+    secret = base64.urlsafe_b64encode(_mac(key, b"secret", payload)).decode().rstrip("=")
+    return f"SMKA{access}", secret
+
+
+def _mac(key: bytes, about: bytes, payload: bytes) -> bytes:
+    return hmac.digest(key, about + b"\x00" + payload, hashlib.sha256)

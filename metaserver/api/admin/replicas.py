@@ -1,0 +1,54 @@
+"""The route that lists replicas: the servers that share the database and read files through each other."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.keys import STORE
+
+
+class ReplicaAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    address: Annotated[str, doc("host:port on which it answers other replicas.")]
+    weight: Annotated[int, doc("Its share of the files, in proportion to the weights of all.")]
+    version: Annotated[str, doc("Version of the program.")]
+    protocol: Annotated[int, doc("Version of the protocol between replicas; those of others are not asked.")]
+    started_ms: int
+    expires_in_ms: Annotated[int, doc("The rest of its lease, by the clock of the database.")]
+
+
+class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    replicas: Annotated[list[ReplicaAnswer], doc("By address.")]
+
+
+@Route(
+    method="GET",
+    path="/api/v1/replicas",
+    operation="listReplicas",
+    summary="Lists the replicas with live leases: servers with peer_address on the database of this server",
+    check=Check.CATALOG,
+    tags=("operation",),
+    answers=(ResponseSpec(200, "All replicas", ReplicasAnswer), ResponseSpec(403, "Requires the role admin")),
+)
+async def list_replicas(call: Call) -> ReplicasAnswer:
+    return ReplicasAnswer(
+        [
+            ReplicaAnswer(
+                address=replica.address,
+                weight=replica.weight,
+                version=replica.version,
+                protocol=replica.protocol,
+                started_ms=replica.started_ms,
+                expires_in_ms=replica.expires_in_ms,
+            )
+            for replica in await call.app[STORE].replicas()
+        ]
+    )
+
+
+def add_routes(app: web.Application) -> None:
+    add_endpoints(app, list_replicas)

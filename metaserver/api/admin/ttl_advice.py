@@ -1,0 +1,216 @@
+"""The route that advises which columns of old partitions no query reads, and what dropping them would free.
+
+A column is advised from the smallest age on at which no read of the last days reached partitions of that age. The
+reads are those of `catalog/column_usage.py`; confidence says how many of them named their columns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from seamark.metaserver.api.http.describe import ResponseSpec
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK
+from seamark.metaserver.api.indexes.index_state import view_of
+from seamark.metaserver.catalog.column_usage import DAY_MS
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.column_ttl import TimeColumn, time_columns, why_kept
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.index.blocks.packing import MISSING, Longs
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
+from seamark.metaserver.planner.lookup.partition_times import by_block, partition_ends_ms
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.model import EVERY_COLUMN, NAMED_COLUMNS, UNKNOWN_COLUMNS, ColumnReads
+
+AGES_D = (7, 14, 30, 60, 90, 180, 365, 730, 1825)
+UNREAD_DAYS, UNREAD_DAYS_MAX = 30, 3650
+
+
+class ColumnAdvice(msgspec.Struct, frozen=True, rename="kebab"):
+    """`days_unread`: days since the last read of the column in partitions of at least this age, or since the first read
+    of the table. `size_in_bytes`: of the column in these partitions, on storage."""
+
+    column: str
+    older_than_days: int
+    days_unread: int
+    files: int
+    partitions: int
+    size_in_bytes: int
+    statement: str
+    policy: str
+
+
+class TtlAdvice(msgspec.Struct, frozen=True, rename="kebab"):
+    """`reads`, `reads_with_columns`: those that the server has seen, and those of them that named their columns;
+    `confidence`: their share. `days`: since the first. `reason`: why there is no advice for the table."""
+
+    reads: int
+    reads_with_columns: int
+    confidence: float
+    days: int
+    advice: tuple[ColumnAdvice, ...]
+    reason: str = ""
+
+
+@Route(
+    "GET",
+    "/api/v1/tables/{namespace}/{table}/ttl-advice",
+    "adviseTtl",
+    "Lists columns that no query reads in old partitions, and the statement that drops them there",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "The columns with the most bytes first", TtlAdvice),
+        ResponseSpec(400, "unread-days is no number, or out of range"),
+        ResponseSpec(404, "No such table"),
+    ),
+)
+async def advise_ttl(call: Call) -> TtlAdvice:
+    catalog = call.app[CATALOG]
+    unread_days = _unread_days(call.query.get("unread-days", str(UNREAD_DAYS)))
+    loaded = await catalog.tables.load(call.namespace, call.name)
+    assert loaded.entry is not None
+    reads = await catalog.column_usage.of_table(loaded.entry.uuid) if catalog.column_usage.is_on else []
+    view = await view_of(call, loaded.metadata, loaded.metadata.current_snapshot_id)
+    reader = _Advisor(loaded.metadata, view, reads, call.app[CLOCK].now_ms(), (*call.namespace, call.name))
+    return await asyncio.to_thread(reader.advise, unread_days, is_on=catalog.column_usage.is_on)
+
+
+def _unread_days(text: str) -> int:
+    if not text.isdecimal() or len(text) > 5 or not 1 <= int(text) <= UNREAD_DAYS_MAX:
+        raise BadRequest(f"unread-days is {text[:40]!r}; it must be 1 to {UNREAD_DAYS_MAX}")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class _Advisor:
+    metadata: TableMetadata
+    view: TableView
+    reads: Sequence[ColumnReads]
+    now_ms: int
+    table: tuple[str, ...]
+
+    def advise(self, unread_days: int, *, is_on: bool) -> TtlAdvice:
+        known, unknown = self._reads_of(NAMED_COLUMNS), self._reads_of(UNKNOWN_COLUMNS)
+        first_day = min((one.first_day for one in self.reads), default=self.today)
+        days = self.today - first_day
+        times = time_columns(self.metadata, self.metadata.default_spec)
+        reason = ""
+        if not is_on:
+            reason = "the setting column_usage_days is 0, so no reads are counted"
+        elif not known + unknown:
+            reason = "the server has not seen a read of this table yet"
+        elif days < unread_days:
+            reason = f"reads are counted since {days} days, which is less than unread-days, {unread_days}"
+        elif len(times) != 1:
+            reason = "the table is not partitioned by one time column, so its partitions have no age"
+        found = () if reason else tuple(self._advice(times[0], unread_days, first_day))
+        confidence = known / (known + unknown) if known + unknown else 0.0
+        ordered = tuple(sorted(found, key=lambda one: -one.size_in_bytes))
+        return TtlAdvice(known + unknown, known, round(confidence, 3), days, ordered, reason)
+
+    @property
+    def today(self) -> int:
+        return self.now_ms // DAY_MS
+
+    def _reads_of(self, column_id: int) -> int:
+        return sum(one.reads for one in self.reads if one.column_id == column_id)
+
+    def _advice(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
+        files, schema = lookup(self.view), self.metadata.current_schema
+        ends = self._ends(files.rows())
+        for field in schema.fields:
+            if why_kept(self.metadata, field):
+                continue
+            sizes = _sizes(files, schema, field.id)
+            related = {field.id, EVERY_COLUMN, *_within(schema, field.id)}
+            for age_d in AGES_D:
+                before_ms = self._boundary_ms(time, age_d)
+                old = (ends != MISSING) & (ends <= before_ms) & (sizes > 0)
+                last = max(
+                    (one.last_day for one in self.reads if one.column_id in related and one.oldest_age_d >= age_d),
+                    default=first_day,
+                )
+                if not old.any():
+                    break
+                if self.today - last >= unread_days:
+                    condition = f"{_quoted(time.name)} < {_literal(time, before_ms)}"
+                    name = ".".join(map(_quoted, self.table))
+                    yield ColumnAdvice(
+                        field.name,
+                        age_d,
+                        self.today - last,
+                        int(old.sum()),
+                        len(np.unique(ends[old])),
+                        int(sizes[old].sum()),
+                        f"ALTER TABLE {name} PARTITION ({condition}) DROP COLUMNS ({_quoted(field.name)})",
+                        f"{_policy_name(field.name)}: {age_d} days",
+                    )
+                    break
+
+    def _ends(self, rows: Longs) -> Longs:
+        """int64[files]: the end of each file's partition; MISSING if it has no time."""
+        parts = []
+        for number, local in by_block(self.view, rows):
+            ends = partition_ends_ms(self.view, number, local, self.metadata)
+            parts.append(np.full(len(local), MISSING, dtype=np.int64) if ends is None else ends)
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def _boundary_ms(self, time: TimeColumn, age_d: int) -> int:
+        """The time before which partitions are that old, at the boundary of a partition of each spec that partitions by
+        the column."""
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
+        at = at.replace(hour=0, minute=0, second=0, microsecond=0)
+        transforms = {
+            one.transform for spec in self.metadata.partition_specs for one in time_columns(self.metadata, spec)
+        }
+        if "month" in transforms or "year" in transforms:
+            at = at.replace(day=1)
+        if "year" in transforms:
+            at = at.replace(month=1)
+        return int(at.timestamp()) * 1000
+
+
+def _within(schema: Schema, column_id: int) -> set[int]:
+    """The columns inside a column."""
+    return {one.id for one in schema.index.by_id.values() if column_id in {up.id for up in schema.ancestors(one)}}
+
+
+def _sizes(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
+    """int64[files]: bytes of the column that are not null in all rows; 0 if unknown."""
+    total = np.zeros(files.files, dtype=np.int64)
+    rows = files.longs("record_count")
+    for leaf_id in {column_id, *_within(schema, column_id)}:
+        leaf = schema.index.by_id[leaf_id]
+        if isinstance(leaf.type, str):
+            stats = files.stats(RequestedColumn(leaf_id, leaf.type))
+            sizes = np.maximum(stats.counts("column_sizes"), 0)
+            total += np.where(stats.counts("null_value_counts") == rows, 0, sizes)
+    return total
+
+
+def _quoted(name: str) -> str:
+    plain = name.isascii() and name.isidentifier()
+    return name if plain else '"' + name.replace('"', '""') + '"'
+
+
+def _policy_name(name: str) -> str:
+    return name if not set(name) & set(':=," \t') else '"' + name.replace('"', '""') + '"'
+
+
+def _literal(time: TimeColumn, at_ms: int) -> str:
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+    if time.kind == "date":
+        return f"DATE '{at.date().isoformat()}'"
+    return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}'"
+
+
+def add_routes(app: web.Application) -> None:
+    add_endpoints(app, advise_ttl)

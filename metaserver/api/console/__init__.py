@@ -1,0 +1,1 @@
+"""The web console: its page and static assets. Its data come by the other routes."""

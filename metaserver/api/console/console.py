@@ -1,0 +1,128 @@
+"""The web console's page at `/`, and its assets below `/console/`.
+
+The assets are public and the same for all users: all data come by the API with the user's token. They are read once, so
+that no path of a request reaches the file system. The folder in their URL is the digest of all of them: browsers keep
+them without asking again, and a new version has new URLs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from aiohttp import web
+
+from seamark.metaserver.api.http.dispatch import Route, add_endpoints
+from seamark.metaserver.errors import NotFound
+
+FOLDER = Path(__file__).parent / "assets"
+_PAGE = "index.html"
+_MODULES, _ROOT = "<!-- modules -->", "console/assets/"
+"""What `index.html` has in place of the list of modules, and of the folder of the assets."""
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+    ".json": "application/json",
+}
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+"""Content-Security-Policy: no script in the page's text, no other host, no text that becomes markup."""
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Vary": "Accept-Encoding",
+}
+
+
+class Asset(NamedTuple):
+    content: bytes
+    gzipped: bytes
+    content_type: str
+
+
+class Assets(NamedTuple):
+    """`files`: by path below the folder. `page`: `index.html` with the URLs of the assets."""
+
+    digest: str
+    files: dict[str, Asset]
+    page: Asset
+
+
+@cache
+def load_assets() -> Assets:
+    contents = {
+        str(path.relative_to(FOLDER)): path.read_bytes() for path in sorted(FOLDER.rglob("*")) if path.suffix in _TYPES
+    }
+    page = contents.pop(_PAGE).decode()
+    whole = hashlib.sha256()
+    for name, content in contents.items():
+        whole.update(f"{name} {len(content)}\n".encode() + content)
+    digest = whole.hexdigest()[:16]
+    modules = [name for name in contents if name.endswith((".js", ".mjs"))]
+    # All modules are requested at once; by the imports alone each level would wait for the previous level.
+    links = "\n".join(f'    <link rel="modulepreload" href="{_ROOT}{name}">' for name in modules)
+    page = page.replace(f"    {_MODULES}", links).replace(_ROOT, f"console/{digest}/")
+    files = {name: _asset(name, content) for name, content in contents.items()}
+    return Assets(digest, files, _asset(_PAGE, page.encode()))
+
+
+def _asset(name: str, content: bytes) -> Asset:
+    return Asset(content, gzip.compress(content, mtime=0), _TYPES[Path(name).suffix])
+
+
+@Route("GET", "/", "console", public=True).takes_request
+async def console(request: web.Request) -> web.Response:
+    return _answer(request, load_assets().page, "no-cache")
+
+
+@Route("GET", "/console/{digest}/{asset}", "consoleAsset", public=True).takes_request
+async def console_asset(request: web.Request) -> web.Response:
+    return _find(request, request.match_info["asset"])
+
+
+@Route("GET", "/console/{digest}/{folder}/{asset}", "consoleFolderAsset", public=True).takes_request
+async def console_folder_asset(request: web.Request) -> web.Response:
+    return _find(request, f"{request.match_info['folder']}/{request.match_info['asset']}")
+
+
+def _find(request: web.Request, name: str) -> web.Response:
+    assets = load_assets()
+    found = assets.files.get(name) if request.match_info["digest"] == assets.digest else None
+    if found is None:
+        raise NotFound("The console has no such file; reload the page")
+    return _answer(request, found, "public, max-age=31536000, immutable")
+
+
+def _answer(request: web.Request, asset: Asset, caching: str) -> web.Response:
+    headers = {**_HEADERS, "Cache-Control": caching}
+    zipped = "gzip" in request.headers.get("Accept-Encoding", "")
+    if zipped:
+        headers["Content-Encoding"] = "gzip"
+    body = asset.gzipped if zipped else asset.content
+    return web.Response(body=body, content_type=asset.content_type, charset="utf-8", headers=headers)
+
+
+def add_routes(app: web.Application) -> None:
+    add_endpoints(app, console, console_asset, console_folder_asset)

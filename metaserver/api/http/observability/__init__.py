@@ -1,0 +1,1 @@
+"""What operators see of requests: logs, metrics, traces."""

@@ -1,0 +1,1 @@
+"""What a request names: the names in its path, pages, snapshots, the audience of its plans."""

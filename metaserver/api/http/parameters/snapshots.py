@@ -1,0 +1,95 @@
+"""The snapshot of a request: by id, by branch or tag, or as of a time; and the schema for its filter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from seamark.metaserver.api.http.describe import Parameter
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+
+_DIGITS_MAX = 19
+SNAPSHOT = (
+    Parameter("snapshot-id", "query", "The snapshot to read; default: the current snapshot.", {"type": "integer"}),
+    Parameter("ref", "query", "A branch or tag, instead of snapshot-id.", {"type": "string"}),
+    Parameter(
+        "as-of",
+        "query",
+        "Milliseconds since the epoch, instead of snapshot-id: the snapshot that was current at this time, by"
+        " the table's snapshot log.",
+        {"type": "integer"},
+    ),
+)
+
+
+def requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -> int | None:
+    """Like `snapshot_of`, for a query."""
+    return snapshot_of(
+        metadata,
+        whole_number(query.get("snapshot-id"), "snapshot-id"),
+        query.get("ref"),
+        whole_number(query.get("as-of"), "as-of"),
+    )
+
+
+def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | None, as_of_ms: int | None) -> int | None:
+    """The id of the snapshot; None for the current one of a table without snapshots. BadRequest for an unknown one."""
+    given = [
+        name for name, value in (("snapshot-id", snapshot_id), ("ref", ref), ("as-of", as_of_ms)) if value is not None
+    ]
+    if len(given) > 1:
+        raise BadRequest(f"{' and '.join(given)} are both set; set one of them")
+    if ref is not None:
+        return _by_ref(metadata, ref)
+    if as_of_ms is not None:
+        return _as_of(metadata, as_of_ms)
+    if snapshot_id is None:
+        return metadata.current_snapshot_id
+    if metadata.snapshot(snapshot_id) is None:
+        raise BadRequest(f"Cannot find snapshot {snapshot_id}: the table's metadata does not contain it")
+    return snapshot_id
+
+
+def _by_ref(metadata: TableMetadata, name: str) -> int | None:
+    ref = metadata.refs.get(name)
+    if ref is not None:
+        return ref.snapshot_id
+    if name == MAIN:
+        return metadata.current_snapshot_id
+    known = ", ".join(sorted({MAIN, *metadata.refs})[:20])
+    raise BadRequest(f"Cannot find the branch or tag {name[:100]!r}; the table has {known}")
+
+
+def _as_of(metadata: TableMetadata, as_of_ms: int) -> int:
+    """The current snapshot of main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`."""
+    snapshot_id = None
+    for entry in metadata.snapshot_log:
+        if entry.timestamp_ms <= as_of_ms:
+            snapshot_id = entry.snapshot_id
+    if snapshot_id is None:
+        raise BadRequest(f"The table has no snapshot at as-of={as_of_ms}; use a later time")
+    if metadata.snapshot(snapshot_id) is None:
+        raise BadRequest(f"The snapshot at as-of={as_of_ms}, {snapshot_id}, has expired; use a later time")
+    return snapshot_id
+
+
+def whole_number(text: str | None, name: str) -> int | None:
+    """The number; None for None. BadRequest for other text."""
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX):
+        raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number")
+    return int(text)
+
+
+def by_schema(metadata: TableMetadata, schema_id: int) -> TableMetadata:
+    """The metadata with this schema as the current one, to resolve names in filters. BadRequest if it is gone."""
+    if metadata.current_schema_id == schema_id:
+        return metadata
+    if metadata.schema(schema_id) is None:
+        raise BadRequest(f"The table has no schema {schema_id}, which the filter refers to; load it again")
+    return msgspec.structs.replace(metadata, current_schema_id=schema_id)

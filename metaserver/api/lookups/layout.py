@@ -1,0 +1,187 @@
+"""The route that returns the layout of a column, for charts of a table, in an answer of bounded size."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+from aiohttp import web
+
+from seamark.metaserver.api.formats.listings import bound_json
+from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.keys import CATALOG, PLANNER
+from seamark.metaserver.api.http.parameters.paging import page_size
+from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot, snapshot_of, whole_number
+from seamark.metaserver.api.lookups.metadata import stats_column
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.index.blocks.packing import Form, form_of, value_of
+from seamark.metaserver.planner.lookup.layout import Axis, Ranges, bars_of, read_layouts, size_classes
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.planner.view.view import TableView
+
+BARS, BARS_MAX = 1000, 2000
+POINTS, POINTS_MAX = 400, 2000
+MARKS = 5
+STRING_FILES_MAX = 1_000_000
+"""Bounds that are strings are objects in memory, about 100 bytes each; numbers are 8 bytes."""
+SCALES = ("value", "rank")
+
+
+class Mark(msgspec.Struct):
+    position: float
+    value: Any
+
+
+class LayoutBar(msgspec.Struct):
+    files: int
+    low: Annotated[float, doc("Position of the lowest lower bound.")]
+    median: Annotated[float, doc("Position of the median upper bound.")]
+    high: Annotated[float, doc("Position of the highest upper bound.")]
+
+
+class LayoutPoint(msgspec.Struct):
+    position: float
+    files: Annotated[int, doc("Files whose range contains the value: what a lookup of it opens.")]
+
+
+class LayoutSizes(msgspec.Struct, rename="kebab"):
+    size_in_bytes: Annotated[
+        int, doc("The smallest size of the class, a power of two or 0; files of the double size are in the next.")
+    ]
+    files: int
+    total_bytes: int
+
+
+class SnapshotLayout(msgspec.Struct, rename="kebab"):
+    snapshot_id: int | None
+    files: Annotated[int, doc("Data files.")]
+    bounded_files: Annotated[int, doc("Data files with both bounds of the column; the others are in no bar.")]
+    depth_mean: Annotated[
+        float | None,
+        doc(
+            "Files whose range contains a value that is drawn evenly from the range of a file, as the mean over the "
+            "files; evenly by the scale. 1 is ideal."
+        ),
+    ]
+    depth_max: Annotated[int, doc("The largest number of files whose ranges have a value in common.")]
+    depth: Annotated[list[LayoutPoint], doc("At values at about even distances.")]
+    bars: Annotated[list[LayoutBar], doc("The files by lower and upper bound, in groups of about the same number.")]
+    sizes: list[LayoutSizes]
+
+
+class ColumnLayout(msgspec.Struct, rename="kebab"):
+    """Positions are from 0, the lowest bound of all files, to 1, the highest."""
+
+    column: str
+    type: str
+    scale: Annotated[str, doc("value: positions are proportional to values; rank: to the order of the bounds.")]
+    marks: Annotated[list[Mark], doc("Some values with their positions, the lowest and the highest among them.")]
+    snapshots: Annotated[list[SnapshotLayout], doc("The requested snapshot, and then that of compare-to.")]
+
+
+@Route(
+    "GET",
+    "/api/v1/tables/{namespace}/{table}/layout/{column}",
+    "loadColumnLayout",
+    "Returns how the ranges of a column in the data files overlap, and the sizes of the files, in bins",
+    tags=("metadata",),
+    parameters=(
+        *SNAPSHOT,
+        Parameter("compare-to", "query", "The id of a second snapshot, on the same scale.", {"type": "integer"}),
+        Parameter("scale", "query", "value (default; strings have none) or rank.", {"enum": list(SCALES)}),
+        Parameter("bars", "query", f"Maximum number of bars; default {BARS}.", {"type": "integer", "minimum": 1}),
+        Parameter("points", "query", f"Maximum number of depths; default {POINTS}.", {"type": "integer", "minimum": 1}),
+    ),
+    answers=(
+        ResponseSpec(200, "The layout, of bounded size for any number of files", ColumnLayout),
+        ResponseSpec(400, "No such column or snapshot, or the type of the column has no bounds"),
+        ResponseSpec(404, "No such table"),
+    ),
+)
+async def load_column_layout(call: Call) -> ColumnLayout:
+    metadata = (await call.app[CATALOG].tables.load(call.namespace, call.name)).metadata
+    name = call.names[1]
+    column = stats_column(metadata, name)
+    if form_of(column.kind) is None:
+        raise BadRequest(f"Column {name} is of the type {column.kind}, which has no bounds")
+    scale = call.query.get("scale", "value")
+    if scale not in SCALES:
+        raise BadRequest(f"scale is {scale[:40]!r}; it must be value or rank")
+    bars = page_size(call.query.get("bars", str(BARS)), "bars", BARS_MAX)
+    points = page_size(call.query.get("points", str(POINTS)), "points", POINTS_MAX)
+    ids = [requested_snapshot(call.query, metadata)]
+    compared = whole_number(call.query.get("compare-to"), "compare-to")
+    if compared is not None:
+        ids.append(snapshot_of(metadata, compared, None, None))
+
+    views = [
+        TableView((), ())
+        if snapshot_id is None
+        else await call.app[PLANNER].view(metadata, ScanRequest(snapshot_id=snapshot_id))
+        for snapshot_id in ids
+    ]
+    files = sum(view.rows for view in views)
+    if form_of(column.kind) is Form.STRINGS and files > STRING_FILES_MAX:
+        raise BadRequest(
+            f"Column {name} is of the type {column.kind}, whose layout is computed for at most {STRING_FILES_MAX:,} "
+            f"files; these are {files:,}. Choose a column of numbers or times"
+        )
+    return await asyncio.to_thread(_layout, name, column, scale == "rank", ids, views, bars, points)
+
+
+def _layout(
+    name: str,
+    column: RequestedColumn,
+    by_rank: bool,
+    ids: list[int | None],
+    views: list[TableView],
+    bars: int,
+    points: int,
+) -> ColumnLayout:
+    found = [lookup(view) for view in views]
+    axis, ranges = read_layouts(found, column, by_rank)
+    return ColumnLayout(
+        column=name,
+        type=column.kind,
+        scale="value" if axis.by_value else "rank",
+        marks=_marks(axis, column.kind),
+        snapshots=[
+            _of_snapshot(snapshot_id, files, of_files, axis, bars, points)
+            for snapshot_id, files, of_files in zip(ids, found, ranges, strict=True)
+        ],
+    )
+
+
+def _of_snapshot(
+    snapshot_id: int | None, files: FoundFiles, ranges: Ranges, axis: Axis, bars: int, points: int
+) -> SnapshotLayout:
+    ranks = axis.ranks_at(points)
+    return SnapshotLayout(
+        snapshot_id=snapshot_id,
+        files=ranges.files,
+        bounded_files=len(ranges.lower),
+        depth_mean=ranges.mean_depth(axis),
+        depth_max=int(ranges.depth(ranges.lower).max(initial=0)),
+        depth=[
+            LayoutPoint(position, depth)
+            for position, depth in zip(axis.positions[ranks].tolist(), ranges.depth(ranks).tolist(), strict=True)
+        ],
+        bars=[LayoutBar(*bar) for bar in bars_of(ranges, axis, bars)],
+        sizes=[LayoutSizes(*of_class) for of_class in size_classes(files)],
+    )
+
+
+def _marks(axis: Axis, kind: str) -> list[Mark]:
+    form = form_of(kind)
+    assert form is not None
+    return [
+        Mark(float(axis.positions[rank]), bound_json(kind, value_of(form, kind, axis.key_at(rank))))
+        for rank in axis.ranks_at(MARKS).tolist()
+    ]
+
+
+def add_routes(app: web.Application) -> None:
+    add_endpoints(app, load_column_layout)

@@ -1,0 +1,122 @@
+"""Which columns a plan or a scan report reads, and how old the oldest partition is, for `catalog/column_usage.py`.
+
+Where something is not known, the read counts as one of more: of every column, or of the whole table. So no column looks
+unread that is read. Costs of a plan: one pass over the partition values of its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from seamark.metaserver.access.service_tokens import PRINCIPAL
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK
+from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.binding import bind, terms_of
+from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression, Op, predicates_of
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.column_ttl import time_columns
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
+from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUMNS, Entry
+from seamark.metaserver.wire import PROXY_ENGINE
+
+_ENGINES = frozenset({"spark", "flink", "hive", "presto", PROXY_ENGINE})
+"""Engines whose scan reports name the columns that a query reads. Others project all columns and read some."""
+_LOW = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
+
+
+def usage_of(call: Call) -> ColumnUsage | None:
+    """None if reads are not counted: the setting is off, or a job of the table services reads."""
+    usage = call.app[CATALOG].column_usage
+    return usage if usage.is_on and call.principal.name != PRINCIPAL else None
+
+
+def count_read(call: Call, read: ColumnRead | None) -> ColumnRead | None:
+    """Counts the read, and returns it."""
+    usage = None if read is None else usage_of(call)
+    if usage is not None and read is not None:
+        usage.add(read)
+    return read
+
+
+def read_of_plan(call: Call, entry: Entry | None, scan: Scan, select: Sequence[str] | None) -> ColumnRead | None:
+    """`select`: the columns that the client names; None if it names none. None if reads are not counted."""
+    if entry is None or usage_of(call) is None:
+        return None
+    named = None if select is None else _ids(scan.schema, select)
+    columns = {UNKNOWN_COLUMNS} if named is None else named
+    columns |= {predicate.column_id for predicate in predicates_of(scan.bound)}
+    end_ms = oldest_end_ms(scan.view, scan.rows, scan.metadata)
+    return ColumnRead(entry.uuid, frozenset(columns), _age_d(end_ms, call.app[CLOCK].now_ms()))
+
+
+def _ids(schema: Schema, names: Collection[str]) -> set[int]:
+    """Unknown names are left out: they are of metadata columns, or of another schema."""
+    by_name = schema.index.by_name
+    found = {by_name[name] for name in names if name in by_name}
+    if len(found) < len(names):  # engines that ignore case
+        folded = {name.lower() for name in names}
+        found |= {number for name, number in by_name.items() if name.lower() in folded}
+    return found | ({EVERY_COLUMN} if "*" in names else set())
+
+
+def _age_d(end_ms: int | None, now_ms: int) -> int:
+    return ALL_AGES if end_ms is None else max(0, (now_ms - end_ms) // DAY_MS)
+
+
+def read_of_report(
+    uuid: str, metadata: TableMetadata, report: Mapping[str, Any], usage: ColumnUsage, now_ms: int
+) -> ColumnRead | None:
+    """Of a scan report (Iceberg REST specification, ScanReport). A wrong report is one of unknown columns. None for the
+    report of an engine that reads a plan of the Trino proxy: the proxy reports the columns."""
+    schema = _schema_of(metadata, report)
+    ids = {one for one in report.get("projected-field-ids") or () if isinstance(one, int) and one > 0}
+    names = [one for one in report.get("projected-field-names") or () if isinstance(one, str)]
+    columns = ids or _ids(schema, names)
+    engine = report.get("metadata")
+    engine_name = str(engine.get("engine-name", "")).lower() if isinstance(engine, dict) else ""
+    tops = {field.id for field in schema.fields}
+    snapshot_id = report["snapshot-id"]
+    is_planned = snapshot_id in usage.plans
+    if is_planned and engine_name != PROXY_ENGINE:
+        return None
+    if not columns or (tops <= columns and engine_name not in _ENGINES):
+        columns = {UNKNOWN_COLUMNS}
+    oldest = usage.plans.get(snapshot_id) if is_planned else None
+    try:
+        filtered = parse_expression(report.get("filter", True))
+        columns = {*columns, *(term[0] for term in terms_of(filtered, schema, (), case_sensitive=False))}
+        if not is_planned:
+            oldest = _least_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
+    except BadRequest:  # Iceberg replaces literals by what they are, such as (2-digit-int)
+        pass
+    return ColumnRead(uuid, frozenset(columns), _age_d(oldest, now_ms))
+
+
+def _schema_of(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
+    stated = report.get("schema-id")
+    return (metadata.schema(stated) if isinstance(stated, int) else None) or metadata.current_schema
+
+
+def _least_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
+    """A lower bound of the time column in all rows that satisfy the filter; None if there is none."""
+    times = time_columns(metadata, metadata.default_spec)
+    parts = bound.children if isinstance(bound, And) else (bound,)
+    if len(times) != 1:
+        return None
+    found = [
+        min(part.values)
+        for part in parts
+        if isinstance(part, Bound)
+        and part.column_id == times[0].column_id
+        and part.transform == IDENTITY
+        and part.op in _LOW
+        and part.values
+    ]
+    return None if not found else times[0].to_ms(int(max(found)))

@@ -1,0 +1,193 @@
+"""The route that explains a whole query: for each table the files that its conditions and joins leave, stage by stage.
+
+The query is read by the same analysis as queries of the Trino proxy and of `seamark.duckdb`, so that the answer is what
+they request. Nothing is run. Names in the query without a catalog, or with any, are names of this catalog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from aiohttp import web
+
+from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.keys import CATALOG
+from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.plans.explain import explain_scan
+from seamark.metaserver.api.plans.joins import JoinSpec
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.services.service import count_of
+from seamark.metaserver.wire import check_name, decode_as, encode_json, show
+
+if TYPE_CHECKING:
+    from seamark.connector.plans import async_client, joins
+    from seamark.metaserver.api.plans import query_tables
+    from seamark.metaserver.iceberg.expressions import sql
+else:
+    async_client = Deferred("seamark.connector.plans.async_client")
+    joins = Deferred("seamark.connector.plans.joins")
+    query_tables = Deferred("seamark.metaserver.api.plans.query_tables")
+    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
+
+QUERY_MAX = 50_000
+"""Characters. The analysis of a longer text would hold the interpreter for seconds."""
+TABLES_MAX = 32
+"""References to tables: each is planned without the cache."""
+
+
+class ExplainedTable(msgspec.Struct, rename="kebab"):
+    table: Annotated[list[str], doc("The levels of the namespace and the name.")]
+    reference: Annotated[str, doc("The reference in the query.")]
+    predicate: Annotated[
+        str | None,
+        doc(
+            "The condition on the table's own columns that the query implies, in SQL; null if it implies none that "
+            "could leave files out."
+        ),
+    ]
+    plan: Annotated[
+        msgspec.Raw,
+        doc("The plan, as the route `explain` returns it.", **{"$ref": "#/components/schemas/ExplainResponse"}),
+    ]
+
+
+class ExplainQueryResponse(msgspec.Struct, rename="kebab"):
+    tables: Annotated[
+        list[ExplainedTable], doc("Each reference of the query to a table of the catalog, in the order of the text.")
+    ]
+
+
+class ExplainQueryRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    query: Annotated[
+        str,
+        doc(
+            f"A query in SQL, of at most {QUERY_MAX} characters.",
+            examples=["SELECT count(*) FROM shop.orders o JOIN shop.days d ON o.day = d.date WHERE d.holiday"],
+        ),
+    ]
+    dialect: Annotated[Literal["trino", "duckdb"], doc("Whose SQL it is. Spark's is mostly read as Trino's.")] = "trino"
+    namespace: Annotated[list[str], doc("The namespace of names without one.")] = []
+
+
+@Route(
+    "POST",
+    "/api/v1/explain-query",
+    "explainQuery",
+    "Explains the plans of a query: for each table, files and bytes after each stage, and what its joins leave",
+    tags=("metadata",),
+    body_size=BodySize.MEDIUM,
+    check=Check.SOMEWHERE,
+    answers=(
+        ResponseSpec(200, "The plan of each table", ExplainQueryResponse),
+        ResponseSpec(400, "The query is not valid, or it is not read; the message states why"),
+        ResponseSpec(404, "A table of the query does not exist"),
+    ),
+).takes(ExplainQueryRequest)
+async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
+    if len(body.query) > QUERY_MAX:
+        raise BadRequest(f"The query has {len(body.query)} characters; the limit is {QUERY_MAX}")
+    query = await asyncio.to_thread(query_tables.read_query, body.query, body.dialect)
+    if len(query.names) > TABLES_MAX:
+        raise BadRequest(f"The query names {len(query.names)} tables; the limit is {TABLES_MAX}")
+    paths = {key: _path(parts, body.namespace) for key, parts in query.names.items()}
+    call.allow(*(path[:-1] for path in paths.values()))
+    tables = {path: await call.app[CATALOG].tables.load(path[:-1], path[-1]) for path in dict.fromkeys(paths.values())}
+    loaded = {key: tables[path] for key, path in paths.items()}
+    columns = {key: names for key, table in loaded.items() if (names := _columns(table)) is not None}
+    references = await asyncio.to_thread(query.references, columns)
+    if len(references) > TABLES_MAX:
+        raise BadRequest(f"The query reads {len(references)} tables; the limit is {TABLES_MAX}")
+    wanted = _joins(references, paths, loaded)
+    explained = [
+        await _explained(call, body.query, paths[one.key], loaded[one.key], one, wanted.get(number, []))
+        for number, one in sorted(references.items(), key=lambda item: item[1].start)
+    ]
+    return web.Response(body=encode_json(ExplainQueryResponse(explained)), content_type="application/json")
+
+
+def _path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
+    """The levels of the namespace and the name. A catalog, the first of three parts, is left out."""
+    namespace = parts[-2].split(".") if len(parts) > 1 else default
+    if not namespace:
+        raise BadRequest(f"The table {parts[-1][:200]} has no namespace; write NAMESPACE.{parts[-1][:200]}")
+    return (*(check_name(level, "namespace") for level in namespace), check_name(parts[-1], "table name"))
+
+
+def _columns(table: LoadedTable) -> dict[str, str] | None:
+    """Types by name in lower case; None if two names differ only in case."""
+    fields = table.metadata.current_schema.fields
+    columns = {
+        field.name.lower(): field.type if isinstance(field.type, str) else async_client.NESTED for field in fields
+    }
+    return columns if len(columns) == len(fields) else None
+
+
+def _joins(
+    references: Mapping[int, query_tables.TableReference],
+    paths: Mapping[Hashable, tuple[str, ...]],
+    loaded: Mapping[Hashable, LoadedTable],
+) -> dict[int, list[JoinSpec]]:
+    """The joins by which engines' connectors would let the server leave files out, by the number of the reference."""
+    places = {number: joins.PlannedScan(one.scan, "", paths[one.key]) for number, one in references.items()}
+    scans = [(one.scan, loaded[one.key]) for one in references.values()]
+    known = {(scan.catalog, scan.schema, scan.table): _known(table) for scan, table in scans}
+    limits = joins.find_dimensions(places, known)
+    return {
+        number: decode_as(encode_json([one.request().body() for one in limits[place]]), list[JoinSpec], "A join")
+        for number, place in places.items()
+        if place in limits
+    }
+
+
+def _known(table: LoadedTable) -> async_client.KnownTable:
+    snapshot = table.metadata.current_snapshot
+    summary = {} if snapshot is None else snapshot.summary_map()
+    sizes = (count_of(summary, name, 0) for name in ("total-files-size", "total-data-files"))
+    return async_client.KnownTable("", None, None if snapshot is None else snapshot.snapshot_id, *sizes)
+
+
+async def _explained(
+    call: Call,
+    query: str,
+    path: tuple[str, ...],
+    loaded: LoadedTable,
+    reference: query_tables.TableReference,
+    wanted: list[JoinSpec],
+) -> ExplainedTable:
+    scan, metadata = reference.scan, loaded.metadata
+    read = sql.SqlFilter(TRUE, ())
+    if scan.filter is not None:
+        try:
+            expression: Expression = resolve_literals(scan.filter, metadata.current_schema, metadata.schemas)
+            read = sql.SqlFilter(expression, ())
+        except BadRequest as error:
+            read = sql.SqlFilter(TRUE, (str(scan.predicate),), reasons=(error.message,))
+    try:
+        plan = await explain_scan(
+            call,
+            loaded,
+            ScanRequest(
+                filter=read.expression,
+                snapshot_id=snapshot_of(metadata, scan.snapshot_id, None, None),
+                case_sensitive=False,
+                use_snapshot_schema=scan.snapshot_id is not None,
+            ),
+            read,
+            wanted,
+        )
+    except BadRequest as error:
+        raise BadRequest(f"{show(path[:-1], path[-1])}: {error.message}") from None
+    return ExplainedTable(list(path), query[reference.start : reference.end], scan.predicate, msgspec.Raw(plan))
+
+
+def add_routes(app: web.Application) -> None:
+    add_endpoints(app, explain_query)

@@ -1,0 +1,121 @@
+"""The tables of a query in SQL: names first, and then, with the tables' columns, conditions and joins of each.
+
+The analysis is that of the engines' connectors: Trino's statements, and DuckDB's as Trino's. It is pure and knows no
+server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import sqlglot
+from sqlglot.errors import ParseError, TokenError
+
+from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
+from seamark.connector.plans.scan import Scan
+from seamark.connector.trino.statements.lexer import UnsupportedStatement
+from seamark.connector.trino.statements.queries import Names
+from seamark.connector.trino.statements.relative_times import today_for
+from seamark.connector.trino.statements.scans import find_scans
+from seamark.connector.trino.statements.scopes import Columns
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.sql import syntax_message
+
+DIALECTS = ("trino", "duckdb")
+_NOT_READ = (
+    "Its tables and conditions are not known, because it is no single query, or has a clause that the analysis does "
+    "not read; engines run such a statement without plans of the server"
+)
+
+
+class TableReference(NamedTuple):
+    """`key`: of the table's name in `Query.names`; `text`: characters [start, end) of the statement."""
+
+    key: Hashable
+    scan: Scan
+    start: int
+    end: int
+
+
+class Query(Protocol):
+    """`names`: by key, the parts of each name of a table, as written or in lower case."""
+
+    @property
+    def names(self) -> Mapping[Hashable, tuple[str, ...]]: ...
+
+    def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+        """The references to tables, by their numbers in joins. `columns` of each table by the key of its name.
+        BadRequest for a query that is not read."""
+
+
+def read_query(text: str, dialect: str) -> Query:
+    """BadRequest for a text that is no query."""
+    try:
+        return _DuckDBQuery(text) if dialect == "duckdb" else _TrinoQuery(text)
+    except UnsupportedStatement as why:
+        raise _not_read(text, dialect, str(why)) from None
+
+
+class _TrinoQuery:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.names: dict[Hashable, tuple[str, ...]] = {}
+
+        def keep(names: Names) -> None:
+            self.names[names] = tuple(part for part in names if part is not None)
+
+        # The columns of a table at an earlier snapshot are not requested.
+        for scan in find_scans(text, columns_of=keep, utc=True):
+            keep((scan.catalog, scan.schema, scan.table))
+        if not self.names:
+            raise UnsupportedStatement
+
+    def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+        found = find_scans(self._text, columns_of=columns.get, utc=True, today=today_for(self._text))
+        if not found:
+            raise _not_read(self._text, "trino", "")
+        return {
+            number: TableReference((scan.catalog, scan.schema, scan.table), scan, scan.start, scan.end)
+            for number, scan in enumerate(found)
+        }
+
+
+class _DuckDBQuery:
+    def __init__(self, text: str) -> None:
+        self._statement = DuckDBStatement(text)
+        self._references = {n: one for n, one in enumerate(self._statement.references) if one is not None}
+        self.names: dict[Hashable, tuple[str, ...]] = {n: one.parts for n, one in self._references.items()}
+        if not self.names:
+            raise UnsupportedStatement
+
+    def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
+        known = {number: columns[number] for number in self._references if number in columns}
+        marks = {mark_name(number): number for number in known}
+        try:
+            marked = self._statement.marked(known, utc=True)
+        except UnsupportedStatement as why:
+            raise _not_read(self._statement.text, "duckdb", str(why)) from None
+        found = find_scans(
+            marked, columns_of=lambda names: known.get(marks.get(names[2], -1)), today=today_for(self._statement.text)
+        )
+        if not found:
+            raise _not_read(self._statement.text, "duckdb", "")
+        return {
+            at: TableReference(number, scan, self._references[number].start, self._references[number].end)
+            for at, scan in enumerate(found)
+            if (number := marks.get(scan.table)) is not None
+        }
+
+
+def _not_read(text: str, dialect: str, why: str) -> BadRequest:
+    """With the position, if the text is no SQL."""
+    try:
+        trees: Any = sqlglot.parse(text, dialect=dialect)
+    except ParseError as error:
+        return BadRequest(syntax_message(error, "The query"))
+    except (TokenError, RecursionError, ValueError, TypeError, AttributeError, LookupError):
+        return BadRequest("The query is not valid SQL, or nested too deeply")
+    if not any(trees):
+        return BadRequest("The query is not valid SQL: it is empty")
+    return BadRequest(f"The query is not read{f' ({why})' if why else ''}. {_NOT_READ}")

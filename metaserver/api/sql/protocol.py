@@ -1,0 +1,76 @@
+"""What the server and the worker process of a statement say to each other.
+
+The worker reads one request, a line of JSON, from its standard input. It answers with frames on a pipe: a kind (one
+byte), the length of the content (four bytes, big-endian), and the content. First comes a head or an error, then data,
+then the end. An error may also follow data.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Literal
+
+import msgspec
+
+from seamark.metaserver.api.http.describe import doc
+
+CONTROL = struct.Struct(">cI")
+"""A message between the server and the parent of workers: a kind, and the id of a worker."""
+START, KILL = b"S", b"K"
+HEAD, DATA, ERROR, END = b"H", b"D", b"E", b"F"
+FRAME = struct.Struct(">cI")
+FRAME_BYTES_MAX = 8 << 20
+Format = Literal["json", "arrow", "explain"]
+
+
+class StatementRequest(msgspec.Struct, frozen=True):
+    statement: str
+    schema: str | None
+    id: str
+    format: Format
+    url: str
+    token: str | None
+    rows_max: int
+    truncates: bool
+    """Whether the answer ends at `rows_max` rows; otherwise more rows are an error."""
+    bytes_max: int
+    time_s: float
+    memory_bytes: int
+    threads: int
+
+
+class TableRead(msgspec.Struct, frozen=True, rename="kebab"):
+    table: str
+    files: Annotated[int, doc("Data files to read.")]
+    considered_files: Annotated[int, doc("Data files of the snapshot.")]
+    bytes: Annotated[int, doc("Bytes of the files to read.")]
+    columns: Annotated[int, doc("Columns to read.")]
+    joins: Annotated[
+        tuple[tuple[str, int], ...], doc("Columns by which rows of other tables left out files, and numbers of keys.")
+    ]
+
+
+class StatementPlan(msgspec.Struct, frozen=True, rename="kebab"):
+    """The head of an answer, and the whole answer of `explain`."""
+
+    statement_id: str
+    engine: str
+    why: Annotated[str, doc("Why this engine runs the statement.")]
+    tables: tuple[TableRead, ...]
+
+
+class StatementColumn(msgspec.Struct, frozen=True):
+    name: str
+    type: Annotated[str, doc("The type in the SQL dialect.")]
+
+
+class StatementHead(msgspec.Struct, frozen=True):
+    """`namespaces`: those of the tables that the statement reads."""
+
+    plan: StatementPlan
+    namespaces: tuple[tuple[str, ...], ...]
+
+
+class StatementError(msgspec.Struct, frozen=True):
+    status: int
+    message: str

@@ -1,0 +1,337 @@
+"""The routes that run a SQL query and cancel it.
+
+The rule: a statement has the rights of its caller, and no others. The server checks that the caller may read somewhere,
+and gives a worker process the statement with a token that can only read what the caller can read. The worker loads and
+plans each table by the server's routes, which check the right for its namespace. Nothing of a statement is run in the
+server's process, and the text that reaches DuckDB is built from an allow-list (`connector/sql/`).
+
+Rows are streamed: the worker waits while the client does not read. Before the first bytes an error is an error answer;
+after them the connection is cut off, so that no client takes a part for the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import msgspec
+from aiohttp import web
+
+from seamark.metaserver.access.guard import is_loopback
+from seamark.metaserver.access.principal import ANONYMOUS
+from seamark.metaserver.access.statement_tokens import PREFIX
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.keys import AUTHENTICATOR, CLOCK, SETTINGS
+from seamark.metaserver.api.http.slots import HolderLimit
+from seamark.metaserver.api.sql.protocol import (
+    DATA,
+    END,
+    HEAD,
+    Format,
+    StatementColumn,
+    StatementHead,
+    StatementPlan,
+    StatementRequest,
+)
+from seamark.metaserver.api.sql.workers import StatementWorker, StatementWorkers
+from seamark.metaserver.errors import BadRequest, ClientGone, Forbidden, NotFound
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import NamespacePath
+
+ARROW = "application/vnd.apache.arrow.stream"
+ID_CHARACTERS_MAX = 64
+_POLL_S = 0.25
+"""How long the server waits for the worker before it looks whether the client is still there."""
+_TOKEN_SPARE_S = 5.0
+_OFF = "SQL is off on this server; an operator switches it on with the setting sql = on"
+_NOT_INSTALLED = "This server cannot run SQL: an operator installs it with pip install 'seamark[duckdb]'"
+
+
+class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    statement: Annotated[str, doc("One SQL query.", examples=["SELECT count(*) FROM shop.orders"])]
+    schema: Annotated[str | None, doc("The namespace of tables that are named without one, levels joined by dots.")] = (
+        None
+    )
+    id: Annotated[
+        str | None, doc(f"A name by which the caller cancels it, up to {ID_CHARACTERS_MAX} letters, digits, - or _.")
+    ] = None
+    max_rows: Annotated[
+        int | None, doc("Only of JSON: the answer ends after so many rows, and `complete` says whether there are more.")
+    ] = None
+    explain: Annotated[bool, doc("Whether to plan the statement and not to run it.")] = False
+
+
+class StatementRows(StatementPlan, frozen=True, rename="kebab"):
+    """The answer in JSON, for the documentation; the worker writes it."""
+
+    columns: tuple[StatementColumn, ...] = ()
+    rows: tuple[tuple[Any, ...], ...] = ()
+    complete: Annotated[bool, doc("False if `max-rows` left out rows.")] = True
+
+
+class SqlState(msgspec.Struct, frozen=True, rename="kebab"):
+    is_on: Annotated[bool, doc("Whether this server runs statements.")]
+    reason: Annotated[str | None, doc("Why it runs none, and what switches SQL on.")]
+    rows_limit: Annotated[int, doc("Rows of an answer, by the setting sql_rows_limit.")]
+    bytes_limit: Annotated[int, doc("Bytes of an answer, by the setting sql_bytes_limit.")]
+    seconds_limit: Annotated[float, doc("Seconds of a statement, by the setting sql_time_s.")]
+
+
+class RunningStatements:
+    """The statements of this process, and their limits."""
+
+    def __init__(self, settings: Settings) -> None:
+        limit = settings.sql_statements_limit
+        self.limit = HolderLimit("SQL statements at once", limit, max(1, limit // 2))
+        self.workers = StatementWorkers(memory_bytes=settings.sql_memory_bytes, time_s=settings.sql_time_s)
+        self.is_on = settings.sql == "on" or (settings.sql == "loopback" and is_loopback(settings.host))
+        self._cancelled: dict[tuple[str, str], asyncio.Event] = {}
+
+    @asynccontextmanager
+    async def place(self, who: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
+        """A place for a statement; the event is set when it is cancelled. RetryLater and TooManyRequests as for
+        `HolderLimit`; BadRequest for an id in use."""
+        key, holder = (who, statement_id), None if who == ANONYMOUS.name else who
+        if key in self._cancelled:
+            raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
+        self.limit.take(holder)
+        event = self._cancelled[key] = asyncio.Event()
+        try:
+            yield event
+        finally:
+            del self._cancelled[key]
+            self.limit.release(holder)
+
+    def cancel(self, who: str, statement_id: str) -> bool:
+        event = self._cancelled.get((who, statement_id))
+        if event is None:
+            return False
+        event.set()
+        return True
+
+
+RUNNING: web.AppKey[RunningStatements] = web.AppKey("running-statements", RunningStatements)
+
+
+@Route(
+    "POST",
+    "/api/v1/sql",
+    "runStatement",
+    "Runs a SQL query, and streams its rows",
+    tags=("sql",),
+    answers=(
+        ResponseSpec(200, "The rows: JSON, or an Arrow IPC stream for `Accept: " + ARROW + "`.", StatementRows),
+        ResponseSpec(400, "The statement is invalid, is not a query, is not supported, or exceeds a limit."),
+        ResponseSpec(403, "SQL is off, or the caller may not read a table."),
+        ResponseSpec(404, "A table does not exist."),
+        ResponseSpec(429, "The caller runs its share of statements."),
+        ResponseSpec(503, "The server runs as many statements as it may."),
+    ),
+    check=Check.SOMEWHERE,
+    is_secret=True,
+    streams=True,
+    waits=True,
+).takes(StatementBody)
+async def run_statement(call: Call, body: StatementBody) -> Answer:
+    running = call.app[RUNNING]
+    _check_on(call, running)
+    request = _request(call, body)
+    async with running.place(call.principal.name, request.id) as cancelled:
+        worker = await running.workers.start()
+        try:
+            async with asyncio.timeout(request.time_s):
+                worker.ask(request)
+                return await _Exchange(call, worker, request.format, cancelled).answer()
+        except TimeoutError:
+            raise BadRequest(
+                f"The statement ran longer than {request.time_s:g} s (sql_time_s) and was ended; read fewer rows"
+            ) from None
+        finally:
+            worker.close()
+
+
+@Route(
+    "DELETE",
+    "/api/v1/sql/{statement}",
+    "cancelStatement",
+    "Cancels a statement of the caller that this server process runs",
+    tags=("sql",),
+    answers=(
+        ResponseSpec(204, "It is cancelled."),
+        ResponseSpec(404, "The caller runs no statement with this id."),
+    ),
+    check=Check.LOGIN,
+)
+async def cancel_statement(call: Call) -> None:
+    statement_id = call.variables["statement"]
+    if not call.app[RUNNING].cancel(call.principal.name, statement_id):
+        raise NotFound(f"{call.principal.name} runs no statement with the id {statement_id[:ID_CHARACTERS_MAX]!r}")
+
+
+@Route(
+    "GET",
+    "/api/v1/sql",
+    "loadSqlState",
+    "States whether this server runs SQL, and the limits of a statement",
+    tags=("sql",),
+    answers=(ResponseSpec(200, "The state and the limits", SqlState),),
+    check=Check.LOGIN,
+)
+async def load_sql_state(call: Call) -> SqlState:
+    settings = call.app[SETTINGS]
+    reason = None if call.app[RUNNING].is_on else _OFF
+    if reason is None and not _is_installed():
+        reason = _NOT_INSTALLED
+    return SqlState(
+        reason is None, reason, settings.sql_rows_limit, settings.sql_bytes_limit, float(settings.sql_time_s)
+    )
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("duckdb") is not None
+
+
+def _check_on(call: Call, running: RunningStatements) -> None:
+    if not running.is_on:
+        raise Forbidden(_OFF)
+    if call.headers.get("Authorization", "").partition(" ")[2].strip().startswith(PREFIX):
+        raise Forbidden("A statement cannot run another statement")
+    if not _is_installed():
+        raise BadRequest(_NOT_INSTALLED)
+
+
+def _request(call: Call, body: StatementBody) -> StatementRequest:
+    """BadRequest for invalid fields."""
+    settings = call.app[SETTINGS]
+    statement_id = str(call.app[CLOCK].uuid4()) if body.id is None else body.id
+    plain = statement_id.replace("-", "").replace("_", "")
+    if not (statement_id.isascii() and plain.isalnum() and len(statement_id) <= ID_CHARACTERS_MAX):
+        raise BadRequest(f"id is {statement_id[:80]!r}; it has up to {ID_CHARACTERS_MAX} letters, digits, - or _")
+    kind: Format = "explain" if body.explain else "arrow" if ARROW in call.headers.get("Accept", "") else "json"
+    if body.max_rows is not None and (kind == "arrow" or not 1 <= body.max_rows <= settings.sql_rows_limit):
+        raise BadRequest(
+            f"max-rows is {body.max_rows}; it is from 1 to {settings.sql_rows_limit:,} (sql_rows_limit), for JSON only"
+        )
+    authenticator = call.app[AUTHENTICATOR]
+    token = None
+    if not authenticator.open:
+        token = authenticator.statement_tokens.issue(call.principal, settings.sql_time_s + _TOKEN_SPARE_S)
+    return StatementRequest(
+        statement=body.statement,
+        schema=body.schema,
+        id=statement_id,
+        format=kind,
+        url=_own_url(call, settings),
+        token=token,
+        rows_max=settings.sql_rows_limit if body.max_rows is None else body.max_rows,
+        truncates=body.max_rows is not None,
+        bytes_max=settings.sql_bytes_limit,
+        time_s=settings.sql_time_s,
+        memory_bytes=settings.sql_memory_bytes,
+        threads=settings.sql_threads,
+    )
+
+
+def _own_url(call: Call, settings: Settings) -> str:
+    """By which the worker reaches this server: the address at which the request arrived, never a header."""
+    if settings.services_url:
+        return settings.services_url
+    if settings.tls_cert:
+        raise BadRequest("With tls_cert SQL needs the setting services_url, a URL that the certificate covers")
+    transport = call.request.transport
+    if transport is None:
+        raise ClientGone("The client closed the connection before the answer")
+    host, port = transport.get_extra_info("sockname")[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Exchange:
+    """One statement between the worker and the client."""
+
+    def __init__(self, call: Call, worker: StatementWorker, kind: Format, cancelled: asyncio.Event) -> None:
+        self._call = call
+        self._worker = worker
+        self._type = ARROW if kind == "arrow" else "application/json"
+        self._cancelled = cancelled
+        self._namespaces: tuple[NamespacePath, ...] = ()
+        self._checked_s = call.app[CLOCK].monotonic()
+
+    async def answer(self) -> web.StreamResponse:
+        call = self._call
+        kind, content = await self._frame()
+        if kind != HEAD:
+            raise BadRequest("The statement has no answer")
+        head = msgspec.json.decode(content, type=StatementHead)
+        self._namespaces = head.namespaces
+        if self._namespaces:
+            call.allow(*self._namespaces)
+        else:
+            call.is_checked = True  # it reads no table, and the caller may read somewhere
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": self._type,
+                "Cache-Control": "no-store",
+                "X-Seamark-Statement": head.plan.statement_id,
+                "X-Request-Id": call.request_id,
+                "Server": "seamark",
+            }
+        )
+        kind, content = await self._frame()  # an error so far is an error answer
+        await response.prepare(call.request)
+        try:
+            while kind == DATA:
+                await response.write(content)
+                kind, content = await self._frame()
+            if kind != END:
+                raise BadRequest("The answer of the statement is not complete")
+            await response.write_eof()
+        except BaseException:
+            if call.request.transport is not None:
+                call.request.transport.abort()
+            raise
+        return response
+
+    async def _frame(self) -> tuple[bytes, bytes]:
+        """The next frame. ClientGone when the client has closed the connection, BadRequest when the statement is
+        cancelled, Unauthenticated or Forbidden when the caller has lost its login or right."""
+        frame = asyncio.create_task(self._worker.frame())
+        cancelled = asyncio.create_task(self._cancelled.wait())
+        try:
+            while True:
+                await asyncio.wait({frame, cancelled}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if self._cancelled.is_set():
+                    raise BadRequest("The statement was cancelled")
+                await self._check_caller()
+                if frame.done():
+                    return frame.result()
+        finally:
+            frame.cancel()
+            cancelled.cancel()
+            await asyncio.gather(frame, cancelled, return_exceptions=True)
+
+    async def _check_caller(self) -> None:
+        call = self._call
+        transport = call.request.transport
+        if transport is None or transport.is_closing():
+            raise ClientGone("The client closed the connection before the answer")
+        now_s = call.app[CLOCK].monotonic()
+        if self._namespaces and now_s - self._checked_s >= call.app[SETTINGS].rights_recheck_s:
+            self._checked_s = now_s
+            await call.recheck(*self._namespaces)
+
+
+async def _opened(app: web.Application) -> AsyncIterator[None]:
+    app[RUNNING] = RunningStatements(app[SETTINGS])
+    try:
+        yield
+    finally:
+        await app[RUNNING].workers.close()
+
+
+def add_routes(app: web.Application) -> None:
+    app.cleanup_ctx.append(_opened)
+    add_endpoints(app, load_sql_state, run_statement, cancel_statement)

@@ -1,0 +1,173 @@
+"""Worker processes of SQL statements: one for each statement, so that no state of a caller meets another caller.
+
+The parent of the workers starts with the first statement, and forks a worker in milliseconds. It gets no secrets of the
+server, and ends with its socket; a worker ends with its input. So neither outlives the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from seamark.metaserver.api.sql.protocol import (
+    CONTROL,
+    ERROR,
+    FRAME,
+    FRAME_BYTES_MAX,
+    KILL,
+    START,
+    StatementError,
+    StatementRequest,
+)
+from seamark.metaserver.errors import (
+    BadRequest,
+    Forbidden,
+    NoSuchTable,
+    RetryLater,
+    SeamarkError,
+    StorageError,
+    Unauthenticated,
+)
+
+_BUFFER_BYTES = 1 << 20
+MODULE = "seamark.metaserver.cli.sql.worker"
+_VARIABLES = frozenset(
+    ("PATH", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
+)
+_FIXED_VARIABLES = {
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""The last three: the parent of workers has no threads, which a fork would not copy."""
+_ERRORS: dict[int, type[SeamarkError]] = {
+    400: BadRequest,
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NoSuchTable,
+    503: RetryLater,
+}
+
+
+def worker_variables() -> dict[str, str]:
+    """What a worker gets of the server's environment: no keys of AWS's provider chain, nor of a cloud's machine."""
+    given = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("LC_")}
+    if "SEAMARK_CA" in os.environ:
+        given["SEAMARK_CA"] = os.environ["SEAMARK_CA"]
+    return {**given, **_FIXED_VARIABLES}
+
+
+class StatementWorker:
+    """A process for one statement. `close` ends it."""
+
+    def __init__(
+        self, workers: StatementWorkers, pid: int, source: asyncio.WriteTransport, frames: asyncio.StreamReader,
+        output: asyncio.ReadTransport,
+    ) -> None:  # fmt: skip
+        self._workers = workers
+        self._pid = pid
+        self._input, self._frames, self._output = source, frames, output
+
+    def ask(self, request: StatementRequest) -> None:
+        self._input.write(msgspec.json.encode(request) + b"\n")
+
+    async def frame(self) -> tuple[bytes, bytes]:
+        """The next frame: kind and content. The error that the worker reports; BadRequest if it was ended, which its
+        limits do."""
+        try:
+            kind, length = FRAME.unpack(await self._frames.readexactly(FRAME.size))
+            if length > FRAME_BYTES_MAX:
+                raise StorageError("The worker process of the statement sent a frame that is too long")
+            content = await self._frames.readexactly(length)
+        except asyncio.IncompleteReadError:
+            raise BadRequest(
+                "The statement was ended: it needs more memory or processor time than sql_memory_bytes and sql_time_s "
+                "allow. Read fewer rows or columns"
+            ) from None
+        if kind == ERROR:
+            error = msgspec.json.decode(content, type=StatementError)
+            raise _ERRORS.get(error.status, BadRequest if error.status < 500 else StorageError)(error.message)
+        return kind, content
+
+    def close(self) -> None:
+        self._input.close()
+        self._output.close()
+        self._workers.kill(self._pid)
+
+
+class StatementWorkers:
+    """Starts workers. `memory_bytes` and `time_s` limit each."""
+
+    def __init__(self, *, memory_bytes: int, time_s: float) -> None:
+        self._arguments = (str(memory_bytes), str(time_s))
+        self._parent: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> StatementWorker:
+        """A worker without a statement. RetryLater if none can be started."""
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            control = await self._connected()
+            (given, source), (output, taken) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+            try:
+                await loop.run_in_executor(None, socket.send_fds, control, [CONTROL.pack(START, 0)], [given, taken])
+                answer = await loop.run_in_executor(None, control.recv, CONTROL.size, socket.MSG_WAITALL)
+            except OSError:
+                answer = b""
+            finally:
+                os.close(given)
+                os.close(taken)
+        writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(source, "wb", 0))
+        frames = asyncio.StreamReader(limit=_BUFFER_BYTES)
+        reader, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(frames), os.fdopen(output, "rb", 0)
+        )
+        if len(answer) < CONTROL.size:
+            writer.close()
+            reader.close()
+            await self.close()
+            raise RetryLater("No process for the statement could be started; send the statement again")
+        return StatementWorker(self, CONTROL.unpack(answer)[1], writer, frames, reader)
+
+    def kill(self, pid: int) -> None:
+        if self._control is not None:
+            with suppress(OSError):
+                self._control.send(CONTROL.pack(KILL, pid), socket.MSG_DONTWAIT)
+
+    async def close(self) -> None:
+        """Ends the parent and all workers."""
+        control, self._control = self._control, None
+        parent, self._parent = self._parent, None
+        if control is not None:
+            control.close()
+        if parent is not None:
+            await parent.wait()
+
+    async def _connected(self) -> socket.socket:
+        """The socket of a parent that lives."""
+        if self._control is not None and self._parent is not None and self._parent.returncode is None:
+            return self._control
+        await self.close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._parent = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # the working directory is no place to import modules from
+                "-m",
+                MODULE,
+                str(theirs.fileno()),
+                *self._arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                env=worker_variables(),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._control = ours
+        return ours

@@ -1,0 +1,37 @@
+"""Background work of a server: runs until its block ends, and starts again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+from seamark.metaserver.errors import SeamarkError
+
+_log = structlog.get_logger("seamark.server")
+
+
+@asynccontextmanager
+async def running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Runs `work` in the background during the block. A failure is logged, and `work` restarts after a delay."""
+
+    async def forever() -> None:
+        while True:
+            try:
+                await work()
+            except SeamarkError as error:
+                _log.warning("background work failed", work=name, error=error.message)
+            except Exception:  # noqa: BLE001  a bug must not stop housekeeping permanently
+                _log.exception("background work failed unexpectedly", work=name)
+            await asyncio.sleep(5)
+
+    task = asyncio.create_task(forever(), name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

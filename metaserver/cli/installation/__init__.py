@@ -1,0 +1,1 @@
+"""Commands that look at this machine: shell completion, and checks of the installation."""

@@ -1,0 +1,185 @@
+"""`seamark doctor`: checks this installation, the server and the configurations of engines, and names each fix.
+
+Exit codes: 0 if nothing is at fault, 1 if something is, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import urllib3
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import ClientError, Unauthenticated
+from seamark.metaserver.cli.connecting import served_at
+from seamark.metaserver.cli.installation.engine_files import (
+    Finding,
+    SparkSetup,
+    check_spark,
+    check_trino,
+    read_properties,
+    read_running_spark,
+)
+from seamark.metaserver.cli.installation.java import check_java
+from seamark.metaserver.cli.installation.packages import check_installation, lacking_modules
+from seamark.metaserver.cli.options import (
+    CONTEXT,
+    Misconfigured,
+    address_options,
+    json_option,
+    load_settings,
+    settings_flags,
+)
+from seamark.metaserver.cli.terminal import print_json, say
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.deferred import Deferred
+
+if TYPE_CHECKING:
+    from seamark.metaserver.cli.installation import warehouse
+else:
+    warehouse = Deferred("seamark.metaserver.cli.installation.warehouse")
+
+TIMEOUT_S = 5.0
+SKEW_S_MAX = 30.0
+_WEB = ("http://", "https://")
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command(context_settings=CONTEXT)
+@click.option(
+    "--spark",
+    "spark",
+    metavar="FILE|URL",
+    help="A spark-defaults.conf to check, or a running Spark by the URL of its web interface, http://localhost:4040.",
+)
+@click.option("--trino", "trino_file", type=_FILE, help="A catalog file of Trino to check.")
+@address_options
+@json_option
+@settings_flags(("home", "warehouse", "s3_endpoint"))
+def doctor(
+    spark: str | None,
+    trino_file: Path | None,
+    url: str | None,
+    token: str | None,
+    as_json: bool,
+    config: Path | None,
+    **flags: Any,
+) -> None:
+    """Checks the installation, the warehouse, the server and engines' configurations.
+
+    \b
+    For instance:
+      seamark doctor --spark conf/spark-defaults.conf --trino etc/catalog/sea.properties
+      seamark doctor --spark http://localhost:4040
+    Each line is one check; a line that begins with ! needs the fix below it, a line that begins with ~ is advice.
+    The warehouse is checked with the settings of the server on this machine: a small object is written, read and
+    deleted. With --url the server is elsewhere, and its own check counts.
+    """
+    findings = [*check_installation(), *check_java()]
+    if url is None and not lacking_modules("server"):
+        findings += warehouse.check_warehouse(load_settings(flags, config))
+    try:
+        url = url or served_at(config, {"home": flags["home"]})
+    except Misconfigured as error:
+        findings.append(
+            Finding("server", error.message, "Start it: seamark serve --home ./seamark-home", is_fault=True)
+        )
+    else:
+        findings += check_server(url, token)
+    if spark is not None:
+        findings += _checked(spark, lambda: check_spark(spark, _spark_setup(spark), url))
+    if trino_file is not None:
+        findings += _checked(str(trino_file), lambda: check_trino(trino_file, url))
+    if as_json:
+        print_json([dataclasses.asdict(finding) for finding in findings])
+    else:
+        _show(findings)
+    if any(finding.is_fault for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _spark_setup(spark: str) -> SparkSetup:
+    return read_running_spark(spark) if spark.startswith(_WEB) else SparkSetup(read_properties(Path(spark)))
+
+
+def _show(findings: list[Finding]) -> None:
+    for finding in findings:
+        mark = "!" if finding.is_fault else "~" if finding.fix else " "
+        say(f"{mark} {finding.subject}: {finding.text}")
+        if finding.fix:
+            say(f"    {finding.fix}")
+    faults = sum(finding.is_fault for finding in findings)
+    say(f"\n{len(findings)} checks, {faults} at fault" if faults else f"\n{len(findings)} checks, nothing at fault")
+
+
+def _checked(subject: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    try:
+        return list(check())
+    except (OSError, ValueError) as error:
+        fix = "Give the path of a properties file, or for Spark the URL of its web interface"
+        return [Finding(subject, f"it cannot be read: {error}", fix, is_fault=True)]
+
+
+def check_server(url: str, token: str | None) -> Iterator[Finding]:
+    """Reachable, ready, of the same time, and open to this token."""
+    pool, clock = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S), SystemClock()
+    try:
+        ready = pool.request("GET", f"{url.rstrip('/')}/readyz")
+    except (urllib3.exceptions.HTTPError, ValueError) as error:
+        fix = "Start it (seamark serve), or set --url to the address that it printed"
+        yield Finding("server", f"{url} does not answer: {_reason(error)}", fix, is_fault=True)
+        return
+    if ready.status == 200:
+        yield Finding("server", f"{url} is ready")
+    else:
+        yield Finding(
+            "server",
+            f"{url} is not ready: {_checks(ready)}",
+            "Repair what it names; the server's log has details",
+            True,
+        )
+    skew_s = _skew_s(ready.headers.get("Date"), clock.now_ms() / 1000)
+    if abs(skew_s) > SKEW_S_MAX:
+        fix = "Synchronise both clocks (NTP): tokens and signed requests have end times"
+        yield Finding("clock", f"it differs from the server's by {skew_s:.0f} s", fix)
+    try:
+        with_client = SeamarkClient(url, token=token)
+    except ValueError as error:
+        yield Finding("token", str(error), "Set --url and --token", is_fault=True)
+        return
+    try:
+        next(with_client.namespaces(), None)
+        yield Finding("token", "accepted" if token else "none is needed to list namespaces")
+    except Unauthenticated:
+        fix = "Create one on the server (seamark token create NAME), and set SEAMARK_TOKEN"
+        yield Finding("token", "the server refuses it" if token else "the server requires one", fix, is_fault=True)
+    except ClientError as error:
+        yield Finding("catalog", error.message, "The server's log has details", is_fault=True)
+    finally:
+        with_client.close()
+
+
+def _reason(error: Exception) -> str:
+    return re.sub(r"<[^>]*>[,:]? ?", "", str(error)).strip() or type(error).__name__
+
+
+def _checks(answer: urllib3.BaseHTTPResponse) -> str:
+    try:
+        checks = json.loads(answer.data)["checks"]
+        return ", ".join(f"{name}: {state}" for name, state in checks.items() if state != "ok")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"HTTP status {answer.status}; it may be another server"
+
+
+def _skew_s(date: str | None, now_s: float) -> float:
+    try:
+        return 0.0 if date is None else parsedate_to_datetime(date).timestamp() - now_s
+    except ValueError:
+        return 0.0

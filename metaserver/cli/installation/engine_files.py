@@ -1,0 +1,177 @@
+"""Checks of the configurations of engines: does this file, or this running Spark, connect to this server?
+
+The settings of a running Spark are from the REST API of its web interface (`spark.ui.port`, 4040 by default), which
+hides the values of secrets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+
+from seamark.connector.client.engines import CATALOG_CLASS, EXTENSIONS, RUNTIME
+
+SIZE_MAX = 1 << 20
+UI_SIZE_MAX = 16 << 20
+UI_TIMEOUT_S = 10.0
+_SPARK_CATALOG = "spark.sql.catalog."
+RUNTIME_NAME = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_\d+\.\d+")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. `fix` says what to do about a problem; it is empty if there is none. `is_fault`: what
+    was checked does not work without the fix; otherwise the fix is advice."""
+
+    subject: str
+    text: str
+    fix: str = ""
+    is_fault: bool = False
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Keys and values of a properties file, separated by `=`, `:` or white space. OSError or ValueError if it cannot be
+    read."""
+    with path.open(encoding="utf-8") as file:
+        text = file.read(SIZE_MAX + 1)
+    if len(text) > SIZE_MAX:
+        raise ValueError(f"it is larger than {SIZE_MAX:,} characters")
+    found = {}
+    for line in text.splitlines():
+        if (stripped := line.strip()) and stripped[0] not in "#!":
+            key, _, value = re.sub(r"\s*[=:\s]\s*", "\0", stripped, count=1).partition("\0")
+            found[key] = value
+    return found
+
+
+@dataclass(frozen=True)
+class SparkSetup:
+    """`properties` of a file or of a running application. Of a running one, `version` is Spark's, and `jars` are all
+    entries of its class path."""
+
+    properties: Mapping[str, str]
+    version: str = ""
+    jars: tuple[str, ...] = ()
+
+
+def read_running_spark(url: str) -> SparkSetup:
+    """The configuration of the latest application of the web interface at `url`, such as http://localhost:4040.
+    ValueError if there is none."""
+    base = f"{url.rstrip('/')}/api/v1/applications"
+    with urllib3.PoolManager(retries=False, timeout=UI_TIMEOUT_S) as pool:
+        applications = _ui_answer(pool, base)
+        try:
+            application = applications[0]
+            found = _ui_answer(pool, f"{base}/{quote(application['id'], safe='')}/environment")
+            return SparkSetup(
+                {str(name): str(value) for name, value in found["sparkProperties"]},
+                str(application["attempts"][-1].get("appSparkVersion", "")),
+                tuple(str(entry) for entry, _ in found["classpathEntries"]),
+            )
+        except (LookupError, TypeError, ValueError):
+            raise ValueError(f"{base} does not answer as Spark's web interface does") from None
+
+
+def _ui_answer(pool: urllib3.PoolManager, url: str) -> Any:
+    try:
+        answer = pool.request("GET", url, preload_content=False)
+        try:
+            data = answer.read(UI_SIZE_MAX + 1)
+        finally:
+            answer.close()
+    except urllib3.exceptions.HTTPError as error:
+        raise ValueError(f"{url} does not answer ({type(error).__name__})") from None
+    if answer.status != 200 or len(data) > UI_SIZE_MAX:
+        raise ValueError(f"{url} answers with the HTTP status {answer.status}")
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise ValueError(f"{url} does not answer with JSON") from None
+
+
+def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[Finding]:
+    """Iceberg's jar, the session extensions, and every Iceberg catalog."""
+    subject, conf = f"Spark, {subject}", setup.properties
+    yield from _check_runtime(subject, setup)
+    catalogs = [key.removeprefix(_SPARK_CATALOG) for key, value in conf.items() if value == CATALOG_CLASS]
+    catalogs = [name for name in catalogs if "." not in name]
+    if not catalogs:
+        fix = f"Add the line: {_SPARK_CATALOG}sea {CATALOG_CLASS}; seamark connect spark prints all lines"
+        yield Finding(subject, "it defines no Iceberg catalog", fix, is_fault=True)
+    if EXTENSIONS not in conf.get("spark.sql.extensions", ""):
+        yield Finding(
+            subject, "MERGE INTO, CALL and branches are not enabled", f"Add the line: spark.sql.extensions {EXTENSIONS}"
+        )
+    for name in catalogs:
+        prefix = f"{_SPARK_CATALOG}{name}."
+        own = {key.removeprefix(prefix): value for key, value in conf.items() if key.startswith(prefix)}
+        yield from _check_rest(f"{subject}, catalog {name}", own, "type", "uri", prefix, " ", url)
+        if own.get("cache-enabled", "true") != "false":
+            fix = f"Add the line: {prefix}cache-enabled false"
+            yield Finding(f"{subject}, catalog {name}", "Spark caches tables and misses commits of others", fix)
+
+
+def _check_runtime(subject: str, setup: SparkSetup) -> Iterator[Finding]:
+    named = [value for key, value in setup.properties.items() if key.startswith("spark.jars") or "ClassPath" in key]
+    versions = {match[1] for text in (*named, *setup.jars) for match in RUNTIME_NAME.finditer(text)}
+    spark = ".".join(setup.version.split(".")[:2])
+    if not versions:
+        fix = f"Add the line: spark.jars.packages {RUNTIME}"
+        if setup.jars:
+            yield Finding(subject, "Iceberg's jar is not on its class path", fix, is_fault=True)
+        else:
+            yield Finding(subject, "it names no Iceberg jar", f"{fix}, unless the jar is in Spark's folder jars")
+    elif spark and spark not in versions:
+        fix = f"Use iceberg-spark-runtime-{spark}_…, if Iceberg has one for this Spark, or Spark {min(versions)}"
+        text = f"it is Spark {spark}, and Iceberg's jar is for Spark {', '.join(sorted(versions))}"
+        yield Finding(subject, text, fix, is_fault=True)
+
+
+def check_trino(path: Path, url: str | None) -> Iterator[Finding]:
+    """A catalog file of Trino, `etc/catalog/NAME.properties`."""
+    subject, properties = f"Trino, {path}", read_properties(path)
+    if properties.get("connector.name") != "iceberg":
+        text = f"connector.name is {properties.get('connector.name', 'missing')}"
+        yield Finding(subject, text, "Set connector.name=iceberg", is_fault=True)
+    yield from _check_rest(subject, properties, "iceberg.catalog.type", "iceberg.rest-catalog.uri", "", "=", url)
+    systems = [key for key in properties if re.fullmatch(r"fs\.[a-z0-9-]+\.enabled", key) and properties[key] == "true"]
+    if not systems:
+        fix = (
+            "Add fs.native-local.enabled=true and local.location=/ for local files, or fs.native-s3.enabled=true for S3"
+        )
+        yield Finding(subject, "no file system is enabled, so Trino cannot read data files", fix, is_fault=True)
+    if "fs.native-local.enabled" in systems and properties.get("local.location") != "/":
+        yield Finding(
+            subject,
+            "local.location is not /, so absolute paths of data files are not found",
+            "Set local.location=/",
+            True,
+        )
+
+
+def _check_rest(
+    subject: str, own: Mapping[str, str], type_key: str, uri_key: str, prefix: str, equals: str, url: str | None
+) -> Iterator[Finding]:
+    """That a catalog is of type `rest` and has the server's address."""
+    if own.get(type_key) != "rest":
+        text = f"{prefix}{type_key} is {own.get(type_key, 'missing')}"
+        yield Finding(subject, text, f"Set {prefix}{type_key}{equals}rest", is_fault=True)
+    uri = own.get(uri_key, "").rstrip("/")
+    if not uri:
+        value = url or "http://127.0.0.1:8181"
+        yield Finding(subject, f"{prefix}{uri_key} is missing", f"Set {prefix}{uri_key}{equals}{value}", is_fault=True)
+    elif uri.endswith("/v1"):
+        fix = f"Set {prefix}{uri_key}{equals}{uri.removesuffix('/v1')}"
+        yield Finding(subject, f"{uri} ends in /v1, which engines append themselves", fix, is_fault=True)
+    elif url is not None and "${" not in uri and uri != url.rstrip("/"):
+        fix = f"Set {prefix}{uri_key}{equals}{url}, unless another server is meant"
+        yield Finding(subject, f"{uri} is not the address of this server, {url}", fix)
+    else:
+        yield Finding(subject, f"connects to {uri}")

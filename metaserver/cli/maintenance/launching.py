@@ -1,0 +1,74 @@
+"""`--on` of `seamark run`: runs a job on Spark, as the server's table services do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import split_table
+from seamark.connector.write.replacements import RewriteReport
+from seamark.metaserver.cli.options import Misconfigured
+from seamark.metaserver.iceberg.metadata.compaction import AGAIN
+from seamark.metaserver.services.launching.launchers import CLUSTER, LOCAL, JobLogin, has_local_spark
+from seamark.metaserver.services.launching.spark_submit import SparkSubmit, submit_program
+from seamark.metaserver.services.service import Job, JobFailed
+
+PROCESS = "process"
+_LOCAL_MASTER = "local[*]"
+
+
+def launch_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds `--on`, `--master` and `--submit-options` to a command."""
+    command = click.option(
+        "--submit-options",
+        default="",
+        metavar="WORDS",
+        help="Further options of spark-submit, such as '--executor-memory 4g --conf key=value'.",
+    )(command)
+    command = click.option(
+        "--master",
+        envvar="SPARK_MASTER",
+        show_envvar=True,
+        help="Spark master for --on cluster: spark://host:7077, yarn or k8s://…",
+    )(command)
+    return click.option(
+        "--on",
+        type=click.Choice((PROCESS, LOCAL, CLUSTER)),
+        default=PROCESS,
+        show_default=True,
+        help="Where files are rewritten: in this process, by Spark on this machine, or on a cluster.",
+    )(command)
+
+
+def run_on_spark(
+    client: IndexClient,
+    service: str,
+    table: str,
+    on: str,
+    master: str | None,
+    submit_options: str,
+    **arguments: Any,
+) -> RewriteReport:
+    """Runs a rewriting job by spark-submit. Misconfigured without a master or Spark; ClickException if it fails."""
+    if on == CLUSTER and not master:
+        raise Misconfigured("--on cluster needs --master, such as spark://host:7077")
+    if submit_program() is None or (on == LOCAL and not has_local_spark()):
+        raise Misconfigured("Spark and Java are not installed; run pip install 'seamark[spark]', or use --on process")
+    *namespace, name = split_table(table)
+    umask = os.umask(0o022)
+    os.umask(umask)
+    login = JobLogin(client.url, None if client.token is None else lambda _: str(client.token), None, umask)
+    launcher = SparkSubmit(_LOCAL_MASTER if on == LOCAL else str(master), submit_options, login, os.environ)
+    try:
+        job = Job(service, tuple(namespace), name, "", arguments=arguments)
+        totals = asyncio.run(launcher.run(job, lambda progress: None))
+    except JobFailed as error:
+        raise click.ClickException(f"The job on {table} failed: {error}") from None
+    if AGAIN in totals and len(totals) == 1:
+        raise click.ClickException(f"Another job rewrites files of {table} now; try again later")
+    return RewriteReport(**totals)

@@ -1,0 +1,41 @@
+"""The driver of a job on Spark, which `services/launching/` starts; its argument is the folder of the job."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from seamark.metaserver.cli.job_worker import run
+from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
+from seamark.metaserver.services.launching.spark_submit import ALIVE, ANSWER, PROGRESS, REQUEST
+from seamark.metaserver.services.service import JobProgress
+
+
+def main() -> None:
+    """Runs one job, and leaves its answer in the folder."""
+    folder = Path(sys.argv[1])
+    threading.Thread(target=_end_with_server, args=(folder / ALIVE,), daemon=True).start()
+    request = msgspec.json.decode((folder / REQUEST).read_bytes(), type=JobRequest)
+    # PySpark is an optional dependency, which only this process needs.
+    rewrites = importlib.import_module("seamark.connector.spark.rewrites")
+    with rewrites.session_rewrites(request.folders, request.umask) as runner:
+        answer = run(request, lambda progress: _leave(progress, folder / PROGRESS), runner)
+    _leave(answer, folder / ANSWER)
+
+
+def _leave(value: JobAnswer | JobProgress, place: Path) -> None:
+    part = place.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(value))
+    part.rename(place)
+
+
+def _end_with_server(pipe: Path) -> None:
+    """The pipe ends when the server stops or dies: then the process ends, even in the middle of a job."""
+    with pipe.open("rb") as file:
+        file.read()
+    os._exit(1)

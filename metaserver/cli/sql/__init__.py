@@ -1,0 +1,1 @@
+"""`seamark sql`, and the worker process of SQL statements."""

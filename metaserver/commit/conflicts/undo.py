@@ -1,0 +1,163 @@
+"""Undoes a snapshot that replaced files by other files with the same rows, below later commits of writers; or one that
+replaced manifests by others with the same files.
+
+The new snapshot lacks the files that the undone one added, and has the files again that it removed, with their sequence
+numbers and row ids. Later rows stay, and so do later equality deletes, which are newer than the restored files. What
+later commits did to the added files cannot be moved to the restored files, so the undo is refused then. Old manifests
+come back if all new manifests are still listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from seamark.metaserver.commit.changes.change import REPLACE, Remove
+from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.conflicts.conflicts import first_between
+from seamark.metaserver.commit.snapshots.manifest_filter import key_of, live
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.writer import EXISTING, ManifestEntry
+from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+
+_Entries = dict[Remove, ManifestEntry]
+
+
+class Undo(NamedTuple):
+    """The files that the undone snapshot added, and the entries of those that it removed. `manifests`: for a snapshot
+    that changed only manifests, those of the head, with the old manifests in the place of the new manifests."""
+
+    added: frozenset[Remove]
+    removed: tuple[ManifestEntry, ...]
+    manifests: tuple[ManifestFile, ...] = ()
+
+    @property
+    def restored_files(self) -> list[ContentFile]:
+        return [entry.file for entry in self.removed]
+
+    def groups(self) -> Iterable[tuple[int, int, list[ManifestEntry]]]:
+        """(spec id, content of the manifest, entries) for the manifests of the restored files."""
+        groups: dict[tuple[int, int], list[ManifestEntry]] = {}
+        for entry in self.removed:
+            groups.setdefault((entry.file.spec_id, int(entry.file.content != DATA)), []).append(
+                ManifestEntry(
+                    EXISTING, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number, entry.file
+                )
+            )
+        return [(spec_id, content, entries) for (spec_id, content), entries in groups.items()]
+
+
+async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> Undo:
+    """What the snapshot did, if it can be undone on `head`. BadRequest for a snapshot that cannot be undone at all,
+    Collision when later commits are in the way."""
+    undone, parent = _snapshots(metadata, head, snapshot_id)
+    assert head is not None
+    at_parent, at_undone = await _differences(manifests, metadata, parent, undone)
+    added, removed = at_undone.keys() - at_parent.keys(), at_parent.keys() - at_undone.keys()
+    if not added and not removed:
+        return Undo(frozenset(), (), await _restored(manifests, metadata, (parent, undone, head)))
+    before, now = await _differences(manifests, metadata, undone, head)
+    gone = [before[key] for key in before.keys() - now.keys()]
+    new = [now[key] for key in now.keys() - before.keys()]
+    _check_gone(gone, added, {key.file_path for key in removed})
+    _check_new(new, {key.file_path for key in added}, removed)
+    return Undo(frozenset(added), tuple(at_parent[key] for key in removed))
+
+
+def _snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
+    """The snapshot to undo and its parent."""
+    undone = head
+    while undone is not None and undone.snapshot_id != snapshot_id:
+        parent_id = undone.parent_snapshot_id
+        undone = None if parent_id is None else metadata.snapshot(parent_id)
+    if undone is None:
+        raise BadRequest(
+            f"Snapshot {snapshot_id} is not in the history of the branch, or has expired; it cannot be undone"
+        )
+    operation = undone.summary_map().get("operation")
+    if operation != REPLACE:
+        raise BadRequest(
+            f"Snapshot {snapshot_id} has the operation {operation!r}; only snapshots that replace files by files with "
+            "the same rows can be undone"
+        )
+    parent = None if undone.parent_snapshot_id is None else metadata.snapshot(undone.parent_snapshot_id)
+    if parent is None:
+        raise BadRequest(
+            f"The snapshot before {snapshot_id} has expired, and the files that it replaced may be deleted; it cannot "
+            "be undone"
+        )
+    if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and parent.first_row_id is None:
+        raise BadRequest(f"The table was upgraded after snapshot {snapshot_id}, and rows would get other row ids")
+    return undone, parent
+
+
+async def _restored(
+    manifests: Manifests, metadata: TableMetadata, snapshots: tuple[Snapshot, Snapshot, Snapshot]
+) -> tuple[ManifestFile, ...]:
+    """`snapshots`: before the undone one, the undone one, and the head."""
+    before, undone, now = [live(await manifests.listed(snapshot)) for snapshot in snapshots]
+    paths = [{manifest.manifest_path for manifest in listed} for listed in (before, undone, now)]
+    new, old = paths[1] - paths[0], paths[0] - paths[1]
+    if not new and not old:
+        raise BadRequest(f"Snapshot {snapshots[1].snapshot_id} changed no files and no manifests; nothing to undo")
+    if not new <= paths[2]:
+        gone = min(new - paths[2])
+        raise Collision("undo", f"A later commit replaced {gone}, which the job had written")
+    restored = [manifest for manifest in before if manifest.manifest_path in old]
+    if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and any(
+        manifest.content == 0 and manifest.first_row_id is None for manifest in restored
+    ):
+        raise BadRequest("The table was upgraded after the manifests were written, and rows would get other row ids")
+    return (*restored, *(manifest for manifest in now if manifest.manifest_path not in new))
+
+
+async def _differences(
+    manifests: Manifests, metadata: TableMetadata, one: Snapshot, other: Snapshot
+) -> tuple[_Entries, _Entries]:
+    """The live entries of the manifests that only one of two snapshots lists."""
+    lists = live(await manifests.listed(one)), live(await manifests.listed(other))
+    paths = [{manifest.manifest_path for manifest in listed} for listed in lists]
+    return (
+        await _entries(manifests, metadata, [found for found in lists[0] if found.manifest_path not in paths[1]]),
+        await _entries(manifests, metadata, [found for found in lists[1] if found.manifest_path not in paths[0]]),
+    )
+
+
+async def _entries(manifests: Manifests, metadata: TableMetadata, listed: Sequence[ManifestFile]) -> _Entries:
+    found: _Entries = {}
+    for manifest in listed:
+        found |= {key_of(entry.file): entry for entry in await manifests.entries(manifest, metadata)}
+    return found
+
+
+def _check_gone(gone: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:
+    """Files that later commits removed."""
+    keys = set(added)
+    for entry in gone:
+        file = entry.file
+        if key_of(file) in keys:
+            raise Collision("undo", f"A later commit replaced or deleted {file.file_path}, which the job had added")
+        applies = file.referenced_data_file is None or file.referenced_data_file in restored
+        if file.content != DATA and applies:
+            raise Collision("undo", f"A later commit removed {file.file_path}, whose deletes the old files may need")
+
+
+def _check_new(new: Sequence[ManifestEntry], added: set[str], removed: Iterable[Remove]) -> None:
+    """Files that later commits added."""
+    keys, paths = set(removed), sorted(path.encode() for path in added)
+    for entry in new:
+        file = entry.file
+        if key_of(file) in keys:
+            raise Collision("undo", f"{file.file_path} is in the table again; the snapshot is undone already")
+        if file.content == POSITION_DELETES and _may_refer(file, paths):
+            raise Collision("undo", f"Later deletes in {file.file_path} name rows of the files that the snapshot added")
+
+
+def _may_refer(file: ContentFile, paths: Sequence[bytes]) -> bool:
+    if file.referenced_data_file is not None:
+        return file.referenced_data_file.encode() in paths
+    return first_between(paths, file) is not None

@@ -1,0 +1,1 @@
+"""Rewrites manifests: the same files, listed in fewer manifests that each list few partitions."""

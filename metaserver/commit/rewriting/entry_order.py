@@ -1,0 +1,80 @@
+"""Divides the entries of manifests among new manifests, so that the files of a partition are in few of them. Pure.
+
+An engine that plans its scans reads the manifests whose ranges of partition values match, from the first entry to the
+last. So entries are sorted by their partition, and a manifest ends, if possible, where a partition ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.manifests.content_file import ContentFile
+from seamark.metaserver.iceberg.manifests.writer import ManifestEntry
+from seamark.metaserver.iceberg.metadata.clustering import ClusteringLayout
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.values import decode, partition_key
+
+Key = tuple[object, ...]
+
+
+def partition_of(entry: ManifestEntry) -> Key:
+    """Equal for entries of one partition, in any manifest of one spec."""
+    return partition_key(entry.file.partition)
+
+
+def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, int]:
+    """(the manifests that list files of a partition, summed over all partitions; the number of partitions)."""
+    seen: set[Key] = set()
+    touches = 0
+    for entries in manifests:
+        own = {partition_of(entry) for entry in entries}
+        touches += len(own)
+        seen |= own
+    return touches, len(seen)
+
+
+def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[ContentFile], Key]) -> list[list[Any]]:
+    """The entries of each new manifest, at most `fitting`. `bound`: the order within a partition."""
+    ordered = sorted(entries, key=lambda entry: (_order(entry.file.partition), bound(entry.file), entry.file.file_path))
+    chunks: list[list[ManifestEntry]] = [[]]
+    for _, members in groupby(ordered, key=partition_of):
+        partition = list(members)
+        # A partition that does not fit starts a new manifest, unless the last would stay mostly empty.
+        if len(chunks[-1]) + len(partition) > fitting and 2 * len(chunks[-1]) >= fitting:
+            chunks.append([])
+        for entry in partition:
+            if len(chunks[-1]) == fitting:
+                chunks.append([])
+            chunks[-1].append(entry)
+    return [chunk for chunk in chunks if chunk]
+
+
+def _order(partition: Sequence[Any]) -> Key:
+    """Nulls are first."""
+    return tuple((value is not None, 0 if value is None else value) for value in partition)
+
+
+def clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
+    """The lower bound of the first clustering column of a file. Files without it are first."""
+    try:
+        layout = ClusteringLayout.of(metadata.properties)
+    except BadRequest:
+        layout = None
+    column = None if layout is None else metadata.current_schema.column_named(layout.columns[0])
+    if column is None or not isinstance(column.type, str):
+        return lambda _: ()
+    kind, column_id = column.type, column.id
+
+    def bound(file: ContentFile) -> Key:
+        stored = (file.lower_bounds or {}).get(column_id)
+        if stored is None:
+            return (False, 0)
+        try:
+            return (True, decode(kind, stored))
+        except ValueError:  # a bound of an earlier type of the column
+            return (False, 0)
+
+    return bound

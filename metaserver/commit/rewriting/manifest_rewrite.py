@@ -1,0 +1,332 @@
+"""Rewrites the manifests of a table's main branch, so that a plan reads few.
+
+The new snapshot has the files of its parent: each entry keeps the snapshot that added it, its sequence numbers and its
+row ids, with status EXISTING. Manifests of one partition spec and content are rewritten together.
+
+New manifests are written without a lock. Then, under the lock of the table's commits, they replace those of the
+current head: a manifest that is still listed there has the same entries, and one that another commit has
+replaced meanwhile prevents only the rewrite of its group. So a writer waits for the new manifest list only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.pointers import check_uuid
+from seamark.metaserver.catalog.policies import load_policies, with_policies
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.commit.changes.change import REPLACE
+from seamark.metaserver.commit.publication import MANIFESTS_REWRITTEN, CommitEvent, Publisher
+from seamark.metaserver.commit.rewriting.entry_order import clustering_bound, count_touches, divide
+from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, live
+from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
+from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests
+from seamark.metaserver.commit.snapshots.snapshot_producer import SnapshotTerms, produce
+from seamark.metaserver.commit.snapshots.snapshot_writer import (
+    ENTRIES_MAX,
+    SnapshotWriter,
+    StoredManifest,
+    open_writer,
+    target_size,
+)
+from seamark.metaserver.commit.snapshots.summary import NOTHING
+from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.writer import EXISTING, ManifestEntry, write_manifest
+from seamark.metaserver.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_int
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.objects.cleanup import Cleanup
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.wire import show
+
+GROUP_BYTES_MAX, GROUP_ENTRIES_MAX = 64 << 20, 300_000
+"""Limits of the manifests of a group that are rewritten together, the smallest first: they bound the memory."""
+ATTEMPTS = 3
+"""How often manifests are read and written again, because other commits have replaced all of them meanwhile."""
+WORTH = 0.75
+"""A rewrite is committed if at most this part of the manifests is left…"""
+_TOUCHES, _FEWER = 4, 0.5
+"""…or if a partition is in this number of manifests on average, and this part of it is left."""
+_AT_ONCE = 2
+_DECODED_BYTES_MAX = 1 << 30
+_SAMPLE_ENTRIES = 500
+_SHARE = 8
+"""Part of `commit_memory_bytes` for the manifests that are read here."""
+
+
+class ManifestRequest(msgspec.Struct, frozen=True):
+    """`min_count`: manifests of a group from which on it is rewritten; None: by the table's property."""
+
+    min_count: int | None = None
+    dry_run: bool = False
+
+
+class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
+    """Of the manifests that were, or with a dry run would be, replaced. `partition_manifests_before`: how many of them
+    list files of a partition, on average. `manifests`: of the snapshot before. `conflicts`: groups that other commits
+    have changed meanwhile."""
+
+    manifests: int = 0
+    manifests_before: int = 0
+    manifests_after: int = 0
+    entries: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    partition_manifests_before: float = 0.0
+    partition_manifests_after: float = 0.0
+    conflicts: int = 0
+    snapshot_id: int | None = None
+
+
+class _Group(NamedTuple):
+    """Manifests of one spec and content, and their entries as the new manifests have them."""
+
+    spec_id: int
+    content: int
+    replaced: tuple[ManifestFile, ...]
+    chunks: list[list[ManifestEntry]]
+    touches_before: int
+    touches_after: int
+    partitions: int
+
+
+class _WrittenGroup(NamedTuple):
+    group: _Group
+    stored: tuple[StoredManifest, ...]
+
+    def fits(self, listed: Sequence[ManifestFile]) -> bool:
+        """Whether all replaced manifests are listed, with what their entries inherit."""
+        return set(map(_identity, self.group.replaced)) <= set(map(_identity, listed))
+
+
+class ManifestRewrite:
+    """Belongs to one event loop."""
+
+    def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner, cleanup: Cleanup) -> None:
+        self._parts = catalog.parts
+        self._publisher = publisher
+        self._planner = planner
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._cleanup = cleanup
+        # Not the caches of commits, which would lose what writers need.
+        self._manifests = Manifests.of(self._parts.objects, self._parts.settings, _SHARE)
+
+    async def rewrite(
+        self, caller: Caller, namespace: NamespacePath, name: str, request: ManifestRequest
+    ) -> ManifestReport:
+        """NoSuchTable; BadRequest for a table of version 1 or an invalid property; Corrupt if a manifest cannot be
+        read; CommitUnknown. If other commits are faster, nothing is changed, and the report counts a conflict."""
+        async with self._slots:
+            report = ManifestReport()
+            for _ in range(ATTEMPTS):
+                report = await self._attempt(caller, namespace, name, request)
+                if not report.conflicts or report.snapshot_id is not None:
+                    break
+            return report
+
+    async def _attempt(
+        self, caller: Caller, namespace: NamespacePath, name: str, request: ManifestRequest
+    ) -> ManifestReport:
+        entry, metadata = await self._load(namespace, name)
+        head = metadata.current_snapshot
+        if head is None:
+            return ManifestReport()
+        manifests = self._checked(metadata, entry.uuid)
+        listed = live(await manifests.listed(head))
+        policies = await load_policies(self._parts.store, namespace)
+        min_count = request.min_count
+        if min_count is None:
+            min_count = max(2, as_int(with_policies(metadata, policies).properties, MIN_COUNT, MIN_COUNT_DEFAULT))
+        groups = await self._groups(manifests, listed, metadata, min_count)
+        if request.dry_run or not groups:
+            return _report(listed, groups, ())
+        writer = await open_writer(self._parts, self._manifests, entry.uuid, metadata)
+        needed: frozenset[str] = frozenset()
+        try:
+            written = [await _write(writer, group, metadata) for group in groups]
+            async with self._publisher.lock(namespace, name):
+                try:
+                    report, needed = await self._commit(caller, entry, metadata.format_version, writer, written)
+                except CommitConflict:  # another server was faster
+                    report = _report(listed, (), (), conflicts=len(groups))
+        except CommitUnknown:
+            needed = frozenset(writer.written)  # they may be live
+            raise
+        finally:
+            self._cleanup.remove([path for path in writer.written if path not in needed])
+        return report
+
+    async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
+        entry = await self._parts.require_entry(EntryKind.TABLE, namespace, name)
+        metadata = await self._parts.documents.table(entry.metadata_location)
+        check_uuid(entry, metadata)
+        if metadata.format_version == 1:
+            raise BadRequest(
+                f"Cannot rewrite the manifests of {show(namespace, name)}: it has format version 1; upgrade it to "
+                "version 2"
+            )
+        return entry, metadata
+
+    def _checked(self, metadata: TableMetadata, uuid: str) -> Manifests:
+        check = partial(self._planner.check_paths, metadata, uuid)
+        return self._manifests.checked(lambda paths: check(list(paths)), _DECODED_BYTES_MAX)
+
+    async def _groups(
+        self, manifests: Manifests, listed: Sequence[ManifestFile], metadata: TableMetadata, min_count: int
+    ) -> list[_Group]:
+        """The groups whose rewrite is worth a commit."""
+        by_kind: dict[tuple[int, int], list[ManifestFile]] = {}
+        for manifest in listed:
+            by_kind.setdefault((manifest.partition_spec_id, manifest.content), []).append(manifest)
+        groups = []
+        for (spec_id, content), members in by_kind.items():
+            chosen = _choose(members)
+            if len(chosen) < min(min_count, _TOUCHES) or not can_be_written(metadata, spec_id):
+                continue
+            read = [await manifests.entries(manifest, metadata) for manifest in chosen]
+            group = await asyncio.to_thread(_divided, spec_id, content, chosen, read, metadata)
+            if _is_worth(group, min_count):
+                groups.append(group)
+        return groups
+
+    async def _commit(
+        self, caller: Caller, before: Entry, version: int, writer: SnapshotWriter, written: Sequence[_WrittenGroup]
+    ) -> tuple[ManifestReport, frozenset[str]]:
+        """The report, and the files that the table refers to now. Under the lock of the table's commits."""
+        requested_ms = self._parts.clock.now_ms()
+        entry, metadata = await self._load(before.namespace, before.name)
+        head = metadata.current_snapshot
+        listed = live(await self._checked(metadata, entry.uuid).listed(head)) if head is not None else ()
+        same = entry.uuid == before.uuid and metadata.format_version == version
+        fitting = [each for each in written if same and each.fits(listed)]
+        if not fitting:
+            return _report(listed, (), (), conflicts=len(written)), frozenset()
+        replaced = {manifest.manifest_path for each in fitting for manifest in each.group.replaced}
+        stored = [manifest for each in fitting for manifest in each.stored]
+        kept = tuple(manifest for manifest in listed if manifest.manifest_path not in replaced)
+        made = await produce(
+            writer,
+            SnapshotTerms(REPLACE, MAIN, _summary(fitting, len(kept))),
+            stored,
+            NOTHING,
+            RewrittenManifests(kept, ()),
+            metadata,
+            head,
+            merging=None,
+            now_ms=self._parts.clock.now_ms(),
+        )
+        event = CommitEvent(caller, requested_ms, made.snapshot.snapshot_id, made.summary, MANIFESTS_REWRITTEN)
+        await self._publisher.publish(caller, entry, metadata, made.metadata, instants=[event], operations=())
+        groups = [each.group for each in fitting]
+        report = _report(listed, groups, stored, conflicts=len(written) - len(fitting))
+        return msgspec.structs.replace(report, snapshot_id=made.snapshot.snapshot_id), made.needed
+
+
+@asynccontextmanager
+async def open_manifest_rewrite(
+    catalog: Catalog, publisher: Publisher, planner: Planner
+) -> AsyncIterator[ManifestRewrite]:
+    """Waits on exit for the deletion of files that no snapshot refers to."""
+    cleanup = Cleanup(catalog.parts.objects)
+    try:
+        yield ManifestRewrite(catalog, publisher, planner, cleanup)
+    finally:
+        await cleanup.close()
+
+
+def _identity(manifest: ManifestFile) -> tuple[str, int, int | None]:
+    """With what its entries inherit."""
+    return manifest.manifest_path, manifest.sequence_number, manifest.first_row_id
+
+
+def _choose(members: Sequence[ManifestFile]) -> list[ManifestFile]:
+    """The smallest manifests within the limits, in the order of the list."""
+    chosen: set[str] = set()
+    size_bytes = entries = 0
+    for manifest in sorted(members, key=lambda manifest: manifest.manifest_length):
+        size_bytes += manifest.manifest_length
+        entries += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+        if size_bytes > GROUP_BYTES_MAX or entries > GROUP_ENTRIES_MAX:
+            break
+        chosen.add(manifest.manifest_path)
+    return [manifest for manifest in members if manifest.manifest_path in chosen]
+
+
+def _divided(
+    spec_id: int,
+    content: int,
+    chosen: Sequence[ManifestFile],
+    read: Sequence[Sequence[ManifestEntry]],
+    metadata: TableMetadata,
+) -> _Group:
+    entries = [msgspec.structs.replace(entry, status=EXISTING) for listed in read for entry in listed]
+    chunks = divide(entries, _fitting(entries, metadata, spec_id, content), clustering_bound(metadata))
+    before, partitions = count_touches(read)
+    return _Group(spec_id, content, tuple(chosen), chunks, before, count_touches(chunks)[0], partitions)
+
+
+def _fitting(entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int) -> int:
+    """How many entries fit a manifest of the target size. By a sample, because small manifests are mostly header."""
+
+    def size(count: int) -> int:
+        return len(write_manifest(entries[:count], metadata=metadata, spec_id=spec_id, content=content).data)
+
+    if len(entries) < 2:
+        return 1
+    count, header = min(len(entries), _SAMPLE_ENTRIES), size(1)
+    each_bytes = max(1.0, (size(count) - header) / (count - 1))
+    return max(1, min(int((target_size(metadata) - header) / each_bytes), ENTRIES_MAX))
+
+
+def _is_worth(group: _Group, min_count: int) -> bool:
+    before, after = len(group.replaced), len(group.chunks)
+    if before >= min_count and after <= WORTH * before:
+        return True
+    spread = group.touches_before >= _TOUCHES * group.partitions
+    return spread and group.touches_after <= _FEWER * group.touches_before
+
+
+async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata) -> _WrittenGroup:
+    work = [partial(writer.manifest, chunk, metadata, group.spec_id, group.content) for chunk in group.chunks]
+    return _WrittenGroup(group, tuple(await gathered(work, AT_ONCE)))
+
+
+def _summary(written: Sequence[_WrittenGroup], kept: int) -> dict[str, str]:
+    """As of Iceberg's `rewrite_manifests`."""
+    created = sum(len(each.stored) for each in written)
+    replaced = sum(len(each.group.replaced) for each in written)
+    entries = sum(len(chunk) for each in written for chunk in each.group.chunks)
+    counts = {"created": created, "kept": kept, "replaced": replaced}
+    name, value = MARK
+    return {**{f"manifests-{key}": str(count) for key, count in counts.items()}, "entries-processed": str(entries)} | {
+        name: value
+    }
+
+
+def _report(
+    listed: Sequence[ManifestFile], groups: Sequence[_Group], stored: Sequence[StoredManifest], *, conflicts: int = 0
+) -> ManifestReport:
+    replaced = [manifest for group in groups for manifest in group.replaced]
+    partitions = max(1, sum(group.partitions for group in groups))
+    return ManifestReport(
+        manifests=len(listed),
+        manifests_before=len(replaced),
+        manifests_after=sum(len(group.chunks) for group in groups),
+        entries=sum(len(chunk) for group in groups for chunk in group.chunks),
+        bytes_before=sum(manifest.manifest_length for manifest in replaced),
+        bytes_after=sum(len(manifest.manifest.data) for manifest in stored),
+        partition_manifests_before=round(sum(group.touches_before for group in groups) / partitions, 2),
+        partition_manifests_after=round(sum(group.touches_after for group in groups) / partitions, 2),
+        conflicts=conflicts,
+    )

@@ -1,0 +1,229 @@
+"""The `aws-chunked` body: chunks with optional signatures, then optional trailers. Pure: bytes in, data out.
+
+    <size in hex>[;chunk-signature=<64 hex digits>]\\r\\n <data> \\r\\n … 0[;chunk-signature=…]\\r\\n
+    [x-amz-checksum-crc32:<base64>\\r\\n] [x-amz-trailer-signature:<64 hex digits>\\r\\n] \\r\\n
+
+A signature covers the signature before it and the hash of the chunk's data. The last piece of a chunk is withheld until
+its signature is verified: a receiver that needs all data before it stores an object never stores forged data.
+
+Source: Amazon S3 API reference, "Signature calculations: transferring payload in multiple chunks".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+
+from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.gateway.sigv4 import EMPTY_SHA256, SignatureClaim, signing_key
+
+SIGNED = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+SIGNED_TRAILER = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"
+UNSIGNED_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
+STREAMING = frozenset((SIGNED, SIGNED_TRAILER, UNSIGNED_TRAILER))
+_LINE_BYTES_MAX = 1024
+_TRAILER_BYTES_MAX = 4096
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{64}))?")
+_BASE64 = re.compile("[A-Za-z0-9+/]+={0,2}")
+_CHECKSUM_CHARS = {
+    "x-amz-checksum-crc32": 8,
+    "x-amz-checksum-crc32c": 8,
+    "x-amz-checksum-crc64nvme": 12,
+    "x-amz-checksum-sha1": 28,
+    "x-amz-checksum-sha256": 44,
+}
+_SIGNATURE_BYTES = len(";chunk-signature=") + 64
+_TRAILER_SIGNATURE_BYTES = len("x-amz-trailer-signature:") + 64 + 2
+
+
+class ChunkDecoder:
+    """`feed` returns the data of the body's bytes; `finish` the trailers, after all bytes. S3Error for a malformed
+    body, a wrong signature, or another length than `length`, the decoded length that the client declared."""
+
+    def __init__(self, claim: SignatureClaim, key: bytes, length: int) -> None:
+        """`key` is the signing key of the claim, whose signature starts the chain."""
+        self._claim = claim
+        self._key = key
+        self._length = length
+        self._is_signed = claim.payload != UNSIGNED_TRAILER
+        self._has_trailers = claim.payload != SIGNED
+        self._previous = claim.signature
+        self._buffer = bytearray()
+        self._received = 0
+        self._left: int | None = None
+        """Bytes of the present chunk that have not arrived; None between chunks."""
+        self._signature = b""
+        self._hash = hashlib.sha256()
+        self._withheld = b""
+        self._ended = False
+        self.trailers: dict[str, str] = {}
+
+    def feed(self, data: bytes) -> list[bytes]:
+        self._buffer += data
+        pieces: list[bytes] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def finish(self) -> dict[str, str]:
+        """The trailers, with names in lower case."""
+        if not self._ended:
+            raise S3Error("IncompleteBody", "The body ended before its last chunk")
+        if self._has_trailers:
+            self._read_trailers()
+        elif self._buffer.strip(b"\r\n"):
+            raise S3Error("InvalidRequest", "The body continues after its last chunk")
+        if self._received != self._length:
+            raise S3Error(
+                "IncompleteBody", f"x-amz-decoded-content-length is {self._length}; the body has {self._received}"
+            )
+        return self.trailers
+
+    def _step(self, pieces: list[bytes]) -> bool:
+        """Whether more may follow from the buffer."""
+        if self._ended:
+            if len(self._buffer) > _TRAILER_BYTES_MAX:
+                raise S3Error("InvalidRequest", f"The trailers have more than {_TRAILER_BYTES_MAX} bytes")
+            return False
+        if self._left is None:
+            return self._read_header()
+        if self._left:
+            return self._read_data(pieces)
+        return self._end_chunk(pieces)
+
+    def _read_header(self) -> bool:
+        end = self._buffer.find(b"\r\n", 0, _LINE_BYTES_MAX)
+        if end < 0:
+            if len(self._buffer) >= _LINE_BYTES_MAX:
+                raise S3Error("InvalidRequest", "A chunk's header is malformed")
+            return False
+        matched = _CHUNK.fullmatch(bytes(self._buffer[:end]))
+        if matched is None or (matched[2] is not None) != self._is_signed:
+            raise S3Error("InvalidRequest", "A chunk's header is malformed")
+        size = int(matched[1], 16)
+        if self._received + size > self._length:
+            raise S3Error("IncompleteBody", f"The body has more than the {self._length} bytes that its header declares")
+        del self._buffer[: end + 2]
+        self._signature = matched[2] or b""
+        self._hash = hashlib.sha256()
+        if size == 0:
+            self._verify()
+            self._ended = True
+        else:
+            self._left = size
+        return True
+
+    def _read_data(self, pieces: list[bytes]) -> bool:
+        assert self._left is not None
+        piece = bytes(self._buffer[: self._left])
+        if not piece:
+            return False
+        del self._buffer[: len(piece)]
+        self._left -= len(piece)
+        self._received += len(piece)
+        if self._is_signed:
+            self._hash.update(piece)
+            if self._withheld:
+                pieces.append(self._withheld)
+            self._withheld = piece
+        else:
+            pieces.append(piece)
+        return True
+
+    def _end_chunk(self, pieces: list[bytes]) -> bool:
+        if len(self._buffer) < 2:
+            return False
+        if self._buffer[:2] != b"\r\n":
+            raise S3Error("InvalidRequest", "A chunk's data is longer than its header states")
+        del self._buffer[:2]
+        self._verify()
+        if self._withheld:
+            pieces.append(self._withheld)
+            self._withheld = b""
+        self._left = None
+        return True
+
+    def _verify(self) -> None:
+        if not self._is_signed:
+            return
+        text = f"AWS4-HMAC-SHA256-PAYLOAD\n{self._claim.timestamp}\n{self._claim.scope}\n"
+        self._chain(f"{text}{self._previous}\n{EMPTY_SHA256}\n{self._hash.hexdigest()}", self._signature.decode())
+
+    def _chain(self, text: str, signature: str) -> None:
+        expected = hmac.digest(self._key, text.encode(), "sha256").hex()
+        if not hmac.compare_digest(expected, signature):
+            raise S3Error("SignatureDoesNotMatch", "The signature of a chunk does not match its data")
+        self._previous = expected
+
+    def _read_trailers(self) -> None:
+        lines = [line for line in bytes(self._buffer).split(b"\r\n") if line]
+        signed, signature = b"", ""
+        for line in lines:
+            name, colon, value = (part.strip() for part in line.partition(b":"))
+            if not colon:
+                raise S3Error("InvalidRequest", "A trailer is malformed")
+            lower = name.lower().decode("ascii", "replace")
+            if lower == "x-amz-trailer-signature":
+                signature = value.decode("ascii", "replace")
+                continue
+            self.trailers[lower] = value.decode("latin-1")
+            signed += lower.encode() + b":" + value + b"\n"
+        if self._is_signed:
+            text = f"AWS4-HMAC-SHA256-TRAILER\n{self._claim.timestamp}\n{self._claim.scope}\n"
+            self._chain(f"{text}{self._previous}\n{hashlib.sha256(signed).hexdigest()}", signature)
+
+
+class ChunkSigner:
+    """Frames a body as aws-chunked: with signatures that continue that of the header, or without."""
+
+    def __init__(self, secret: str, timestamp: str, region: str, payload: str, seed: str) -> None:
+        scope = f"{timestamp[:8]}/{region}/s3/aws4_request"
+        self._key = signing_key(secret, scope)
+        self._about = f"{timestamp}\n{scope}\n"
+        self._is_signed = payload != UNSIGNED_TRAILER
+        self._previous = seed
+
+    def chunk(self, data: bytes) -> bytes:
+        return self._header(data) + data + b"\r\n"
+
+    def end(self, trailer: str, value: str) -> bytes:
+        """The last chunk, and the trailer if it has a name. InvalidRequest for a value of another length than that of
+        its algorithm."""
+        head = self._header(b"")
+        if not trailer:
+            return head + b"\r\n"
+        if len(value) != _CHECKSUM_CHARS[trailer] or not _BASE64.fullmatch(value):  # otherwise the length is another
+            raise S3Error("InvalidRequest", f"The trailer {trailer} is missing or malformed")
+        text = f"{trailer}:{value}"
+        if self._is_signed:
+            signature = self._sign(f"AWS4-HMAC-SHA256-TRAILER\n{self._about}", hashlib.sha256(f"{text}\n".encode()))
+            text += f"\r\nx-amz-trailer-signature:{signature}"
+        return head + f"{text}\r\n\r\n".encode()
+
+    def _header(self, data: bytes) -> bytes:
+        if not self._is_signed:
+            return b"%x\r\n" % len(data)
+        about = f"AWS4-HMAC-SHA256-PAYLOAD\n{self._about}"
+        signature = self._sign(about, hashlib.sha256(data), f"{EMPTY_SHA256}\n")
+        return b"%x;chunk-signature=%s\r\n" % (len(data), signature.encode())
+
+    def _sign(self, about: str, hashed: hashlib._Hash, between: str = "") -> str:
+        text = f"{about}{self._previous}\n{between}{hashed.hexdigest()}"
+        self._previous = hmac.digest(self._key, text.encode(), "sha256").hex()
+        return self._previous
+
+
+def framed_length(length: int, chunk_bytes: int, trailer: str, *, is_signed: bool) -> int:
+    """Bytes of a framed body with `length` bytes of data in chunks of `chunk_bytes`. InvalidRequest for an unknown
+    trailer."""
+    if trailer and trailer not in _CHECKSUM_CHARS:
+        raise S3Error("InvalidRequest", f"x-amz-trailer has to be one of {', '.join(_CHECKSUM_CHARS)}")
+    signature = _SIGNATURE_BYTES if is_signed else 0
+    full, rest = divmod(length, chunk_bytes)
+    framed = full * (len(b"%x" % chunk_bytes) + signature + 4 + chunk_bytes)
+    framed += len(b"%x" % rest) + signature + 4 + rest if rest else 0
+    framed += len("0\r\n") + signature + len("\r\n")
+    if trailer:
+        framed += len(trailer) + 1 + _CHECKSUM_CHARS[trailer] + 2 + (_TRAILER_SIGNATURE_BYTES if is_signed else 0)
+    return framed

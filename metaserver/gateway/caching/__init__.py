@@ -1,0 +1,1 @@
+"""The objects gateway's cache: ranges of immutable objects in memory and on the local disk."""

@@ -1,0 +1,175 @@
+"""Blocks of objects in memory and on disk: aligned pieces of equal size, each under the name of its content.
+
+Memory has admission by frequency (`cache/admission.py`); the disk has two folders, one for blocks of pinned objects and
+one, with the same admission, for all others. A block from the disk is read whole, and its checksum is verified with
+each read: a damaged block is a miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from seamark.cache.admission import AdmittingCache
+from seamark.cache.disk import DiskTier, identity
+from seamark.cache.frequency import FrequencySketch
+from seamark.cache.tier import TierStats
+
+_WRITES_MAX = 16
+"""Blocks that are written to the disk together."""
+_NEVER_MAPPED = 1 << 62
+"""Blocks are read, not mapped: what another program changes in a file after the check must not be served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """For whom a block is cached: `holder` is the principal whose share it uses."""
+
+    holder: str
+    pinned: bool
+
+
+def open_tier(tier_folder: object, budget_bytes: int, sketch: FrequencySketch, holder_bytes: int | None) -> DiskTier:
+    """A disk tier for blocks. Blocking."""
+    return DiskTier(
+        tier_folder,  # type: ignore[arg-type]
+        budget_bytes,
+        mapped_max=0,
+        map_bytes_min=_NEVER_MAPPED,
+        prefers=lambda candidate, victim: sketch.estimate(candidate) > sketch.estimate(victim),
+        holder_bytes=holder_bytes,
+    )
+
+
+class ObjectBlocks:
+    """Belongs to one event loop. `readers` and `writer` are the threads of the disk: a write never delays a read."""
+
+    def __init__(
+        self,
+        memory: AdmittingCache[str, memoryview],
+        disk: DiskTier | None,
+        pinned: DiskTier | None,
+        readers: Executor,
+        writer: Executor,
+        *,
+        block_bytes: int,
+        pending_bytes_max: int,
+    ) -> None:
+        self._memory = memory
+        self._disk = disk
+        self._pinned = pinned
+        self._tiers = [tier for tier in (disk, pinned) if tier is not None]
+        self._readers = readers
+        self._writer = writer
+        self.block_bytes = block_bytes
+        self._pending_bytes_max = pending_bytes_max
+        self._waiting: list[tuple[DiskTier, tuple[str, memoryview, str], asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+        self.pending_bytes = 0
+        self.dropped = 0
+
+    @property
+    def memory(self) -> AdmittingCache[str, memoryview]:
+        return self._memory
+
+    def disk_stats(self) -> list[tuple[str, TierStats]]:
+        return [(name, tier.stats()) for name, tier in (("blocks", self._disk), ("pinned", self._pinned)) if tier]
+
+    def in_memory(self, name: str, number: int, *, counted: bool = True) -> memoryview | None:
+        return self._memory.get(_key(name, number), counted=counted)
+
+    def has_in_memory(self, name: str, number: int) -> bool:
+        """Not counted as a request."""
+        return _key(name, number) in self._memory
+
+    def may_be_on_disk(self, name: str, number: int) -> bool:
+        return any(tier.may_have(_key(name, number)) for tier in self._tiers)
+
+    def at_once(self, name: str, number: int, owner: Owner, *, counted: bool) -> tuple[memoryview, str] | None:
+        """(the block, memory or disk), if nothing has to be waited for. None is not counted as a request."""
+        key = _key(name, number)
+        if key in self._memory:
+            block = self._memory.get(key, counted=counted)
+            assert block is not None
+            return block, "memory"
+        for tier in self._tiers:
+            block = tier.get_resident(key)
+            if block is not None:
+                self._memory.get(key, counted=counted)  # admission knows of the request
+                self._memory.put(key, block, len(block), owner.holder, pinned=owner.pinned)
+                return block, "disk"
+        return None
+
+    async def from_disk(self, name: str, numbers: Sequence[int], owner: Owner) -> tuple[memoryview | None, int]:
+        """The first of the blocks, if it is on the disk; otherwise how many of them, from the first, are not."""
+        # Not in a thread: a stat of a local file takes a few microseconds, and a thread hop 60 or more.
+        for absent, number in enumerate(numbers):
+            key = _key(name, number)
+            tiers = [tier for tier in self._tiers if tier.may_have(key)]
+            if not tiers:
+                continue
+            if absent:
+                return None, absent
+            block = await asyncio.get_running_loop().run_in_executor(self._readers, _read, tiers, key)
+            if block is not None:
+                self._memory.put(key, block, len(block), owner.holder, pinned=owner.pinned)
+                return block, 0
+        return None, len(numbers)
+
+    def keep_in_memory(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
+        self._memory.put(_key(name, number), block, len(block), owner.holder, pinned=owner.pinned)
+
+    async def write(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
+        """Writes the block to the disk, with others that wait; dropped if too many bytes wait."""
+        tier = self._pinned if owner.pinned and self._pinned is not None else self._disk
+        if tier is None:
+            return
+        if self.pending_bytes + len(block) > self._pending_bytes_max:
+            self.dropped += 1
+            return
+        self.pending_bytes += len(block)
+        holder = hashlib.blake2b(owner.holder.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((tier, (_key(name, number), block, holder), written))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write_all(), name="gateway-cache-writer")
+        try:
+            await asyncio.shield(written)
+        finally:
+            self.pending_bytes -= len(block)
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            tier = self._waiting[0][0]
+            batch = [one for one in self._waiting[:_WRITES_MAX] if one[0] is tier]
+            rest = [one for one in self._waiting[:_WRITES_MAX] if one[0] is not tier]
+            self._waiting[:_WRITES_MAX] = rest
+            try:
+                await asyncio.get_running_loop().run_in_executor(
+                    self._writer, tier.put_many, [value for _, value, _ in batch]
+                )
+            finally:
+                for _, _, written in batch:
+                    if not written.done():
+                        written.set_result(None)
+
+    def close(self) -> None:
+        """Blocking; after the last write."""
+        for tier in self._tiers:
+            tier.close()
+
+
+def _key(name: str, number: int) -> str:
+    return f"{name}:{number}"
+
+
+def _read(tiers: Sequence[DiskTier], key: str) -> memoryview | None:
+    return next((block for tier in tiers if (block := tier.get(key)) is not None), None)
+
+
+def identify(key: str) -> bytes:
+    """As the account of a disk tier names a block, so that all tiers share one count of requests."""
+    return identity(key)

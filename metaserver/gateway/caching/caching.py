@@ -1,0 +1,404 @@
+"""Answers reads of immutable objects from the cache, and passes all other requests on to the store.
+
+A read is answered here only if the object's name shows that it is written once (`written_once.py`), and if the request
+has nothing but a range and conditions. Everything else goes to the store: listings, versions, keys of the client's own
+encryption, and reads that the store refuses, so that clients see the store's errors. A write changes the version of
+each object that it touches before and after it (`write_versions.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from email.utils import formatdate
+from functools import lru_cache
+
+import structlog
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.api.http.observability.metric_groups import GatewayCacheMetrics
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.gateway.backend import Backend, BrokenAnswer, PromptResponse, S3Call, S3Read, StartedAnswer
+from seamark.metaserver.gateway.caching.blocks import Owner
+from seamark.metaserver.gateway.caching.fetches import ChangedObject, RefusedRead, bucket_and_key
+from seamark.metaserver.gateway.caching.reader import RangeReader
+from seamark.metaserver.gateway.caching.records import ObjectRecord, record_of
+from seamark.metaserver.gateway.caching.store import StoreAnswer
+from seamark.metaserver.gateway.caching.tiers import CacheTiers
+from seamark.metaserver.gateway.caching.written_once import kind_of
+from seamark.metaserver.gateway.conditions import check_read, read_range
+from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.objects.s3_scope import parse_delete_body
+
+_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
+_CONDITIONS = frozenset(("if-match", "if-none-match", "if-modified-since", "if-unmodified-since"))
+_ALLOWED_AMZ = frozenset(
+    (
+        *("x-amz-date", "x-amz-content-sha256", "x-amz-checksum-mode", "x-amz-user-agent", "x-amz-te"),
+        *("x-amz-api-version", "x-amz-request-payer"),
+    )
+)
+_SEQUENCES_MAX = 4096
+_log = structlog.get_logger("seamark.gateway")
+_AHEAD_LEAST = 1 << 20
+_STEP_BYTES = 1 << 20
+"""Blocks that are given to the kernel with one call."""
+_AT_ONCE_BYTES = 4 << 20
+"""Of one answer, before the event loop handles other requests: about a millisecond."""
+
+
+class CachingBackend:
+    """A `Backend` in front of the store's `Backend`. Belongs to one event loop."""
+
+    def __init__(self, inner: Backend, tiers: CacheTiers, clock: Clock) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._tiers = tiers
+        self._records = tiers.records
+        self._fetches = tiers.fetches
+        self._reader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
+        self._opening: SingleFlight[str, ObjectRecord] = SingleFlight()
+        self._sequences: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
+        """By location: where the last read ended, how many reads followed each other, and the end of what was read
+        ahead."""
+
+    @property
+    def served_bytes(self) -> Mapping[str, int]:
+        """By source: memory, disk, fetch, direct."""
+        return self._reader.served_bytes
+
+    def report(self, metrics: GatewayCacheMetrics) -> None:
+        """Sets the metrics of the cache."""
+        blocks, fetches = self._tiers.blocks, self._fetches
+        memory, disks = blocks.memory.stats(), blocks.disk_stats()
+        metrics.sample(
+            memory={
+                "blocks": memory.used_bytes,
+                "records": self._records.used_bytes,
+                "fetches": fetches.used_bytes,
+            },
+            disk={name: stats.used_bytes for name, stats in disks},
+            served=self.served_bytes,
+            events={
+                "fetch": fetches.requests,
+                "memory_eviction": memory.evictions,
+                "memory_rejection": blocks.memory.rejected,
+                "disk_eviction": sum(stats.evictions for _, stats in disks),
+                "disk_damage": sum(stats.damaged for _, stats in disks),
+                "disk_error": sum(stats.errors for _, stats in disks),
+                "disk_write_dropped": blocks.dropped,
+            },
+        )
+
+    async def close(self) -> None:
+        await self._tiers.close()
+        await self._inner.close()
+
+    async def answer(self, call: S3Call) -> web.StreamResponse:
+        if call.method in ("GET", "HEAD"):
+            if _is_plain(call):
+                answered = await self._read(call)
+                if answered is not None:
+                    return answered
+            return await self._inner.answer(call)
+        written = _written(call)
+        for location in written:
+            self._records.changed(location)
+        try:
+            return await self._inner.answer(call)
+        finally:
+            for location in written:
+                self._records.changed(location)
+
+    def begin(self, read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:
+        """Sends the answer as far as nothing has to be waited for: neither the store, nor the disk, nor the client.
+        None, and nothing is sent, unless a record that is trusted and the first block are here, and the read has no
+        conditions. `transport` has no unsent bytes, and no buffer: what the kernel does not take stays in it."""
+        if not _is_plain(read) or not _CONDITIONS.isdisjoint(read.headers):
+            return None
+        location = _location(read)
+        record = self._records.trusted(location)
+        if record is None:
+            return None
+        try:
+            part = read_range(read.headers.get("range"), record.size)
+        except S3Error:
+            return None
+        start, length = part or (0, record.size)
+        owner, end = _owner(read), start + length
+        sent = start if read.method == "GET" else end
+        pieces: list[memoryview] = []
+        if sent < end:
+            continues = self._continues(record, start)
+            pieces = self._reader.read_at_once(
+                record, start, min(end, start + _STEP_BYTES), owner, counted=not continues
+            )
+            if not pieces:
+                return None
+            self._follow(record, start, end, owner)
+        head = _head(record, part, read.request_id, self._clock.now_ms())
+        transport.writelines([head, *pieces])
+        sent += sum(map(len, pieces))
+        while sent < end and not transport.get_write_buffer_size() and sent - start < _AT_ONCE_BYTES:
+            pieces = self._reader.read_at_once(record, sent, min(end, sent + _STEP_BYTES), owner, counted=True)
+            if not pieces:
+                break
+            transport.writelines(pieces)
+            sent += sum(map(len, pieces))
+        status = 206 if part else 200
+        if sent == end and not transport.get_write_buffer_size():
+            return StartedAnswer(status, length, None)
+
+        async def rest(writer: AbstractStreamWriter) -> None:
+            await self._send_blocks(record, sent, end, owner, transport, writer)
+
+        return StartedAnswer(status, length, rest)
+
+    async def _send_blocks(
+        self,
+        record: ObjectRecord,
+        start: int,
+        end: int,
+        owner: Owner,
+        transport: asyncio.Transport,
+        writer: AbstractStreamWriter,
+    ) -> None:
+        """The rest of an answer: several blocks together while they are here, then as they arrive. BrokenAnswer."""
+        await writer.drain()
+        while start < end and not transport.is_closing():
+            pieces = self._reader.read_at_once(record, start, min(end, start + _STEP_BYTES), owner, counted=True)
+            if not pieces:
+                break
+            transport.writelines(pieces)
+            start += sum(map(len, pieces))
+            await writer.drain()
+            await asyncio.sleep(0)  # a fast client never lets `drain` wait
+        async with aclosing(self._reader.read(record, start, end, owner)) as left:
+            await _send_rest(writer, left)
+
+    async def _read(self, call: S3Call) -> web.StreamResponse | None:
+        """The answer from the cache; None if the store has to answer."""
+        location, owner = _location(call), _owner(call)
+        for _ in range(2):
+            record = self._records.trusted(location)
+            if record is None:
+                try:
+                    record = await self._find(location, call, owner)
+                except (RefusedRead, ChangedObject):
+                    return None
+                if record is None:
+                    return None
+            try:
+                return await self._answer_from(record, call, owner)
+            except ChangedObject:
+                self._records.forget(location)
+            except RefusedRead:
+                return None
+        return None
+
+    async def _find(self, location: str, call: S3Call, owner: Owner) -> ObjectRecord | None:
+        """The record of the object: known, or from the store. None if the store has to answer. RefusedRead."""
+        is_conditional = call.method == "GET" and not _CONDITIONS.isdisjoint(call.headers)
+        if is_conditional and await self._records.find(location) is None:
+            return None  # the store decides about conditions on an object that is not known here
+        for _ in range(2):
+            record = await self._opening.run(location, lambda: self._open(location, call, owner))
+            # A write may have ended since another read, whose answer this is, began.
+            if self._records.version(location) == record.version:
+                return record
+        return None
+
+    async def _open(self, location: str, call: S3Call, owner: Owner) -> ObjectRecord:
+        """The record, checked with the store. RefusedRead, RetryLater."""
+        version, now_ms = self._records.version(location), self._clock.now_ms()
+        known = await self._records.find(location)
+        if known is not None and self._records.is_trusted(known):
+            return known
+
+        def recorded(answer: StoreAnswer) -> ObjectRecord | None:
+            return record_of(answer, location, version=version, now_ms=now_ms)
+
+        record = None
+        if known is None and call.method == "GET":
+            span, expected_bytes = self._opening_span(call.headers.get("range"))
+            record = await self._fetches.open(location, span, expected_bytes, recorded, owner)
+        if record is None:
+            try:
+                async with self._tiers.store.request("HEAD", *bucket_and_key(location), {}) as answer:
+                    record = recorded(answer) if answer.status == 200 else None
+            except RetryLater:
+                if known is not None and known.version == version:
+                    return known  # the store is away: what is immutable is still right
+                raise
+        if record is None:
+            if known is not None:
+                self._records.forget(location)
+            raise RefusedRead
+        self._records.keep(record)
+        self._tiers.write_record(record)
+        if known is None and owner.pinned and record.size <= self._tiers.whole_bytes:
+            self._reader.read_ahead(record, 0, record.size, owner)
+        return record
+
+    def _opening_span(self, wanted: str | None) -> tuple[str, int]:
+        """(Range header, its greatest length) for a first read: whole blocks around the wanted part, as far as one
+        request reads."""
+        block_bytes, most = self._tiers.blocks.block_bytes, self._fetches.request_bytes
+        matched = _RANGE.fullmatch(wanted or "bytes=0-")
+        assert matched is not None, wanted  # by _is_plain
+        if matched[3]:
+            length = min(int(matched[3]) + block_bytes, most)
+            return f"bytes=-{length}", length
+        start = int(matched[1]) // block_bytes * block_bytes
+        end = start + most
+        if matched[2]:
+            end = min(end, (int(matched[2]) // block_bytes + 1) * block_bytes)
+        end = max(end, start + block_bytes)
+        return f"bytes={start}-{end - 1}", end - start
+
+    async def _answer_from(self, record: ObjectRecord, call: S3Call, owner: Owner) -> web.StreamResponse:
+        if not _CONDITIONS.isdisjoint(call.headers):
+            check_read(call.headers, record.etag, record.modified_s)
+        part = read_range(call.headers.get("range"), record.size)
+        start, length = part or (0, record.size)
+        headers = {**record.headers, "Accept-Ranges": "bytes", "x-amz-request-id": call.request_id}
+        response = PromptResponse(status=206 if part else 200, headers=headers)
+        if part:
+            response.headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{record.size}"
+        response.content_length = length
+        if call.method == "HEAD":
+            await response.prepare(call.request)
+            await response.write_eof()
+            return response
+        continues = self._continues(record, start)
+        self._follow(record, start, start + length, owner)
+        pieces = self._reader.read(record, start, start + length, owner, counted=not continues)
+        async with aclosing(pieces):
+            await self._send(response, call, pieces)
+        return response
+
+    async def _send(self, response: web.StreamResponse, call: S3Call, pieces: AsyncGenerator[memoryview]) -> None:
+        # The first piece precedes the header, so that an error before it has its own status.
+        first = await anext(pieces, None)
+        await response.prepare(call.request)
+        try:
+            if first is not None:
+                await response.write(first)
+            await _send_rest(call.request.writer, pieces)
+        except BrokenAnswer:
+            if call.request.transport is not None:
+                call.request.transport.abort()
+            return
+        await response.write_eof()
+
+    def _continues(self, record: ObjectRecord, start: int) -> bool:
+        """Whether a read continues the previous read within a block."""
+        before = self._sequences.get(record.location)
+        return before is not None and start == before[0] and start % self._tiers.blocks.block_bytes != 0
+
+    def _follow(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
+        """Notes a read. From the second read on that follows its predecessor, what may follow is read ahead: twice as
+        much each time, and again when half of it was read."""
+        ended, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
+        follows = start == ended
+        streak = min(streak + 1, 6) if follows else 0
+        if streak:
+            window = min(self._fetches.request_bytes, max(_AHEAD_LEAST, end - start) << (streak - 1))
+            if end + window // 2 > ahead_until:
+                self._reader.read_ahead(record, max(end, ahead_until), min(record.size, end + window), owner)
+                ahead_until = end + window
+        self._sequences[record.location] = (end, streak, ahead_until if streak else 0)
+        self._sequences.move_to_end(record.location)
+        while len(self._sequences) > _SEQUENCES_MAX:
+            self._sequences.popitem(last=False)
+
+
+async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memoryview]) -> None:
+    """Sends what follows the first bytes. BrokenAnswer if it cannot be read. Returns when the client has taken all."""
+    turn = 0
+    try:
+        async for piece in pieces:
+            await writer.write(piece)
+            turn += len(piece)
+            if turn >= _AT_ONCE_BYTES:  # a fast client never lets `write` wait
+                turn = 0
+                await asyncio.sleep(0)
+    except (ChangedObject, RefusedRead, RetryLater) as error:
+        _log.warning("an answer was broken off", error=f"{type(error).__name__}: {error}")
+        raise BrokenAnswer from error
+    await writer.drain()
+
+
+def _location(read: S3Read) -> str:
+    return f"s3://{read.address.bucket}/{read.address.key}"
+
+
+def _owner(read: S3Read) -> Owner:
+    return Owner(read.who, read.pinned or kind_of(read.address.key) == "metadata")
+
+
+def _head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, now_ms: int) -> bytes:
+    """Status line and headers of an answer with the part (start, length), or the whole object. ValueError if a value
+    contains the end of a line."""
+    start, length = part or (0, record.size)
+    headers = {
+        "content-type": "application/octet-stream",
+        **record.headers,
+        "accept-ranges": "bytes",
+        "content-length": str(length),
+        "date": _date(now_ms // 1000),
+        "server": "seamark",
+        "x-amz-request-id": request_id,
+    }
+    if part:
+        headers["content-range"] = f"bytes {start}-{start + length - 1}/{record.size}"
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if text.count("\n") != len(headers) or text.count("\r") != len(headers):
+        raise ValueError(f"A header of {record.location} contains the end of a line")
+    status = "206 Partial Content" if part else "200 OK"
+    return f"HTTP/1.1 {status}\r\n{text}\r\n".encode("utf-8", "surrogateescape")
+
+
+@lru_cache(1)
+def _date(now_s: int) -> str:
+    return formatdate(now_s, usegmt=True)
+
+
+def _is_plain(call: S3Read) -> bool:
+    """Whether a read has nothing that only the store can answer."""
+    if kind_of(call.address.key) is None or not call.address.query.keys() <= {"x-id"}:
+        return False
+    headers = call.headers
+    if "if-range" in headers or (call.method == "HEAD" and "range" in headers):
+        return False
+    if call.method == "HEAD" and "x-amz-checksum-mode" in headers:
+        return False
+    if any(name.startswith("x-amz-") and name not in _ALLOWED_AMZ for name in headers):
+        return False
+    wanted = headers.get("range")
+    if wanted is None:
+        return True
+    matched = _RANGE.fullmatch(wanted)
+    if matched is None or matched[3] in ("0",):
+        return False
+    return not matched[2] or int(matched[1]) <= int(matched[2])
+
+
+def _written(call: S3Call) -> list[str]:
+    """The objects that a request may change."""
+    bucket, key = call.address.bucket, call.address.key
+    if "partNumber" in call.address.query or "uploads" in call.address.query:
+        return []
+    keys = [key]
+    if not key:
+        keys = []
+        with contextlib.suppress(Exception):  # checked before: a body that is refused changes nothing
+            keys = parse_delete_body((call.document or b"").decode())
+    return [f"s3://{bucket}/{one}" for one in keys if kind_of(one) is not None]

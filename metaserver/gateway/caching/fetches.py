@@ -1,0 +1,351 @@
+"""Fetches: each reads consecutive blocks of an object with one request to the store, for all that wait for them.
+
+Readers take bytes from a fetch while it arrives. Its blocks are in memory until all its readers have passed and the
+disk has them; all fetches together have a budget of bytes, of which a principal has a share. Without budget there is no
+fetch, and the caller passes the store's answer on in pieces.
+
+The blocks are written to the disk once the readers have passed, because the threads of the disk share the interpreter
+with the event loop; earlier only when much of the budget is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+from seamark.metaserver.api.http.slots import HolderLimit
+from seamark.metaserver.errors import RetryLater, SeamarkError
+from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
+from seamark.metaserver.gateway.caching.records import ObjectRecord, content_range, is_same
+from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
+
+_UNUSED_S = 0.2
+"""How long a fetch without a reader keeps its blocks after its end."""
+
+
+class ChangedObject(Exception):
+    """The store has another object than the record states, or none."""
+
+
+class RefusedRead(Exception):
+    """The store refuses the read, or its answer is not one that can be cached: the client gets the store's answer."""
+
+
+class Fetch:
+    """The blocks `first` to `last` of an object. `arrived` is the offset in the object up to which bytes are here."""
+
+    def __init__(self, record: ObjectRecord, first: int, last: int, block_bytes: int, owner: Owner) -> None:
+        self.record = record
+        self.owner = owner
+        self.first = first
+        self.last = last
+        self._block_bytes = block_bytes
+        self.arrived = first * block_bytes
+        self.end = min(record.size, (last + 1) * block_bytes)
+        self.readers = 0
+        self.was_held = False
+        self.writes = 0
+        self.unwritten: list[int] = []
+        """Blocks that are complete and wait for the readers."""
+        self.charged = True
+        self.done = False
+        self.error: Exception | None = None
+        self._buffers: dict[int, bytearray] = {}
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        """Readers, each with the offset beyond which it needs a byte."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.first * self._block_bytes
+
+    def block(self, number: int) -> memoryview:
+        return memoryview(self._buffers[number]).toreadonly()
+
+    def add(self, data: memoryview) -> list[int]:
+        """The numbers of the blocks that are complete with `data`. ValueError for more bytes than the fetch has."""
+        if self.arrived + len(data) > self.end:
+            raise ValueError("The store sent more bytes than were requested")
+        complete = []
+        while data:
+            number, offset = divmod(self.arrived, self._block_bytes)
+            size = min(self._block_bytes, self.record.size - number * self._block_bytes)
+            buffer = self._buffers.get(number)
+            if buffer is None:
+                buffer = self._buffers[number] = bytearray(size)
+            part = data[: size - offset]
+            buffer[offset : offset + len(part)] = part
+            self.arrived += len(part)
+            data = data[len(part) :]
+            if offset + len(part) == size:
+                complete.append(number)
+        self.wake()
+        return complete
+
+    def wake(self) -> None:
+        """Wakes the readers whose bytes have arrived; all when the fetch has ended."""
+        if self._waiting:
+            still = [one for one in self._waiting if one[0] >= self.arrived and not self.done]
+            woken = [one for one in self._waiting if one[0] < self.arrived or self.done]
+            self._waiting = still
+            for _, future in woken:
+                if not future.done():
+                    future.set_result(None)
+
+    async def until(self, offset: int) -> None:
+        """Returns once a byte beyond `offset` has arrived. The fetch's error if it ends before."""
+        while self.arrived <= offset:
+            if self.done:
+                raise self.error or RetryLater("The read of the object ended early, try again")
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((offset, future))
+            await future
+
+    async def pieces(self, start: int, end: int) -> AsyncGenerator[memoryview]:
+        """The bytes of the object from `start` to `end`, both within the fetch, while they arrive: the first bytes at
+        once, and then whole blocks, because each piece costs an iteration of the event loop and a wake-up of the
+        client."""
+        is_first = True
+        while start < end:
+            number, offset = divmod(start, self._block_bytes)
+            block_end = min(end, (number + 1) * self._block_bytes)
+            await self.until(start if is_first else block_end - 1)
+            is_first = False
+            stop = min(self.arrived, block_end)
+            yield self.block(number)[offset : offset + stop - start]
+            start = stop
+
+
+class Fetches:
+    """All fetches of a worker. Belongs to one event loop."""
+
+    def __init__(
+        self, store: Store, blocks: ObjectBlocks, *, budget_bytes: int, share_bytes: int, request_bytes: int
+    ) -> None:
+        self._store = store
+        self._blocks = blocks
+        self._budget = HolderLimit("bytes of reads for the cache", budget_bytes, share_bytes)
+        self.request_bytes = max(request_bytes, blocks.block_bytes)
+        self._running: dict[tuple[str, int], Fetch] = {}
+        self._reads: set[asyncio.Task[None]] = set()
+        self._writes: set[asyncio.Task[None]] = set()
+        self._unread: dict[Fetch, asyncio.TimerHandle] = {}
+        """Fetches that have ended before their first reader came."""
+        self.requests = 0
+        self.fetched_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self._budget.taken
+
+    @property
+    def is_half_used(self) -> bool:
+        return self._budget.taken > self._budget.limit // 2
+
+    def find(self, name: str, number: int) -> Fetch | None:
+        """The fetch that has or reads the block."""
+        return self._running.get((name, number))
+
+    def hold(self, fetch: Fetch) -> None:
+        fetch.readers += 1
+        fetch.was_held = True
+
+    def release(self, fetch: Fetch) -> None:
+        fetch.readers -= 1
+        self._write(fetch)
+        self._retire(fetch)
+
+    def blocks_max(self) -> int:
+        """Of one fetch: fewer when much of the budget is used, so that many readers have a part of it."""
+        free = self._budget.limit - self._budget.taken
+        return max(1, min(self.request_bytes, free // 8) // self._blocks.block_bytes)
+
+    def start(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> Fetch | None:
+        """Starts to read the blocks. None without budget."""
+        fetch = Fetch(record, first, last, self._blocks.block_bytes, owner)
+        if not self._take(fetch.size_bytes, owner):
+            return None
+        self._register(fetch)
+        start = first * self._blocks.block_bytes
+        headers = {"range": f"bytes={start}-{fetch.end - 1}", "if-match": record.etag}
+
+        async def run() -> None:
+            bucket, key = bucket_and_key(record.location)
+            async with self._store.request("GET", bucket, key, headers) as answer:
+                if answer.status in (404, 412) or (answer.status == 206 and not is_same(record, answer.headers)):
+                    raise ChangedObject
+                if content_range(answer) != (start, fetch.end, record.size):
+                    raise RefusedRead
+                await self._receive(fetch, answer, 0)
+
+        _spawn(self._reads, self._finished(fetch, run()))
+        return fetch
+
+    async def open(
+        self,
+        location: str,
+        span: str,
+        expected_bytes: int,
+        record_of: Callable[[StoreAnswer], ObjectRecord | None],
+        owner: Owner,
+    ) -> ObjectRecord | None:
+        """Reads a part of an object without a record: `span` is the value of the Range header. Returns the record as
+        soon as the answer begins, while its blocks arrive. None without budget. RefusedRead, RetryLater."""
+        if not self._take(expected_bytes, owner):
+            return None
+        opened: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
+        _spawn(self._reads, self._open(location, span, expected_bytes, record_of, owner, opened))
+        return await asyncio.shield(opened)
+
+    async def _open(
+        self,
+        location: str,
+        span: str,
+        expected_bytes: int,
+        record_of: Callable[[StoreAnswer], ObjectRecord | None],
+        owner: Owner,
+        opened: asyncio.Future[ObjectRecord],
+    ) -> None:
+        charged = expected_bytes
+        try:
+            bucket, key = bucket_and_key(location)
+            async with self._store.request("GET", bucket, key, {"range": span}) as answer:
+                part, record = content_range(answer), record_of(answer)
+                if answer.status != 206 or part is None or record is None:
+                    raise RefusedRead
+                start, end, size = part
+                block_bytes = self._blocks.block_bytes
+                first = -(-start // block_bytes)
+                last = (end - 1) // block_bytes if end == size else end // block_bytes - 1
+                if last < first or any((record.name, number) in self._running for number in range(first, last + 1)):
+                    opened.set_result(record)
+                    return
+                fetch = Fetch(record, first, last, block_bytes, owner)
+                if fetch.size_bytes > charged:
+                    raise RefusedRead
+                self._budget.release(owner.holder, charged - fetch.size_bytes)
+                charged = 0
+                self._register(fetch)
+                opened.set_result(record)
+                skip = first * block_bytes - start
+                await self._finished(fetch, self._receive(fetch, answer, skip))
+        except Exception as error:  # noqa: BLE001  all that wait for the record get it
+            if not opened.done():
+                opened.set_exception(error)
+                opened.exception()  # retrieved here: all waiters may be gone
+        finally:
+            if charged:
+                self._budget.release(owner.holder, charged)
+            if not opened.done():
+                opened.cancel()
+
+    async def _receive(self, fetch: Fetch, answer: StoreAnswer, skip: int) -> None:
+        """Takes the bytes of the answer after the first `skip`."""
+        async for piece in answer.pieces:
+            data = memoryview(piece)[skip:] if skip else memoryview(piece)
+            skip = max(0, skip - len(piece))
+            data = data[: fetch.end - fetch.arrived]  # an opening read may end within a block
+            self.fetched_bytes += len(data)
+            for number in fetch.add(data):
+                self._keep(fetch, number)
+        if fetch.arrived < fetch.end:
+            raise RetryLater("The store's answer ended early, try again")
+
+    def _keep(self, fetch: Fetch, number: int) -> None:
+        self._blocks.keep_in_memory(fetch.record.name, number, fetch.block(number), fetch.owner)
+        fetch.unwritten.append(number)
+        self._write(fetch)
+
+    def _write(self, fetch: Fetch) -> None:
+        """Starts to write the complete blocks to the disk, unless readers still wait for the fetch."""
+        if (fetch.readers or not fetch.done) and not self.is_half_used:
+            return
+        numbers, fetch.unwritten = fetch.unwritten, []
+        if not numbers:
+            return
+        fetch.writes += 1
+
+        async def write() -> None:
+            try:
+                name, owner = fetch.record.name, fetch.owner
+                await asyncio.gather(*(self._blocks.write(name, one, fetch.block(one), owner) for one in numbers))
+            finally:
+                fetch.writes -= 1
+                self._retire(fetch)
+
+        _spawn(self._writes, write())
+
+    async def _finished(self, fetch: Fetch, work: Coroutine[Any, Any, None]) -> None:
+        self.requests += 1
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  all readers of the fetch get it
+            fetch.error = error
+        finally:
+            fetch.done = True
+            fetch.wake()
+            if fetch.was_held:
+                self._write(fetch)
+            if fetch.error is not None:
+                self._unregister(fetch)  # so that a reader starts another
+            if fetch.was_held:
+                self._retire(fetch)
+            else:
+                self._unread[fetch] = asyncio.get_running_loop().call_later(_UNUSED_S, self._leave, fetch)
+
+    def _take(self, size_bytes: int, owner: Owner) -> bool:
+        if not size_bytes:
+            return False
+        try:
+            self._budget.take(owner.holder, size_bytes)
+        except SeamarkError:
+            return False
+        return True
+
+    def _register(self, fetch: Fetch) -> None:
+        for number in range(fetch.first, fetch.last + 1):
+            self._running[fetch.record.name, number] = fetch
+
+    def _unregister(self, fetch: Fetch) -> None:
+        for number in range(fetch.first, fetch.last + 1):
+            if self._running.get((fetch.record.name, number)) is fetch:
+                del self._running[fetch.record.name, number]
+
+    def _leave(self, fetch: Fetch) -> None:
+        del self._unread[fetch]
+        self._write(fetch)
+        self._retire(fetch)
+
+    def _retire(self, fetch: Fetch) -> None:
+        if fetch.done and not fetch.readers and not fetch.writes and fetch.charged and fetch not in self._unread:
+            fetch.charged = False
+            self._unregister(fetch)
+            self._budget.release(fetch.owner.holder, fetch.size_bytes)
+
+    async def close(self) -> None:
+        """Ends the reads, and waits for the writes to the disk."""
+        for task in self._reads:
+            task.cancel()
+        await asyncio.gather(*self._reads, return_exceptions=True)
+        for fetch, timer in tuple(self._unread.items()):
+            timer.cancel()
+            self._leave(fetch)
+        await asyncio.gather(*self._writes, return_exceptions=True)
+
+    def check_invariants(self) -> None:
+        """AssertionError if something is charged or listed that has ended. For tests; call it while nothing runs."""
+        self._budget.check_invariants()
+        assert not self._reads | self._writes, f"{len(self._reads | self._writes)} tasks run"
+        assert not self._running, f"{len(self._running)} blocks are listed"
+        assert self._budget.taken == 0, f"{self._budget.taken} bytes are charged"
+
+
+def bucket_and_key(location: str) -> tuple[str, str]:
+    bucket, _, key = location.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def _spawn(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

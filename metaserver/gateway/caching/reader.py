@@ -1,0 +1,163 @@
+"""Reads a part of an object through all tiers: memory, a running fetch, the disk, then the store.
+
+Missing blocks that are next to each other are read with one request. While a reader receives the blocks of a fetch, the
+next fetch has already been requested, so that a long read waits for the store's latency once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
+from seamark.metaserver.gateway.caching.fetches import (
+    ChangedObject,
+    Fetch,
+    Fetches,
+    RefusedRead,
+    bucket_and_key,
+)
+from seamark.metaserver.gateway.caching.records import ObjectRecord, content_range, is_same
+from seamark.metaserver.gateway.caching.store import Store
+
+_ATTEMPTS = 3
+"""Of a fetch whose connection to the store ends early."""
+
+
+class RangeReader:
+    """Belongs to one event loop. `served_bytes` counts by source: memory, disk, fetch, or direct without the cache."""
+
+    def __init__(self, store: Store, blocks: ObjectBlocks, fetches: Fetches) -> None:
+        self._store = store
+        self._blocks = blocks
+        self._fetches = fetches
+        self.served_bytes: Counter[str] = Counter()
+
+    async def read(
+        self, record: ObjectRecord, start: int, end: int, owner: Owner, *, counted: bool = True
+    ) -> AsyncGenerator[memoryview]:
+        """The bytes from `start` to `end`, which is at most the object's size. ChangedObject, RefusedRead or RetryLater
+        may be raised at any piece. `counted` False: the first block is not counted as requested."""
+        block_bytes, failed = self._blocks.block_bytes, 0
+        while start < end:
+            number, offset = divmod(start, block_bytes)
+            stop = min(end, (number + 1) * block_bytes)
+            block, source = self._blocks.at_once(record.name, number, owner, counted=counted) or (None, "")
+            if block is None:
+                block = self._blocks.in_memory(record.name, number, counted=counted)  # counts the request
+            counted = True
+            if block is None:
+                fetch = self._fetches.find(record.name, number)
+                if fetch is None:
+                    last = (end - 1) // block_bytes
+                    block, fetch = await self._load(record, number, last, owner)
+                    source = "disk"
+                if block is None:
+                    if fetch is None:
+                        async with aclosing(self._direct(record, start, end)) as pieces:
+                            async for piece in pieces:
+                                yield piece
+                        return
+                    try:
+                        async with aclosing(self._pieces(fetch, start, end, owner)) as pieces:
+                            async for piece in pieces:
+                                self.served_bytes["fetch"] += len(piece)
+                                start, failed = start + len(piece), 0
+                                yield piece
+                    except RetryLater:
+                        failed += 1
+                        if failed == _ATTEMPTS:
+                            raise
+                    continue
+            piece = block[offset : offset + stop - start]
+            self.served_bytes[source] += len(piece)
+            start = stop
+            yield piece
+
+    def read_at_once(
+        self, record: ObjectRecord, start: int, end: int, owner: Owner, *, counted: bool
+    ) -> list[memoryview]:
+        """The first bytes from `start` to `end` that nothing has to be waited for; none, if the first block is not
+        here. `counted` as in `read`."""
+        block_bytes, pieces = self._blocks.block_bytes, []
+        while start < end:
+            number, offset = divmod(start, block_bytes)
+            ready = self._blocks.at_once(record.name, number, owner, counted=counted)
+            if ready is None:
+                break
+            counted, (block, source) = True, ready
+            piece = block[offset : offset + end - start]
+            self.served_bytes[source] += len(piece)
+            start += len(piece)
+            pieces.append(piece)
+        return pieces
+
+    def read_ahead(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
+        """Starts to read blocks before a client requests them, if much of the budget is free. The disk is not checked
+        thoroughly: this only saves time."""
+        if start < end and not self._fetches.is_half_used:
+            first, last = start // self._blocks.block_bytes, (end - 1) // self._blocks.block_bytes
+            self._start_next(record, first, last, owner)
+
+    async def _load(
+        self, record: ObjectRecord, number: int, last: int, owner: Owner
+    ) -> tuple[memoryview | None, Fetch | None]:
+        """The block from the disk, or else the fetch that reads it; neither without budget."""
+        last = min(last, number + self._fetches.blocks_max() - 1)
+        block, absent = await self._blocks.from_disk(record.name, range(number, last + 1), owner)
+        if block is not None:
+            return block, None
+        # Another reader may have started a fetch meanwhile.
+        running = self._fetches.find(record.name, number)
+        if running is not None:
+            return None, running
+        return None, self._fetches.start(record, number, self._end_of_gap(record, number, number + absent - 1), owner)
+
+    def _end_of_gap(self, record: ObjectRecord, number: int, last: int) -> int:
+        """The last of the blocks from `number` to `last` before one that is in memory or being read."""
+        for following in range(number + 1, last + 1):
+            if self._blocks.has_in_memory(record.name, following) or self._fetches.find(record.name, following):
+                return following - 1
+        return last
+
+    async def _pieces(self, fetch: Fetch, start: int, end: int, owner: Owner) -> AsyncGenerator[memoryview]:
+        """The bytes that the fetch has. The blocks after it are requested once its first bytes are here."""
+        block_bytes, is_first = self._blocks.block_bytes, True
+        self._fetches.hold(fetch)
+        try:
+            async for piece in fetch.pieces(start, min(end, fetch.end)):
+                if is_first and fetch.end < end:
+                    self._start_next(fetch.record, fetch.last + 1, (end - 1) // block_bytes, owner)
+                is_first = False
+                yield piece
+        finally:
+            self._fetches.release(fetch)
+
+    def _start_next(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> None:
+        last = min(last, first + self._fetches.blocks_max() - 1)
+        while first <= last and (
+            self._blocks.has_in_memory(record.name, first)
+            or self._fetches.find(record.name, first)
+            or self._blocks.may_be_on_disk(record.name, first)
+        ):
+            first += 1
+        if first <= last:
+            self._fetches.start(record, first, self._end_of_gap(record, first, last), owner)
+
+    async def _direct(self, record: ObjectRecord, start: int, end: int) -> AsyncGenerator[memoryview]:
+        """From the store to the reader, without the cache."""
+        bucket, key = bucket_and_key(record.location)
+        headers = {"range": f"bytes={start}-{end - 1}", "if-match": record.etag}
+        async with self._store.request("GET", bucket, key, headers) as answer:
+            if answer.status in (404, 412) or (answer.status == 206 and not is_same(record, answer.headers)):
+                raise ChangedObject
+            if content_range(answer) != (start, end, record.size):
+                raise RefusedRead
+            async for piece in answer.pieces:
+                self.served_bytes["direct"] += len(piece)
+                start += len(piece)
+                yield memoryview(piece)
+        if start != end:
+            raise RetryLater("The store's answer ended early, try again")

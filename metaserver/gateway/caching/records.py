@@ -1,0 +1,167 @@
+"""What the gateway knows about an object: its ETag, size and headers, and until when that may be used unchecked.
+
+A record is trusted while no worker of this machine writes the object (`write_versions.py`), and for `recheck_s`; then
+it is read from the store again. So an object that was replaced without the gateway is noticed within that time,
+although cached objects should never be replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from email.utils import parsedate_to_datetime
+
+import msgspec
+
+from seamark.cache.disk import DiskTier
+from seamark.cache.memory import MemoryCache
+from seamark.cache.sizes import object_bytes
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.gateway.caching.store import StoreAnswer
+from seamark.metaserver.gateway.caching.write_versions import WriteVersions
+
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+_NOT_KEPT = frozenset(
+    (
+        *("content-length", "content-range", "connection", "transfer-encoding", "accept-ranges", "date", "server"),
+        *("x-amz-request-id", "x-amz-id-2", "x-amz-missing-meta", "age", "via", "keep-alive"),
+    )
+)
+_UNCACHED = ("x-amz-server-side-encryption-customer-algorithm", "x-amz-object-lock-mode")
+
+
+class ObjectRecord(msgspec.Struct, frozen=True):
+    """`headers` are those of a read, without length, range and checksum. `name` names the content, for its blocks."""
+
+    location: str
+    etag: str
+    size: int
+    modified: str
+    headers: dict[str, str]
+    version: int
+    checked_ms: int
+    name: str
+
+    @property
+    def modified_s(self) -> int:
+        try:
+            return int(parsedate_to_datetime(self.modified).timestamp())
+        except (TypeError, ValueError):
+            return 0
+
+
+def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) -> ObjectRecord | None:
+    """The record by an answer to HEAD or GET; None if the object cannot be cached: without a strong ETag, for example.
+    `version` was read before the request."""
+    headers = answer.headers
+    etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
+    if answer.status == 206:
+        part = content_range(answer)
+        size = part[2] if part is not None else -1
+    else:
+        size = int(headers.get("content-length", "-1"))
+    if size < 0 or len(etag) < 3 or not etag.startswith('"') or any(name in headers for name in _UNCACHED):
+        return None
+    kept = {
+        name: value
+        for name, value in headers.items()
+        if name not in _NOT_KEPT and not name.startswith("x-amz-checksum-")
+    }
+    about = f"{location}\n{etag}\n{modified}\n{size}".encode("utf-8", "surrogatepass")
+    name = hashlib.blake2b(about, digest_size=16).hexdigest()
+    return ObjectRecord(location, etag, size, modified, kept, version, now_ms, name)
+
+
+def content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
+    """(first byte, byte after the last, size) of an answer with status 206."""
+    matched = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
+    return None if matched is None else (int(matched[1]), int(matched[2]) + 1, int(matched[3]))
+
+
+def is_same(one: ObjectRecord, headers: Mapping[str, str]) -> bool:
+    """Whether an answer for a part of an object is of the record's content."""
+    return headers.get("etag") == one.etag and headers.get("last-modified", one.modified) == one.modified
+
+
+class Records:
+    """Records in memory, and on disk for the time after a restart. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        memory_bytes: int,
+        disk: DiskTier | None,
+        versions: WriteVersions,
+        clock: Clock,
+        executor: Executor,
+        *,
+        recheck_s: float,
+    ) -> None:
+        self._memory: MemoryCache[str, ObjectRecord] = MemoryCache(memory_bytes, "gateway-records")
+        self._disk = disk
+        self._versions = versions
+        self._clock = clock
+        self._executor = executor
+        self._recheck_ms = int(recheck_s * 1000)
+
+    def version(self, location: str) -> int:
+        return self._versions.of(location)
+
+    def trusted(self, location: str) -> ObjectRecord | None:
+        """The record, if it needs no check."""
+        record = self._memory.get(location)
+        return record if record is not None and self.is_trusted(record) else None
+
+    def is_trusted(self, record: ObjectRecord) -> bool:
+        age_ms = self._clock.now_ms() - record.checked_ms
+        return 0 <= age_ms < self._recheck_ms and record.version == self._versions.of(record.location)
+
+    async def find(self, location: str) -> ObjectRecord | None:
+        """The record from memory or disk, which may need a check."""
+        record = self._memory.get(location)
+        if record is not None or self._disk is None:
+            return record
+        loop = asyncio.get_running_loop()
+        data = await loop.run_in_executor(self._executor, self._disk.get, _key(location))
+        if data is None:
+            return None
+        try:
+            record = msgspec.msgpack.decode(data, type=ObjectRecord)
+        except msgspec.MsgspecError:
+            return None
+        if record.location != location:
+            return None
+        self._remember(record)
+        return record
+
+    def keep(self, record: ObjectRecord) -> None:
+        self._remember(record)
+
+    async def store(self, record: ObjectRecord, executor: Executor) -> None:
+        """Writes the record to the disk."""
+        if self._disk is not None:
+            data = msgspec.msgpack.encode(record)
+            await asyncio.get_running_loop().run_in_executor(executor, self._disk.put, _key(record.location), data)
+
+    def changed(self, location: str) -> None:
+        """A write of the object begins or ends here."""
+        self._versions.change(location)
+        self._memory.discard(location)
+
+    def forget(self, location: str) -> None:
+        """The record has proved wrong."""
+        self._memory.discard(location)
+        self._versions.change(location)
+
+    @property
+    def used_bytes(self) -> int:
+        return self._memory.used_bytes
+
+    def _remember(self, record: ObjectRecord) -> None:
+        self._memory.put(record.location, record, object_bytes(record))
+
+
+def _key(location: str) -> str:
+    return f"record:{location}"

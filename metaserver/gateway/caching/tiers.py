@@ -1,0 +1,135 @@
+"""Opens the tiers of the gateway's cache by the settings, and closes them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from seamark.cache.admission import AdmittingCache
+from seamark.cache.disk import DiskTier
+from seamark.cache.frequency import FrequencySketch
+from seamark.cache.ledger import BUDGET_BYTES_MIN
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, identify, open_tier
+from seamark.metaserver.gateway.caching.fetches import Fetches
+from seamark.metaserver.gateway.caching.records import ObjectRecord, Records
+from seamark.metaserver.gateway.caching.store import Store
+from seamark.metaserver.gateway.caching.write_versions import WriteVersions
+from seamark.metaserver.settings import Settings
+
+READER_THREADS = 4
+_WRITER_NICE = 10
+_RECORDS_SHARE = 16
+"""A sixteenth of the memory budget is for records of objects."""
+_RECORDS_LEAST = 256 << 10
+"""Bytes of records, also without a memory budget: without a record, a block on the disk costs two reads."""
+_PENDING_SHARE = 4
+"""A quarter of the budget for fetches can wait to be written to the disk."""
+_SKETCH_KEYS_LEAST = 1024
+
+
+class CacheTiers:
+    """Belongs to one event loop. Opened by `open_tiers`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        store: Store,
+        versions: WriteVersions,
+        disks: tuple[DiskTier | None, DiskTier | None],
+        sketch: FrequencySketch,
+    ) -> None:
+        self.store = store
+        self.whole_bytes = settings.gateway_cache_whole_bytes
+        share_percent = 100 if settings.auth == "none" else settings.gateway_cache_holder_percent
+        memory_bytes = settings.gateway_cache_memory_bytes
+        records_bytes = max(_RECORDS_LEAST, memory_bytes // _RECORDS_SHARE)
+        budget_bytes = max(0, memory_bytes - records_bytes)
+        self._versions = versions
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="gateway-cache-read")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="gateway-cache-write", initializer=_lower_priority)
+        memory: AdmittingCache[str, memoryview] = AdmittingCache(
+            budget_bytes,
+            sketch,
+            pinned_bytes=budget_bytes * settings.gateway_cache_pinned_percent // 100,
+            holder_bytes=budget_bytes * share_percent // 100,
+            identify=identify,
+            name="gateway-blocks",
+        )
+        fetch_bytes = settings.gateway_cache_fetch_bytes
+        self.blocks = ObjectBlocks(
+            memory,
+            disks[0],
+            disks[1],
+            self._readers,
+            self._writer,
+            block_bytes=settings.gateway_cache_block_bytes,
+            pending_bytes_max=fetch_bytes // _PENDING_SHARE,
+        )
+        self.fetches = Fetches(
+            store,
+            self.blocks,
+            budget_bytes=fetch_bytes,
+            share_bytes=fetch_bytes * share_percent // 100,
+            request_bytes=settings.gateway_cache_request_bytes,
+        )
+        self.records = Records(
+            records_bytes,
+            disks[1] or disks[0],
+            versions,
+            clock,
+            self._readers,
+            recheck_s=settings.gateway_cache_recheck_s,
+        )
+        self._record_tasks: set[asyncio.Task[None]] = set()
+
+    def write_record(self, record: ObjectRecord) -> None:
+        """Writes the record to the disk, in the background."""
+        task = asyncio.get_running_loop().create_task(self.records.store(record, self._writer))
+        self._record_tasks.add(task)
+        task.add_done_callback(self._record_tasks.discard)
+
+    async def close(self) -> None:
+        await self.fetches.close()
+        await asyncio.gather(*self._record_tasks, return_exceptions=True)
+        for executor in (self._readers, self._writer):
+            executor.shutdown(wait=False, cancel_futures=True)
+            await asyncio.to_thread(executor.shutdown, wait=True)
+        await asyncio.to_thread(self.blocks.close)
+        self._versions.close()
+
+
+def _lower_priority() -> None:
+    """Of this thread, on Linux: on a busy machine, writes to the cache must not delay answers."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _WRITER_NICE)
+
+
+async def open_tiers(settings: Settings, clock: Clock, store: Store) -> CacheTiers:
+    """OSError if the folder cannot be used."""
+    folder = Path(settings.gateway_cache_folder or settings.home / "cache" / "objects")
+    block_bytes = settings.gateway_cache_block_bytes
+    disk_bytes = settings.gateway_cache_disk_bytes
+    keys = max(_SKETCH_KEYS_LEAST, (settings.gateway_cache_memory_bytes + disk_bytes) // block_bytes)
+    sketch = FrequencySketch(keys)
+    pinned_bytes = disk_bytes * settings.gateway_cache_pinned_percent // 100
+    share_percent = 100 if settings.auth == "none" else settings.gateway_cache_holder_percent
+
+    def open_all() -> tuple[WriteVersions, tuple[DiskTier | None, DiskTier | None]]:
+        folder.mkdir(parents=True, exist_ok=True)
+        versions = WriteVersions(folder / "versions", clock)
+        tiers = [
+            None
+            if budget_bytes < BUDGET_BYTES_MIN
+            else open_tier(folder / name, budget_bytes, sketch, budget_bytes * share_percent // 100)
+            for name, budget_bytes in (("blocks", disk_bytes - pinned_bytes), ("pinned", pinned_bytes))
+        ]
+        return versions, (tiers[0], tiers[1])
+
+    versions, disks = await asyncio.to_thread(open_all)
+    return CacheTiers(settings, clock, store, versions, disks, sketch)

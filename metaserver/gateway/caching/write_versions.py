@@ -1,0 +1,60 @@
+"""Versions of objects, shared by the workers of a machine: a write through any of them is visible to all at once.
+
+The rule: a worker changes the version of an object before it passes a write on, and again after the store has answered.
+A cached record names the version that was read before the request to the store; it is trusted only while the version
+is equal. So what a worker reads during a write of another worker is not trusted after the write.
+
+The versions are random numbers in a file that all workers map. Several objects share a version; a write to one of them
+then costs the others a request to the store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import tempfile
+from pathlib import Path
+
+from seamark.metaserver.clock import Clock
+
+_SLOTS = 1 << 16
+_BYTES = _SLOTS * 8
+
+
+class WriteVersions:
+    def __init__(self, path: Path, clock: Clock) -> None:
+        """OSError if the file cannot be created."""
+        self._clock = clock
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _create(path, clock)
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _BYTES)
+        self._slots = memoryview(self._map).cast("Q")
+
+    def of(self, location: str) -> int:
+        return self._slots[_slot(location)]
+
+    def change(self, location: str) -> None:
+        self._slots[_slot(location)] = int.from_bytes(self._clock.random_bytes(8), "little")
+
+    def close(self) -> None:
+        self._slots.release()
+        self._map.close()
+
+
+def _slot(location: str) -> int:
+    return int.from_bytes(hashlib.blake2b(location.encode("utf-8", "surrogatepass"), digest_size=2).digest(), "little")
+
+
+def _create(path: Path, clock: Clock) -> None:
+    """With random versions: records of an earlier file must not be trusted. One of several workers creates it."""
+    with path.with_name(path.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists() and path.stat().st_size == _BYTES:
+            return
+        handle, scratch = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(clock.random_bytes(_BYTES))
+        os.replace(scratch, path)

@@ -1,0 +1,25 @@
+"""Which objects are immutable by their names, and whether they are metadata. Pure.
+
+Iceberg never changes a file after it was written, and all known writers put a UUID into its name: data files, delete
+files, manifests, manifest lists, metadata and index files. So a key with a UUID and the extension of such a file is
+written once. All other objects, such as `version-hint.text` or files that were added by `add_files`, are not cached.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Kind = Literal["data", "metadata"]
+
+_UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", re.IGNORECASE)
+_EXTENSION = re.compile(r"\.(?:parquet|orc|avro|puffin|stats|(?:gz\.)?metadata\.json(?:\.gz)?)$")
+_METADATA = re.compile(r"/(?:metadata|_seamark)/")
+
+
+def kind_of(key: str) -> Kind | None:
+    """The kind of the object at `key`; None if its name does not show that it is written once."""
+    name = key.rpartition("/")[2]
+    if _EXTENSION.search(name) is None or _UUID.search(name) is None:
+        return None
+    return "metadata" if _METADATA.search(f"/{key}") else "data"

@@ -1,0 +1,91 @@
+"""Ranges and preconditions of GET and HEAD. Pure.
+
+Sources: RFC 9110, 13 and 14; Amazon S3 API reference, GetObject.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+
+from seamark.metaserver.gateway.s3_errors import S3Error
+
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
+
+def read_range(text: str | None, size: int) -> tuple[int, int] | None:
+    """(start, length) of a Range header for an object of `size` bytes; None for the whole object.
+
+    A malformed header is ignored (RFC 9110, 14.2), and so is one with several ranges, which S3 does not serve: the
+    answer is the whole object. InvalidRange for a range that has no byte of the object.
+    """
+    if text is None or not text.startswith("bytes="):
+        return None
+    matched = _RANGE.fullmatch(text.replace(" ", ""))
+    if matched is None or not (matched[1] or matched[2]):
+        return None
+    if not matched[1]:
+        if not size and int(matched[2]):
+            return None  # the last bytes of an empty object are the whole object
+        length = min(int(matched[2]), size)
+        start = size - length
+    else:
+        start = int(matched[1])
+        end = min(int(matched[2]), size - 1) if matched[2] else size - 1
+        if matched[2] and int(matched[2]) < start:
+            return None
+        length = end - start + 1
+    if length <= 0:
+        raise S3Error("InvalidRange", "The requested range is not satisfiable", {"Content-Range": f"bytes */{size}"})
+    return start, length
+
+
+def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: str = "") -> None:
+    """PreconditionFailed or NotModified by the conditions of a read. `prefix` is `x-amz-copy-source-` for the source of
+    a copy, whose conditions always fail with PreconditionFailed."""
+    unmet = "PreconditionFailed" if prefix else "NotModified"
+    if_match, if_none_match = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-none-match")
+    if if_match is not None:
+        if not _matches(if_match, etag):
+            raise _failed("PreconditionFailed")
+    elif (since_s := _seconds(headers.get(f"{prefix}if-unmodified-since"))) is not None and modified_s > since_s:
+        raise _failed("PreconditionFailed")
+    if if_none_match is not None:
+        if _matches(if_none_match, etag):
+            raise _failed(unmet, etag)
+    elif (since_s := _seconds(headers.get(f"{prefix}if-modified-since"))) is not None and modified_s <= since_s:
+        raise _failed(unmet, etag)
+
+
+def check_write(headers: Mapping[str, str], etag: str | None) -> None:
+    """PreconditionFailed by the conditions of a write over the object with `etag`; None for no object."""
+    if_match, if_none_match = headers.get("if-match"), headers.get("if-none-match")
+    if if_none_match is not None:
+        if if_none_match.strip() != "*":
+            raise S3Error("NotImplemented", "A write supports If-None-Match with * only")
+        if etag is not None:
+            raise _failed("PreconditionFailed")
+    if if_match is not None:
+        if etag is None:
+            raise S3Error("NoSuchKey", "The specified key does not exist")
+        if not _matches(if_match, etag):
+            raise _failed("PreconditionFailed")
+
+
+def _matches(condition: str, etag: str) -> bool:
+    tags = {tag.strip().removeprefix("W/").strip('"') for tag in condition.split(",")}
+    return "*" in tags or etag.strip('"') in tags
+
+
+def _seconds(text: str | None) -> float | None:
+    """None without a valid date, which is ignored."""
+    try:
+        return None if text is None else parsedate_to_datetime(text).timestamp()
+    except (TypeError, ValueError):
+        return None
+
+
+def _failed(code: str, etag: str = "") -> S3Error:
+    message = "At least one of the pre-conditions you specified did not hold"
+    return S3Error(code, message, {"ETag": etag} if etag else None)

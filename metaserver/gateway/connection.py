@@ -1,0 +1,136 @@
+"""Connections whose requests may be answered at once: in the call that receives them, before a task is woken.
+
+A task, a request object and a response object of aiohttp cost more than the answer of a cached range. The rule: only a
+request without a body is answered at once, on a connection that waits for a request and has sent all earlier answers.
+Every other request, every refusal and every error is left to the task, which has all of aiohttp's behaviour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from aiohttp import web
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import _ErrInfo
+
+from seamark.metaserver.connections import Connection, ConnectionRunner, Connections, Handshake
+
+
+class Unfinished(Protocol):
+    """An answer that has started and that the task of the request finishes."""
+
+    def abandon(self) -> None:
+        """The connection was lost before the task began."""
+
+
+AtOnce = Callable[[RawRequestMessage, asyncio.Transport], "Unfinished | bool"]
+"""Begins an answer, or answers: True after the whole answer, False if nothing was sent."""
+
+
+class GatewayConnection(Connection):
+    __slots__ = ("_at_once", "_unfinished")
+
+    def __init__(self, guard: Connections, handshake: Handshake | None, at_once: AtOnce, **options: Any) -> None:
+        super().__init__(guard, handshake, **options)
+        self._at_once = at_once
+        self._unfinished: Unfinished | None = None
+
+    def take_unfinished(self) -> Unfinished | None:
+        """The answer that has started to the request whose task asks."""
+        taken, self._unfinished = self._unfinished, None
+        return taken
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Without a buffer each write is tried at once, and it is known at once what the client has not taken. With a
+        # limit of 0, asyncio's TLS transport pauses the writer of an empty buffer, and nothing resumes it.
+        cast(asyncio.Transport, transport).set_write_buffer_limits(high=1)
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done() or self._messages:
+            super().data_received(data)
+            return
+        self._waiter = None  # so that the base class does not wake the task
+        try:
+            super().data_received(data)
+            if len(self._messages) == 1 and not self._force_close:
+                self._begin()
+        finally:
+            self._waiter = waiter
+            if not waiter.done():
+                if self._force_close:
+                    waiter.cancel()
+                elif self._messages:
+                    waiter.set_result(None)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        unfinished = self.take_unfinished()
+        if unfinished is not None:
+            unfinished.abandon()
+        super().connection_lost(exc)
+
+    def _begin(self) -> None:
+        message, payload = self._messages[0]
+        transport = self.transport
+        if payload is not EMPTY_PAYLOAD or isinstance(message, _ErrInfo) or message.should_close or message.upgrade:
+            return
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return
+        started = self._at_once(message, transport)
+        if started is not True:
+            self._unfinished = started or None
+            return
+        self._messages.popleft()
+        if self._parser is not None:
+            self._parser.message_consumed()
+        if self._manager is not None:
+            self._manager.requests_count += 1
+        self._wait_again()
+
+    def _wait_again(self) -> None:
+        """As the base class does after an answer: the connection is closed when it has been idle for too long."""
+        self._keepalive = True
+        close_time = self._loop.time() + self._keepalive_timeout
+        self._next_keepalive_close_time = close_time
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(close_time, self._process_keepalive)
+
+
+class GatewayConnections(Connections):
+    def __init__(self, inner: web.Server, at_once: AtOnce, *options: Any) -> None:
+        super().__init__(inner, *options)
+        self._at_once = at_once
+
+    def new_connection(self, handshake: Handshake | None = None) -> Connection:
+        return GatewayConnection(self, handshake, self._at_once, loop=self._loop, **self._kwargs)
+
+
+class GatewayRunner(ConnectionRunner):
+    __slots__ = ("_at_once",)
+
+    def __init__(self, app: web.Application, at_once: AtOnce, *options: Any, **named: Any) -> None:
+        super().__init__(app, *options, **named)
+        self._at_once = at_once
+
+    async def _make_server(self) -> web.Server:
+        inner = await web.AppRunner._make_server(self)
+        return GatewayConnections(inner, self._at_once, self._limits, self._answers, self._tls)
+
+
+class SentAnswer(web.StreamResponse):
+    """Reports to aiohttp that an answer was sent."""
+
+    def __init__(self, status: int, length: int) -> None:
+        super().__init__(status=status)
+        self.content_length = length
+        self._keep_alive = True
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        pass
+
+    async def write_eof(self, data: Any = b"") -> None:
+        pass

@@ -1,0 +1,417 @@
+"""S3 requests over a local folder: each operation of the S3 API that Iceberg's clients use.
+
+All access to files is in threads, checked by `LocalObjects.run`: nothing outside the folder is reached, by no link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from email.utils import formatdate
+from typing import TypeVar
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from seamark.metaserver.api.http.slots import HolderLimit
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import ObjectMissing, SeamarkError
+from seamark.metaserver.gateway.backend import PromptResponse, S3Call
+from seamark.metaserver.gateway.conditions import check_read, read_range
+from seamark.metaserver.gateway.folder_files import (
+    Checksums,
+    FileInfo,
+    Staging,
+    copy_bytes,
+    describe,
+    kept_headers,
+    open_object,
+)
+from seamark.metaserver.gateway.folder_listing import NAMESPACE, XML_HEAD, list_xml, timestamp
+from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, read_part_number
+from seamark.metaserver.gateway.s3_errors import XML, S3Error, of_seamark_error, xml_text
+from seamark.metaserver.objects.folder import file_location
+from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
+from seamark.metaserver.objects.s3_scope import parse_delete_body
+from seamark.metaserver.settings import Settings
+
+T = TypeVar("T")
+
+THREADS = 16
+COPY_THREADS = 4
+"""For copies of whole objects, such as the completion of an upload: they take long, and delay no other request."""
+COPIES_MAX = 16
+"""Copies that run or wait; a principal can have half of them."""
+TIMEOUT_S = 3600.0
+"""Of one step on files; the completion of a large multipart upload copies all of its parts."""
+PIECE_BYTES = 1 << 20
+KEY_BYTES_MAX = 1024
+"""S3's own limit. Listings are recursive, so that it also bounds their depth."""
+
+
+class FolderBackend:
+    """Belongs to one event loop."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._folder = settings.s3_folder.rstrip("/")
+        self._clock = clock
+        self._files = LocalObjects([self._folder], clock, threads=THREADS, timeout_s=TIMEOUT_S)
+        self._copiers = LocalObjects([self._folder], clock, threads=COPY_THREADS, timeout_s=TIMEOUT_S)
+        self._staging = Staging(self._folder, self._files.folders)
+        self._uploads = Uploads(
+            self._staging, limit=settings.gateway_uploads_limit, abandoned_s=settings.gateway_uploads_s
+        )
+        share = 1 if settings.auth == "none" else 2
+        self._share = share
+        self._copies = HolderLimit("copies of objects at once", COPIES_MAX, COPIES_MAX // share)
+
+    async def close(self) -> None:
+        await self._files.close()
+        await self._copiers.close()
+
+    async def answer(self, call: S3Call) -> web.StreamResponse:
+        handler = self._handler(call.method, call.address.key, set(call.address.query) - {"x-id"}, call)
+        if len(call.address.key.encode()) > KEY_BYTES_MAX:
+            raise S3Error("KeyTooLongError", f"A key has at most {KEY_BYTES_MAX} bytes")
+        if call.method in ("PUT", "POST") and f"/{TEMPORARY_PREFIX}" in f"/{call.address.key}":
+            # Listings omit such names, so that nothing would find and delete the object.
+            raise S3Error("InvalidArgument", f"No part of a key may start with {TEMPORARY_PREFIX!r} on this store")
+        try:
+            return await handler(call)
+        except SeamarkError as error:
+            shown = of_seamark_error(error)
+            raise S3Error(shown.code, self._without_folder(shown.message), shown.headers) from error
+
+    def _handler(
+        self, method: str, key: str, query: set[str], call: S3Call
+    ) -> Callable[[S3Call], Awaitable[web.StreamResponse]]:
+        match method:
+            case "GET" if not key:
+                return self._list
+            case "GET" if "uploadId" in query:
+                return self._list_parts
+            case "GET" | "HEAD" if not query:
+                return self._read
+            case "PUT" if query == {"partNumber", "uploadId"}:
+                return self._copy_part if "x-amz-copy-source" in call.headers else self._put_part
+            case "PUT" if not query:
+                return self._copy if "x-amz-copy-source" in call.headers else self._put
+            case "POST" if not key:
+                return self._delete_many
+            case "POST" if query == {"uploads"}:
+                return self._create_upload
+            case "POST" if query == {"uploadId"}:
+                return self._complete_upload
+            case "DELETE" if query == {"uploadId"}:
+                return self._abort_upload
+            case "DELETE" if not query:
+                return self._delete
+        raise S3Error("NotImplemented", f"{method} with the query {sorted(query)} is not supported by this store")
+
+    async def _read(self, call: S3Call) -> web.StreamResponse:
+        descriptor, found = await self._open(_location(call))
+        try:
+            check_read(call.headers, found.etag, found.modified_s)
+            wanted = call.headers.get("range")
+            if_range = call.headers.get("if-range")
+            part = None if if_range not in (None, found.etag) else read_range(wanted, found.size)
+            start, length = part or (0, found.size)
+            response = PromptResponse(status=206 if part else 200, headers=_read_headers(found, call.request_id))
+            if part:
+                response.headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{found.size}"
+            response.content_length = length
+            await response.prepare(call.request)
+            if call.method != "HEAD":
+                await self._send(response, descriptor, start, length, call)
+            await response.write_eof()
+            return response
+        finally:
+            os.close(descriptor)
+
+    async def _send(self, response: web.StreamResponse, descriptor: int, start: int, length: int, call: S3Call) -> None:
+        while length:
+            data = await self._run(os.pread, descriptor, min(length, PIECE_BYTES), start)
+            if not data:
+                if call.request.transport is not None:  # truncated by another program: the client has to notice
+                    call.request.transport.abort()
+                raise ConnectionError("The file became shorter while it was sent")
+            await response.write(data)
+            start, length = start + len(data), length - len(data)
+
+    async def _open(self, location: str) -> tuple[int, FileInfo]:
+        """The descriptor of an object, to be closed by the caller. NoSuchKey."""
+
+        def work(path: str, _: str) -> tuple[int, FileInfo]:
+            descriptor = open_object(path)
+            return descriptor, describe(descriptor)
+
+        if location.endswith("/"):
+            raise _no_key()
+        try:
+            return await self._files.run(self._file(location), work)
+        except ObjectMissing:
+            raise _no_key() from None
+
+    async def _list(self, call: S3Call) -> web.StreamResponse:
+        query, bucket = dict(call.address.query), call.address.bucket
+        # The folder in which the listing starts is checked, not only the bucket: a link may be on the way to it.
+        start = self._file(f"s3://{bucket}/{query['prefix'].rpartition('/')[0]}")
+        root = f"{self._folder}/{bucket}"
+        return _xml(await self._files.run(start, lambda *_: list_xml(root, bucket, query)), call)
+
+    async def _put(self, call: S3Call) -> web.StreamResponse:
+        headers, location = kept_headers(call.headers), _location(call)
+        if location.endswith("/"):
+            return await self._put_marker(call)
+        staged = await self._receive(call, headers)
+        try:
+            conditions = call.headers
+            published = await self._files.run(
+                self._file(location), lambda path, root: self._staging.publish(staged, path, root, conditions)
+            )
+        finally:
+            await self._discard(staged)
+        return web.Response(headers={"ETag": published.etag, "x-amz-request-id": call.request_id})
+
+    async def _put_marker(self, call: S3Call) -> web.StreamResponse:
+        """A key that ends with a slash: some clients create such empty objects as folders. Here folders need none."""
+        assert call.body is not None
+        if call.body.length:
+            raise S3Error("NotImplemented", "A key that ends with a slash cannot have content on this store")
+        async for _ in call.body.pieces():
+            pass
+        return web.Response(headers={"ETag": '"0-0-0"', "x-amz-request-id": call.request_id})
+
+    async def _receive(self, call: S3Call, headers: dict[str, str]) -> str:
+        """The name of a staged, synced file with the body's data and `headers`."""
+        body = call.body
+        assert body is not None
+        named = {name for name in call.headers if name.startswith("x-amz-checksum-")} - {
+            "x-amz-checksum-algorithm",
+            "x-amz-checksum-type",
+        }
+        trailer = call.headers.get("x-amz-trailer", "").lower()
+        checksums = Checksums(named | ({trailer} if trailer else set()), md5="content-md5" in call.headers)
+        staged = self._clock.random_bytes(16).hex()
+        descriptor = await self._run(self._staging.open_new, staged)
+        try:
+            pending = bytearray()
+
+            def write(data: bytes) -> None:
+                checksums.update(data)
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+
+            async for piece in body.pieces():
+                pending += piece
+                if len(pending) >= PIECE_BYTES:
+                    await self._run(write, bytes(pending))
+                    pending.clear()
+            await self._run(write, bytes(pending))
+            checksums.check(call.headers | body.trailers)
+            await self._run(self._staging.seal, descriptor, headers)
+        except BaseException:
+            self._staging.discard(staged)
+            raise
+        finally:
+            os.close(descriptor)
+        return staged
+
+    async def _copy(self, call: S3Call) -> web.StreamResponse:
+        def finish(staged: str) -> Callable[[str, str], FileInfo]:
+            return lambda path, root: self._staging.publish(staged, path, root, call.headers)
+
+        staged = await self._stage_copy(call)
+        try:
+            published = await self._files.run(self._file(_location(call)), finish(staged))
+        finally:
+            await self._discard(staged)
+        return _copied("CopyObjectResult", published.etag, published.modified_ns, call)
+
+    async def _stage_copy(self, call: S3Call, *, of_part: bool = False) -> str:
+        bucket, _, key = unquote(call.headers["x-amz-copy-source"]).removeprefix("/").partition("/")
+        source, found = await self._open(f"s3://{bucket}/{key}")
+        try:
+            check_read(call.headers, found.etag, found.modified_s, "x-amz-copy-source-")
+            part = read_range(call.headers.get("x-amz-copy-source-range") if of_part else None, found.size)
+            start, length = part or (0, found.size)
+            replaced = call.headers.get("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
+            headers = {} if of_part else kept_headers(call.headers) if replaced else found.headers
+            staged = self._clock.random_bytes(16).hex()
+
+            def work() -> None:
+                descriptor = self._staging.open_new(staged)
+                try:
+                    copy_bytes(source, descriptor, start, length)
+                    self._staging.seal(descriptor, headers)
+                except BaseException:
+                    self._staging.discard(staged)
+                    raise
+                finally:
+                    os.close(descriptor)
+
+            with self._copying(call):
+                await self._copiers.run(f"file://{self._folder}", lambda *_: work())
+        finally:
+            os.close(source)
+        return staged
+
+    @contextlib.contextmanager
+    def _copying(self, call: S3Call) -> Iterator[None]:
+        self._copies.take(call.who)
+        try:
+            yield
+        finally:
+            self._copies.release(call.who)
+
+    async def _delete(self, call: S3Call) -> web.StreamResponse:
+        await self._delete_object(_location(call))
+        return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
+
+    async def _delete_object(self, location: str) -> None:
+        """Nothing to do for a key that is a folder here: no object has it."""
+        if not location.endswith("/"):
+            with contextlib.suppress(ObjectMissing):
+                await self._files.delete(self._file(location))
+
+    async def _delete_many(self, call: S3Call) -> web.StreamResponse:
+        assert call.document is not None
+        text = call.document.decode()
+        is_quiet = "<Quiet>true</Quiet>" in text
+        answered = []
+        for key in parse_delete_body(text):
+            try:
+                await self._delete_object(f"s3://{call.address.bucket}/{key}")
+                if not is_quiet:
+                    answered.append(f"<Deleted><Key>{xml_text(key)}</Key></Deleted>")
+            except Exception as error:  # noqa: BLE001  each key has its own outcome
+                message = self._without_folder(getattr(error, "message", "The object was not deleted"))
+                answered.append(
+                    f"<Error><Key>{xml_text(key)}</Key><Code>InternalError</Code>"
+                    f"<Message>{xml_text(message)}</Message></Error>"
+                )
+        return _xml(_document("DeleteResult", "".join(answered)), call)
+
+    async def _create_upload(self, call: S3Call) -> web.StreamResponse:
+        location, headers = _location(call), kept_headers(call.headers)
+        secret = self._clock.random_bytes(16)
+        upload_id = await self._run(self._uploads.create, location, secret, call.who, self._share, headers)
+        return _xml(_document("InitiateMultipartUploadResult", _named(call) + _tag("UploadId", upload_id)), call)
+
+    async def _put_part(self, call: S3Call) -> web.StreamResponse:
+        number = read_part_number(call.address.query.get("partNumber"))
+        await self._check_upload(call)  # before the body is received
+        return await self._add_part(call, number, await self._receive(call, {}))
+
+    async def _copy_part(self, call: S3Call) -> web.StreamResponse:
+        number = read_part_number(call.address.query.get("partNumber"))
+        await self._check_upload(call)
+        return await self._add_part(call, number, await self._stage_copy(call, of_part=True))
+
+    async def _check_upload(self, call: S3Call) -> None:
+        await self._run(self._uploads.check, _location(call), call.address.query["uploadId"])
+
+    async def _add_part(self, call: S3Call, number: int, staged: str) -> web.StreamResponse:
+        location, upload_id = _location(call), call.address.query["uploadId"]
+        try:
+            etag = await self._run(self._uploads.add, location, upload_id, number, staged)
+        finally:
+            await self._discard(staged)
+        if "x-amz-copy-source" in call.headers:
+            return _copied("CopyPartResult", etag, self._clock.now_ms() * 1_000_000, call)
+        return web.Response(headers={"ETag": etag, "x-amz-request-id": call.request_id})
+
+    async def _list_parts(self, call: S3Call) -> web.StreamResponse:
+        upload_id = call.address.query["uploadId"]
+        marker, most = call.address.query.get("part-number-marker", "0"), call.address.query.get("max-parts", "1000")
+        if not (
+            marker.isascii() and marker.isdigit() and most.isascii() and most.isdigit() and len(marker + most) < 12
+        ):
+            raise S3Error("InvalidArgument", "max-parts and part-number-marker have to be numbers")
+        limit = min(int(most), 1000)
+        parts = await self._run(self._uploads.parts, _location(call), upload_id)
+        rest = [part for part in parts if part.number > int(marker)]
+        page = rest[:limit]
+        text = _named(call) + _tag("UploadId", upload_id) + _tag("PartNumberMarker", marker)
+        text += _tag("NextPartNumberMarker", str(page[-1].number if page else 0)) + _tag("MaxParts", str(limit))
+        text += _tag("IsTruncated", str(len(rest) > len(page)).lower())
+        for part in page:
+            fields = _tag("PartNumber", str(part.number)) + _tag("LastModified", timestamp(part.modified_ns))
+            text += f"<Part>{fields}{_tag('ETag', part.etag)}{_tag('Size', str(part.size))}</Part>"
+        return _xml(_document("ListPartsResult", text), call)
+
+    async def _complete_upload(self, call: S3Call) -> web.StreamResponse:
+        assert call.document is not None
+        location, upload_id = _location(call), call.address.query["uploadId"]
+        listed, conditions = read_complete(call.document), call.headers
+        with self._copying(call):
+            published = await self._copiers.run(
+                self._file(location),
+                lambda path, root: self._uploads.complete(location, upload_id, listed, (path, root), conditions),
+            )
+        return _xml(_document("CompleteMultipartUploadResult", _named(call) + _tag("ETag", published.etag)), call)
+
+    async def _abort_upload(self, call: S3Call) -> web.StreamResponse:
+        await self._run(self._uploads.abort, _location(call), call.address.query["uploadId"])
+        return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
+
+    async def delete_abandoned(self) -> None:
+        """Deletes what has not changed for `gateway_uploads_s`."""
+        await self._run(self._uploads.delete_abandoned, self._clock.now_ms() / 1000)
+
+    async def _discard(self, staged: str) -> None:
+        """A published file is no longer in the staging folder."""
+        await self._run(self._staging.discard, staged)
+
+    async def _run(self, work: Callable[..., T], *args: object) -> T:
+        """In a thread of the files, with their errors."""
+        return await self._files.run(f"file://{self._folder}", lambda *_: work(*args))
+
+    def _without_folder(self, message: str) -> str:
+        """Clients know objects by their keys; where the folder is concerns the operator only."""
+        return message.replace(f"file://{self._folder}/", "s3://").replace(self._folder, "the folder")
+
+    def _file(self, location: str) -> str:
+        return file_location(location, self._folder)
+
+
+def _location(call: S3Call) -> str:
+    return f"s3://{call.address.bucket}/{call.address.key}"
+
+
+def _read_headers(found: FileInfo, request_id: str) -> dict[str, str]:
+    headers = {name.title() if not name.startswith("x-amz-") else name: value for name, value in found.headers.items()}
+    return {
+        "Content-Type": "binary/octet-stream",
+        **headers,
+        "ETag": found.etag,
+        "Last-Modified": formatdate(found.modified_s, usegmt=True),
+        "Accept-Ranges": "bytes",
+        "x-amz-request-id": request_id,
+    }
+
+
+def _copied(root: str, etag: str, modified_ns: int, call: S3Call) -> web.Response:
+    return _xml(_document(root, _tag("ETag", etag) + _tag("LastModified", timestamp(modified_ns))), call)
+
+
+def _named(call: S3Call) -> str:
+    return _tag("Bucket", call.address.bucket) + _tag("Key", call.address.key)
+
+
+def _tag(name: str, value: str) -> str:
+    return f"<{name}>{xml_text(value)}</{name}>"
+
+
+def _document(root: str, text: str) -> bytes:
+    return f'{XML_HEAD}<{root} xmlns="{NAMESPACE}">{text}</{root}>'.encode()
+
+
+def _xml(document: bytes, call: S3Call) -> web.Response:
+    return web.Response(body=document, content_type=XML, headers={"x-amz-request-id": call.request_id})
+
+
+def _no_key() -> S3Error:
+    return S3Error("NoSuchKey", "The specified key does not exist")

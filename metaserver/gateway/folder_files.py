@@ -1,0 +1,195 @@
+"""Objects as files: staged, published and described. Blocking; called in threads.
+
+An object is written to a file beside the buckets, synced, and then renamed to its name, so that no reader sees a part
+of it. Renames take a lock of the folder, so that a conditional write of any worker decides on the object that it
+replaces. Content type and metadata are an extended attribute of the file.
+
+An ETag is the file's inode, time and size: it is different for each write, and costs no hash of the content. As ETags
+of multipart uploads, it is not an MD5.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from awscrt import checksums
+
+from seamark.metaserver.errors import ObjectMissing
+from seamark.metaserver.gateway.conditions import check_write
+from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.objects.folder import UPLOADS
+from seamark.metaserver.objects.local import DurableFolders, sync_folder
+
+ATTRIBUTE = "user.seamark-s3"
+METADATA_BYTES_MAX = 2048
+"""S3's limit of user metadata."""
+_KEPT = ("content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires")
+_SUMS: dict[str, tuple[Callable[[bytes, int], int], int]] = {
+    "x-amz-checksum-crc32": (checksums.crc32, 4),
+    "x-amz-checksum-crc32c": (checksums.crc32c, 4),
+    "x-amz-checksum-crc64nvme": (checksums.crc64nvme, 8),
+}
+"""(function, bytes) by header."""
+_HASHES = {"x-amz-checksum-sha1": "sha1", "x-amz-checksum-sha256": "sha256"}
+_UNSUPPORTED = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG))
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    size: int
+    modified_ns: int
+    etag: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def modified_s(self) -> int:
+        return self.modified_ns // 1_000_000_000
+
+
+def etag_of(status: os.stat_result) -> str:
+    return f'"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"'
+
+
+def describe(descriptor: int) -> FileInfo:
+    status = os.fstat(descriptor)
+    try:
+        headers = msgspec.json.decode(os.getxattr(descriptor, ATTRIBUTE), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError):
+        headers = {}
+    return FileInfo(status.st_size, status.st_mtime_ns, etag_of(status), headers)
+
+
+def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a write that a read returns. S3Error above S3's limit of metadata."""
+    kept = {name: headers[name] for name in _KEPT if headers.get(name)}
+    codings = [part.strip() for part in kept.get("content-encoding", "").split(",")]
+    kept["content-encoding"] = ",".join(part for part in codings if part and part != "aws-chunked")
+    metadata = {name: value for name, value in headers.items() if name.startswith("x-amz-meta-")}
+    if sum(len(name) + len(value) for name, value in metadata.items()) > METADATA_BYTES_MAX:
+        raise S3Error("InvalidArgument", f"The metadata has more than {METADATA_BYTES_MAX} bytes")
+    return {name: value for name, value in (kept | metadata).items() if value}
+
+
+class Checksums:
+    """Hashes of a body, compared with those that its sender states. S3Error BadDigest for a difference."""
+
+    def __init__(self, names: set[str], *, md5: bool) -> None:
+        """`names` are headers or trailers `x-amz-checksum-…`. InvalidRequest for an unknown algorithm."""
+        self._sums = dict.fromkeys(names & _SUMS.keys(), 0)
+        self._hashes = {"content-md5": hashlib.md5(usedforsecurity=False)} if md5 else {}
+        for name in names - _SUMS.keys():
+            if name not in _HASHES:
+                raise S3Error("InvalidRequest", f"{name[:100]} is not one of {[*_SUMS, *_HASHES]}")
+            self._hashes[name] = hashlib.new(_HASHES[name], usedforsecurity=False)
+
+    def update(self, data: bytes) -> None:
+        for name, before in self._sums.items():
+            self._sums[name] = _SUMS[name][0](data, before)
+        for hashed in self._hashes.values():
+            hashed.update(data)
+
+    def check(self, stated: Mapping[str, str]) -> None:
+        """`stated` are headers and trailers."""
+        found = {name: hashed.digest() for name, hashed in self._hashes.items()}
+        found |= {name: value.to_bytes(_SUMS[name][1], "big") for name, value in self._sums.items()}
+        for name, digest in found.items():
+            if stated.get(name) != base64.b64encode(digest).decode():
+                raise S3Error("BadDigest", f"{name} does not match the body that was received")
+
+
+class Staging:
+    """Files that are not objects yet, in `folder`/.seamark-uploads, and their publication."""
+
+    def __init__(self, folder: str, folders: DurableFolders) -> None:
+        self.root = f"{folder}/{UPLOADS}"
+        self._folders = folders
+
+    def open_new(self, name: str) -> int:
+        """The descriptor of a new file."""
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(self.root, mode=0o700)
+        return os.open(f"{self.root}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def discard(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.root}/{name}")
+
+    def seal(self, descriptor: int, headers: Mapping[str, str]) -> None:
+        """Stores the headers with the file, and syncs it."""
+        if headers:
+            try:
+                os.setxattr(descriptor, ATTRIBUTE, msgspec.json.encode(headers))
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                if any(name.startswith("x-amz-meta-") for name in headers):
+                    raise S3Error(
+                        "NotImplemented", "The file system has no extended attributes, which metadata needs"
+                    ) from None
+        os.fsync(descriptor)
+
+    def publish(self, name: str, path: str, root: str, conditions: Mapping[str, str]) -> FileInfo:
+        """Makes the staged file the object at `path`. PreconditionFailed by the conditions of a write."""
+        try:
+            self._folders.make(os.path.dirname(path), root, None)
+            with self._locked():
+                check_write(conditions, _etag_at(path))
+                os.rename(f"{self.root}/{name}", path)
+                status = os.stat(path, follow_symlinks=False)
+        except (NotADirectoryError, IsADirectoryError, FileExistsError):
+            raise S3Error("InvalidRequest", "A key and keys below it cannot be stored together on this store") from None
+        sync_folder(os.path.dirname(path))
+        return FileInfo(status.st_size, status.st_mtime_ns, etag_of(status))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(f"{self.root}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _etag_at(path: str) -> str | None:
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder")
+    return etag_of(status) if stat.S_ISREG(status.st_mode) else None
+
+
+def open_object(path: str) -> int:
+    """A descriptor for reading. ObjectMissing if the path is not a plain file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ObjectMissing("The key is a folder, not an object")
+    return descriptor
+
+
+def copy_bytes(source: int, target: int, start: int, length: int) -> None:
+    """Appends bytes of one file to another, inside the kernel where possible."""
+    offset, left = start, length
+    while left:
+        try:
+            copied = os.copy_file_range(source, target, min(left, 1 << 30), offset_src=offset)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            copied = os.write(target, os.pread(source, min(left, 1 << 20), offset))
+        if not copied:
+            raise S3Error("InvalidRequest", "The source became shorter while it was copied")
+        offset += copied
+        left -= copied

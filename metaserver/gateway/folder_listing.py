@@ -1,0 +1,134 @@
+"""ListObjectsV2 over a folder: keys in the order of their UTF-8 bytes, with common prefixes and pages. Blocking."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from urllib.parse import quote
+
+from seamark.metaserver.gateway.folder_files import etag_of
+from seamark.metaserver.gateway.s3_errors import S3Error, xml_text
+from seamark.metaserver.objects.local import TEMPORARY_PREFIX
+
+PAGE_MAX = 1000
+XML_HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A key, or a common prefix, which has no status."""
+
+    key: str
+    status: os.stat_result | None
+
+
+def list_xml(root: str, bucket: str, query: Mapping[str, str]) -> bytes:
+    """The answer to ListObjectsV2 of the folder `root` of a bucket."""
+    if query.get("list-type") != "2":
+        raise S3Error("NotImplemented", "Listings are served in version 2 (list-type=2)")
+    prefix, delimiter = query["prefix"], query.get("delimiter", "")
+    most = min(int(query.get("max-keys", PAGE_MAX)), PAGE_MAX)
+    token = query.get("continuation-token")
+    after = query.get("start-after", "") if token is None else _read_token(token)
+    found = list(islice(list_keys(root, prefix, delimiter, after), most + 1)) if most else []
+    is_truncated, page = len(found) > most, found[:most]
+    encode = (lambda text: quote(text, safe="/-_.~")) if query.get("encoding-type") == "url" else xml_text
+    fields = [("Name", bucket), ("Prefix", encode(prefix)), ("KeyCount", str(len(page))), ("MaxKeys", str(most))]
+    fields.append(("IsTruncated", str(is_truncated).lower()))
+    if delimiter:
+        fields.append(("Delimiter", encode(delimiter)))
+    if "encoding-type" in query:
+        fields.append(("EncodingType", query["encoding-type"]))
+    if token is not None:
+        fields.append(("ContinuationToken", xml_text(token)))
+    if query.get("start-after"):
+        fields.append(("StartAfter", encode(query["start-after"])))
+    if is_truncated:
+        fields.append(("NextContinuationToken", _token(page[-1].key)))
+    text = "".join(f"<{name}>{value}</{name}>" for name, value in fields)
+    text += "".join(_contents(one, encode(one.key)) for one in page)
+    return f'{XML_HEAD}<ListBucketResult xmlns="{NAMESPACE}">{text}</ListBucketResult>'.encode()
+
+
+def _contents(listed: Listed, key: str) -> str:
+    if listed.status is None:
+        return f"<CommonPrefixes><Prefix>{key}</Prefix></CommonPrefixes>"
+    status = listed.status
+    return (
+        f"<Contents><Key>{key}</Key><LastModified>{timestamp(status.st_mtime_ns)}</LastModified>"
+        f"<ETag>{xml_text(etag_of(status))}</ETag><Size>{status.st_size}</Size>"
+        "<StorageClass>STANDARD</StorageClass></Contents>"
+    )
+
+
+def timestamp(modified_ns: int) -> str:
+    at = datetime.fromtimestamp(modified_ns / 1e9, UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{modified_ns // 1_000_000 % 1000:03d}Z"
+
+
+def list_keys(root: str, prefix: str, delimiter: str, after: str) -> Iterator[Listed]:
+    """The keys that start with `prefix` and are greater than `after`, in order of their bytes."""
+    if "//" in prefix:  # no key has it, but the file system would read it as one slash
+        return iter(())
+    folder = prefix.rpartition("/")[0]
+    start = f"{folder}/" if folder else ""
+    return _walk(f"{root}/{folder}".rstrip("/"), start, prefix, after, grouped=delimiter == "/")
+
+
+def _walk(path: str, start: str, prefix: str, after: str, *, grouped: bool) -> Iterator[Listed]:
+    """Objects below the folder `path`, whose keys begin with `start`."""
+    floor = _bytes(after)
+    for key, is_folder in _children(path, start):
+        if not key.startswith(prefix):
+            continue
+        name = path + "/" + key[len(start) :].rstrip("/")
+        if is_folder:
+            # The keys in a folder are greater than its own; a common prefix is not greater than itself.
+            if _bytes(key) <= floor and (not after.startswith(key) or (grouped and after == key)):
+                continue
+            if not grouped:
+                yield from _walk(name, key, prefix, after, grouped=False)
+            elif next(_walk(name, key, key, after, grouped=False), None) is not None:
+                yield Listed(key, None)
+        elif _bytes(key) > floor:
+            try:
+                yield Listed(key, os.stat(name, follow_symlinks=False))
+            except FileNotFoundError:  # deleted since
+                continue
+
+
+def _children(path: str, start: str) -> list[tuple[str, bool]]:
+    """(key, whether it is a folder) in order; the key of a folder ends with a slash, by which it is compared."""
+    try:
+        with os.scandir(path) as entries:
+            found = [
+                (start + entry.name + ("/" if entry.is_dir(follow_symlinks=False) else ""), entry)
+                for entry in entries
+                if not entry.name.startswith(TEMPORARY_PREFIX)
+            ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    kept = [key for key, entry in found if key.endswith("/") or entry.is_file(follow_symlinks=False)]
+    return [(key, key.endswith("/")) for key in sorted(kept, key=_bytes)]
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
+
+
+def _token(key: str) -> str:
+    return base64.urlsafe_b64encode(_bytes(key)).decode().rstrip("=")
+
+
+def _read_token(token: str) -> str:
+    try:
+        raw = base64.b64decode(token.encode("ascii") + b"=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        return raw.decode("utf-8", "surrogateescape")
+    except (binascii.Error, ValueError):
+        raise S3Error("InvalidArgument", "The continuation token provided is incorrect") from None

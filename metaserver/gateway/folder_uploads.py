@@ -1,0 +1,212 @@
+"""Multipart uploads of a folder: each is a folder of parts beside the buckets, shared by all workers. Blocking.
+
+The folder's name contains a hash of the object's location, so that an upload id is of no use for another key, and a
+hash of the principal that created it, so that the uploads of each principal are counted. Uploads that are neither
+completed nor aborted are deleted after a time without changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+
+from seamark.metaserver.errors import RetryLater, TooManyRequests
+from seamark.metaserver.gateway.folder_files import FileInfo, Staging, copy_bytes, etag_of
+from seamark.metaserver.gateway.s3_errors import S3Error
+
+PARTS_MAX = 10_000
+PART_BYTES_MIN = 5 << 20
+"""Of all parts except the last; S3's own limit."""
+_TAGS_MAX = 20 * PARTS_MAX
+"""Of the XML that lists the parts: an element has two tags, and a part has a number, an ETag and checksums."""
+_ID = re.compile("[0-9a-f]{48}")
+"""32 random digits, and 16 of the creator's hash."""
+_NAME = re.compile("[0-9a-f]{32}-[0-9a-f]{48}")
+_HEADERS = "headers"
+_XMLNS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    number: int
+    path: str
+    size: int
+    modified_ns: int
+    etag: str
+
+
+class Uploads:
+    def __init__(self, staging: Staging, *, limit: int, abandoned_s: float) -> None:
+        """At most about `limit` uploads; those without changes for `abandoned_s` are abandoned."""
+        self._staging = staging
+        self._limit = limit
+        self._abandoned_s = abandoned_s
+
+    def create(self, location: str, secret: bytes, who: str, share: int, headers: Mapping[str, str]) -> str:
+        """The id of a new upload. `headers` are those that reads of the object return. RetryLater at the limit,
+        TooManyRequests if `who` has a `share`-th of it."""
+        owner = hashlib.sha256(who.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        names = [name for name in self._names() if _NAME.fullmatch(name)]
+        if len(names) >= self._limit:
+            raise RetryLater(f"The store has {self._limit} unfinished uploads; complete or abort some", 60)
+        if sum(name.endswith(owner) for name in names) >= max(1, self._limit // share):
+            raise TooManyRequests(
+                f"{who[:100]} has {self._limit // share} unfinished uploads, its share; complete or abort some"
+            )
+        upload_id = secret.hex() + owner
+        folder = self._folder(location, upload_id)
+        os.makedirs(folder, mode=0o700)
+        Path(folder, _HEADERS).write_bytes(msgspec.json.encode(dict(headers)))
+        return upload_id
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._staging.root)
+        except FileNotFoundError:
+            return []
+
+    def check(self, location: str, upload_id: str) -> None:
+        """NoSuchUpload unless the upload is there."""
+        self._existing(location, upload_id)
+
+    def add(self, location: str, upload_id: str, number: int, staged: str) -> str:
+        """Makes the staged file a part; returns its ETag. NoSuchUpload when the upload does not exist, or no
+        longer exists."""
+        path = f"{self._existing(location, upload_id)}/{number:05d}"
+        try:
+            os.rename(f"{self._staging.root}/{staged}", path)
+            return etag_of(os.stat(path))
+        except FileNotFoundError:
+            raise _missing() from None
+
+    def parts(self, location: str, upload_id: str) -> list[Part]:
+        """In order of their numbers."""
+        try:
+            with os.scandir(self._existing(location, upload_id)) as entries:
+                found = [(entry, entry.stat()) for entry in entries if entry.name.isdigit()]
+        except FileNotFoundError:
+            raise _missing() from None
+        parts = [
+            Part(int(entry.name), entry.path, status.st_size, status.st_mtime_ns, etag_of(status))
+            for entry, status in found
+        ]
+        return sorted(parts, key=lambda part: part.number)
+
+    def complete(
+        self,
+        location: str,
+        upload_id: str,
+        listed: list[tuple[int, str]],
+        target: tuple[str, str],
+        conditions: Mapping[str, str],
+    ) -> FileInfo:
+        """Publishes the object from the listed parts (number, ETag) at `target` (path, root)."""
+        folder = self._existing(location, upload_id)
+        chosen = _choose(listed, {part.number: part for part in self.parts(location, upload_id)})
+        staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
+        try:
+            with _opened(self._staging.open_new(staged)) as descriptor:
+                for part in chosen:
+                    with _opened(os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)) as source:
+                        copy_bytes(source, descriptor, 0, part.size)
+                headers = msgspec.json.decode(Path(folder, _HEADERS).read_bytes(), type=dict[str, str])
+                self._staging.seal(descriptor, headers)
+            published = self._staging.publish(staged, *target, conditions)
+        except FileNotFoundError:
+            raise _missing() from None
+        finally:
+            self._staging.discard(staged)
+        shutil.rmtree(folder, ignore_errors=True)
+        return published
+
+    def abort(self, location: str, upload_id: str) -> None:
+        shutil.rmtree(self._existing(location, upload_id), ignore_errors=True)
+
+    def delete_abandoned(self, now_s: float) -> None:
+        """Deletes uploads, and staged files of processes that died, that have not changed for `abandoned_s`."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._staging.root) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.name != "lock" and now_s - entry.stat().st_mtime > self._abandoned_s:
+                        if entry.is_dir(follow_symlinks=False):
+                            shutil.rmtree(entry.path, ignore_errors=True)
+                        else:
+                            os.unlink(entry.path)
+
+    def _existing(self, location: str, upload_id: str) -> str:
+        folder = self._folder(location, upload_id)
+        if not os.path.isdir(folder):
+            raise _missing()
+        return folder
+
+    def _folder(self, location: str, upload_id: str) -> str:
+        if not _ID.fullmatch(upload_id):
+            raise _missing()
+        about = hashlib.sha256(location.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return f"{self._staging.root}/{about}-{upload_id}"
+
+
+def read_part_number(text: str | None) -> int:
+    if text is None or not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= PARTS_MAX:
+        raise S3Error("InvalidArgument", f"Part number must be an integer between 1 and {PARTS_MAX}, inclusive")
+    return int(text)
+
+
+def read_complete(document: bytes) -> list[tuple[int, str]]:
+    """(number, ETag) of each part in the XML of CompleteMultipartUpload. MalformedXML, without entities."""
+    try:
+        # Decoded first: the bytes of "<!" differ between encodings, and the parser would follow the document's own.
+        text = document.decode("utf-8")
+    except UnicodeDecodeError:
+        raise S3Error("MalformedXML", "The XML is not UTF-8") from None
+    if "<!" in text or "\x00" in text:
+        raise S3Error("MalformedXML", "The XML may hold no declaration of types or entities")
+    if text.count("<") > _TAGS_MAX:  # parsing takes a microsecond and 200 bytes for each element, on the event loop
+        raise S3Error("MalformedXML", f"The XML has more elements than {PARTS_MAX} parts need")
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314  without <! there are no entities to expand
+        if root.tag.removeprefix(_XMLNS) != "CompleteMultipartUpload":
+            raise ValueError
+        parts = [{child.tag.removeprefix(_XMLNS): child.text or "" for child in part} for part in root]
+        listed = [(int(part["PartNumber"]), part["ETag"].strip('"')) for part in parts]
+    except (ElementTree.ParseError, ValueError, KeyError):
+        raise S3Error("MalformedXML", "The XML you provided was not well-formed or did not validate") from None
+    if not 0 < len(listed) <= PARTS_MAX:
+        raise S3Error("MalformedXML", f"The XML has to list 1 to {PARTS_MAX} parts")
+    return listed
+
+
+def _choose(listed: list[tuple[int, str]], present: Mapping[int, Part]) -> list[Part]:
+    numbers = [number for number, _ in listed]
+    if numbers != sorted(set(numbers)):
+        raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
+    chosen = []
+    for number, etag in listed:
+        part = present.get(number)
+        if part is None or part.etag.strip('"') != etag:
+            raise S3Error("InvalidPart", f"The part {number} was not uploaded, or its ETag is another")
+        chosen.append(part)
+    if any(part.size < PART_BYTES_MIN for part in chosen[:-1]):
+        raise S3Error("EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")
+    return chosen
+
+
+def _missing() -> S3Error:
+    return S3Error("NoSuchUpload", "The specified multipart upload does not exist")
+
+
+@contextlib.contextmanager
+def _opened(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,255 @@
+"""Passes authorised requests on to an S3-compatible store, signed again with the server's keys.
+
+The store answers everything (ranges, conditions, multipart, listings, errors), so a client sees the same bytes and the
+same errors as without the gateway. Bodies are passed on in pieces in both directions, with the framing that the client
+chose: a hash stays in the header, and an aws-chunked body is verified and framed again with the server's signatures. So
+a store that knows when a body is incomplete knows it here, too. A trailing checksum is passed on; the store verifies
+and keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import RetryLater, StorageError
+from seamark.metaserver.gateway.aws_chunked import SIGNED, SIGNED_TRAILER, STREAMING, ChunkSigner, framed_length
+from seamark.metaserver.gateway.backend import PromptResponse, S3Call
+from seamark.metaserver.gateway.body import Body
+from seamark.metaserver.gateway.caching.store import StoreAnswer
+from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.gateway.sigv4 import EMPTY_SHA256, Target, canonical_query, sign_headers
+from seamark.metaserver.objects.credentials import S3Keys, server_keys
+from seamark.metaserver.objects.s3 import bucket_endpoint
+from seamark.metaserver.objects.s3_scope import Address
+from seamark.metaserver.settings import Settings
+
+READ_BYTES = 512 << 10
+"""Of an answer, about twice as many bytes are read before the client takes them. aiohttp's default of 64 KiB stops and
+starts the reading for each few of them."""
+_CHUNK_BYTES = 128 << 10
+_PASSED_ON = frozenset(
+    (
+        *("range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range"),
+        *("content-type", "content-md5", "content-encoding", "content-language", "content-disposition"),
+        *("cache-control", "expires"),
+    )
+)
+_OWN = frozenset(("x-amz-date", "x-amz-security-token", "x-amz-content-sha256", "x-amz-decoded-content-length"))
+_NOT_RETURNED = frozenset(
+    (
+        *("connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authenticate"),
+        *("server", "date", "set-cookie", "location", "strict-transport-security", "alt-svc"),
+    )
+)
+_ERROR_BYTES_MAX = 64 << 10
+_KEYS_REFUSED = re.compile(rb"<Code>(?:InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken)</Code>")
+_REFRESH_S = 60.0
+
+
+class Forwarding:
+    """Belongs to one event loop. At most `connections` requests to the store are open."""
+
+    def __init__(self, settings: Settings, clock: Clock, *, connections: int) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._keys: S3Keys | None = None
+        self._keys_until_s = 0.0
+        self._session = aiohttp.ClientSession(
+            auto_decompress=False,
+            connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=15),
+            timeout=aiohttp.ClientTimeout(total=None, connect=5, sock_read=settings.storage_timeout_s),
+            skip_auto_headers=("Accept-Encoding", "Content-Type", "User-Agent", "Accept"),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=READ_BYTES,
+            max_line_size=65_536,
+            max_field_size=65_536,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, bucket: str, key: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[StoreAnswer]:
+        """As `caching.store.Store.request`."""
+        url = _url(Address(bucket, key, {}), self._settings)
+        parts = urlsplit(url)
+        keys = await self._server_keys()
+        signed = sign_headers(
+            Target(method, parts.path, parts.query, {**headers, "host": parts.netloc}),
+            access_key_id=keys.access_key_id,
+            secret=keys.secret_access_key,
+            token=keys.token,
+            region=self._settings.s3_region,
+            payload=EMPTY_SHA256,
+            now_ms=self._clock.now_ms(),
+        )
+        try:
+            async with self._session.request(
+                method, URL(url, encoded=True), headers=signed, allow_redirects=False
+            ) as found:
+                found_headers = {name.lower(): value for name, value in found.headers.items()}
+                kept = {name: value for name, value in found_headers.items() if name not in _NOT_RETURNED}
+                yield StoreAnswer(found.status, kept, _pieces(found.content))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise RetryLater(f"The store did not answer, try again later: {type(error).__name__}") from None
+
+    async def answer(self, call: S3Call) -> web.StreamResponse:
+        url = _url(call.address, self._settings)
+        parts = urlsplit(url)
+        headers = _passed_on(call.headers)
+        headers["host"] = parts.netloc
+        payload = _payload(call)
+        if payload in STREAMING and call.body is not None:
+            headers["x-amz-decoded-content-length"] = str(call.body.length)
+            headers["content-encoding"] = ",".join(filter(None, ("aws-chunked", headers.get("content-encoding", ""))))
+        keys, region = await self._server_keys(), self._settings.s3_region
+        signed = sign_headers(
+            Target(call.method, parts.path, parts.query, headers),
+            access_key_id=keys.access_key_id,
+            secret=keys.secret_access_key,
+            token=keys.token,
+            region=region,
+            payload=payload,
+            now_ms=self._clock.now_ms(),
+        )
+        chain = ChunkSigner(
+            keys.secret_access_key, signed["x-amz-date"], region, payload, signed["authorization"][-64:]
+        )
+        data, length = _framed(call, payload, chain)
+        if length is not None:
+            signed["content-length"] = str(length)
+        try:
+            async with self._session.request(
+                call.method, URL(url, encoded=True), headers=signed, data=data, allow_redirects=False
+            ) as found:
+                return await _returned(call, found)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            cause = error.__cause__ or error.__context__
+            if isinstance(cause, S3Error):  # of the body, which the session wraps
+                raise cause from None
+            raise RetryLater(f"The store did not answer, try again later: {type(error).__name__}") from None
+
+    async def _server_keys(self) -> S3Keys:
+        """Keys of the settings, or of AWS's chain, which may have to fetch them."""
+        if self._settings.s3_access_key_id:
+            return server_keys(self._settings)
+        if self._keys is None or self._clock.monotonic() >= self._keys_until_s:
+            self._keys = await asyncio.to_thread(server_keys, self._settings)
+            self._keys_until_s = self._clock.monotonic() + _REFRESH_S
+        return self._keys
+
+
+def _url(address: Address, settings: Settings) -> str:
+    bucket, path = address.bucket, quote(address.key, safe="/-_.~")
+    if settings.s3_endpoint:
+        base = bucket_endpoint(bucket, settings)
+    else:
+        host = f"s3.{settings.s3_region}.amazonaws.com"
+        base = f"https://{host}" if settings.s3_path_style else f"https://{bucket}.{host}"
+    path = f"/{bucket}/{path}" if settings.s3_path_style else f"/{path}"
+    query = canonical_query(address.query.items())
+    return f"{base}{path.rstrip('/') if not address.key else path}{'?' if query else ''}{query}"
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in headers.items()
+        if name in _PASSED_ON or (name.startswith("x-amz-") and name not in _OWN)
+    }
+    codings = [part.strip() for part in kept.get("content-encoding", "").split(",")]
+    if "aws-chunked" in codings:
+        rest = ",".join(part for part in codings if part and part != "aws-chunked")
+        if rest:
+            kept["content-encoding"] = rest
+        else:
+            del kept["content-encoding"]
+    return kept
+
+
+def _payload(call: S3Call) -> str:
+    """x-amz-content-sha256 for the store: what the client sent, with its framing."""
+    if call.document is not None:
+        return hashlib.sha256(call.document).hexdigest()
+    if call.body is None:
+        return EMPTY_SHA256
+    return call.body.payload
+
+
+def _framed(call: S3Call, payload: str, chain: ChunkSigner) -> tuple[AsyncIterator[bytes] | bytes | None, int | None]:
+    """(body, its length) for the store."""
+    body = call.body
+    if body is None:
+        document = call.document or b""
+        return call.document, len(document) if call.method in ("PUT", "POST") else None
+    if payload == SIGNED:
+        return _chunks(body, "", chain), framed_length(body.length, _CHUNK_BYTES, "", is_signed=True)
+    if payload in STREAMING:
+        trailer = call.headers.get("x-amz-trailer", "").lower()
+        is_signed = payload == SIGNED_TRAILER
+        return _chunks(body, trailer, chain), framed_length(body.length, _CHUNK_BYTES, trailer, is_signed=is_signed)
+    return body.pieces(), body.length
+
+
+async def _chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator[bytes]:
+    """The data as aws-chunked, in chunks of a size that makes the length known beforehand. The last chunk follows only
+    after the whole body of the client was verified."""
+    pending = bytearray()
+    async for piece in body.pieces():
+        pending += piece
+        while len(pending) >= _CHUNK_BYTES:
+            yield chain.chunk(bytes(pending[:_CHUNK_BYTES]))
+            del pending[:_CHUNK_BYTES]
+    last = chain.chunk(bytes(pending)) if pending else b""
+    yield last + chain.end(trailer, body.trailers.get(trailer, ""))
+
+
+async def _returned(call: S3Call, found: aiohttp.ClientResponse) -> web.StreamResponse:
+    if found.status == 403 and call.method != "HEAD":
+        error = await found.content.read(_ERROR_BYTES_MAX)
+        if _KEYS_REFUSED.search(error):  # names the server's key, and no client can correct it
+            raise StorageError("The store refuses the keys of the server; its operator has to correct them")
+        return web.Response(status=403, body=error, headers=_headers(found))
+    response = PromptResponse(status=found.status, reason=found.reason, headers=_headers(found))
+    if found.content_length is not None and found.status not in (204, 304):
+        response.content_length = found.content_length
+    await response.prepare(call.request)
+    if call.method != "HEAD":
+        try:
+            async for piece in _pieces(found.content):
+                await response.write(piece)
+        except (aiohttp.ClientError, TimeoutError):
+            # The header is sent: only an aborted connection shows the client that bytes are missing.
+            if call.request.transport is not None:
+                call.request.transport.abort()
+            return response
+    await response.write_eof()
+    return response
+
+
+async def _pieces(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """What the socket had, read by read: `iter_any` would join several reads, which copies them."""
+    while True:
+        piece, _ = await content.readchunk()
+        if piece:
+            yield piece
+        elif content.at_eof():  # `iter_chunks` never ends for an answer without a body
+            return
+
+
+def _headers(found: aiohttp.ClientResponse) -> dict[str, str]:
+    """Each once: some stores send the id of a request under two spellings of its name."""
+    headers = {name.lower(): value for name, value in found.headers.items()}
+    return {name: value for name, value in headers.items() if name not in _NOT_RETURNED and name != "content-length"}

@@ -1,0 +1,359 @@
+"""The gateway's application: checks the keys and the scope of each S3 request, and has the backend answer it.
+
+The order: the request target is parsed, the session token verified, the signature compared, the operation checked
+against the grant (`objects/s3_scope.py`: every object that the request touches is below the table's location), the
+table's ownership confirmed, a slot taken. The body is read last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import structlog
+from aiohttp import web
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.typedefs import Handler
+
+from seamark.metaserver.access.gateway_keys import GatewayKeys, ObjectGrant
+from seamark.metaserver.api.http.observability.metrics import ServerMetrics
+from seamark.metaserver.api.http.slots import HolderLimit
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import BadRequest, ClientGone, Forbidden, SeamarkError
+from seamark.metaserver.gateway.backend import Backend, BrokenAnswer, S3Call, S3Read, StartedAnswer
+from seamark.metaserver.gateway.body import Body
+from seamark.metaserver.gateway.caching.caching import CachingBackend
+from seamark.metaserver.gateway.connection import GatewayConnection, SentAnswer
+from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.gateway.s3_errors import S3Error, error_answer, of_seamark_error
+from seamark.metaserver.gateway.sigv4 import (
+    SignatureClaim,
+    Target,
+    check_signed_headers,
+    is_signed,
+    read_claim,
+    signing_key,
+    split_presigned,
+)
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.objects.s3_scope import (
+    DELETE_BODY_MAX,
+    READ_METHODS,
+    WRITE_METHODS,
+    Address,
+    check_request,
+    parse_target,
+)
+from seamark.metaserver.settings import Settings
+
+OPERATION = "gateway"
+"""The operation under which the gateway's requests are counted, with their method: `gatewayGet`."""
+PARTS_XML_BYTES_MAX = 4 << 20
+"""Of a CompleteMultipartUpload: 10,000 parts, each with its number, ETag and checksums."""
+_HEADERS_MAX = 100
+_NO_TEXT = re.compile(r"[\ud800-\udfff]|[^\S \t]")
+"""In a header: bytes that are not UTF-8 (which aiohttp passes on as surrogates), and white space that some programs
+remove before they sign and others do not."""
+_WHO: web.RequestKey[str] = web.RequestKey("who", str)
+_log = structlog.get_logger("seamark.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A request with a valid signature, and the rights of its keys. `headers` have no session token."""
+
+    address: Address
+    headers: dict[str, str]
+    claim: SignatureClaim
+    grant: ObjectGrant
+    secret: str
+
+
+class _Started:
+    """A request that `begin` has admitted. With an answer, its first bytes are sent, and it has its slot until its
+    end."""
+
+    def __init__(self, admitted: _Admitted, request_id: str, started_s: float) -> None:
+        self.admitted = admitted
+        self.request_id = request_id
+        self.started_s = started_s
+        self.answer: StartedAnswer | None = None
+        self._leave: Callable[[], None] | None = None
+
+    def keep(self, answer: StartedAnswer, leave: Callable[[], None]) -> None:
+        self.answer, self._leave = answer, leave
+
+    def abandon(self) -> None:
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+
+class Gateway:
+    """Handles all requests of the gateway's port."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        keys: GatewayKeys,
+        ownership: Ownership,
+        backend: Backend,
+        metrics: ServerMetrics,
+    ) -> None:
+        limit = settings.gateway_requests_limit
+        self._settings = settings
+        self._clock = clock
+        self._keys = keys
+        self._ownership = ownership
+        self._backend = backend
+        self._metrics = metrics
+        # Without logins there is one principal, which may use all.
+        share = 1 if settings.auth == "none" else 2
+        self._slots = HolderLimit("gateway requests at once", limit, limit // share)
+        document_bytes = settings.bodies_memory_bytes
+        self._documents = HolderLimit("bytes of XML", document_bytes, document_bytes // share)
+        self._begins = backend.begin if isinstance(backend, CachingBackend) else None
+
+    def build_app(self) -> web.Application:
+        @web.middleware
+        async def handle_all(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self.handle(request)  # also for targets that the router does not know
+
+        app = web.Application(middlewares=[handle_all])
+        app.on_response_prepare.append(_name_server)
+        app.router.add_route("*", "/{target:.*}", self.handle, expect_handler=_expect_nothing)
+        return app
+
+    def begin(self, message: RawRequestMessage, transport: asyncio.Transport) -> _Started | bool:
+        """Answers a read of what is in memory, after all checks that `handle` makes. Other requests and refusals are
+        left to `handle`, which gets the result of these checks."""
+        if self._begins is None or message.method not in READ_METHODS:
+            return False
+        started_s, request_id = self._clock.monotonic(), self._clock.uuid7().hex
+        try:
+            admitted = self._admit(message.method, message.path, message.headers.items())
+        except (S3Error, SeamarkError):
+            return False
+        started, grant = _Started(admitted, request_id, started_s), admitted.grant
+        if not self._ownership.is_confirmed(grant):
+            return started
+        try:
+            check_request(message.method, admitted.address, admitted.headers, None, parse_location(grant.location))
+            self._slots.take(grant.who)
+        except (S3Error, SeamarkError):
+            return started
+        answer: StartedAnswer | None = None
+        try:
+            read = S3Read(message.method, admitted.address, admitted.headers, request_id, grant.who, grant.pinned)
+            answer = self._begins(read, transport)
+        finally:
+            if answer is None or answer.rest is None:
+                self._slots.release(grant.who)
+        if answer is None:
+            return started
+        if answer.rest is None:
+            self._report(message.method, answer.status, answer.length, grant.who, request_id, started_s, None)
+            return True
+        started.keep(answer, lambda: self._slots.release(grant.who))
+        return started
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        started_s, request_id = self._clock.monotonic(), self._clock.uuid7().hex
+        connection = request.protocol
+        started = connection.take_unfinished() if isinstance(connection, GatewayConnection) else None
+        failure: Exception | None = None
+        self._metrics.requests.answering += 1
+        try:
+            if isinstance(started, _Started):
+                started_s, request_id = started.started_s, started.request_id
+                admitted = started.admitted
+            else:
+                admitted = self._admit(request.method, request.raw_path, request.headers.items())
+            request[_WHO] = admitted.grant.who
+            if isinstance(started, _Started) and started.answer is not None:
+                response = await self._finish(request, started, started.answer)
+            else:
+                response = await self._answer(request, admitted, request_id)
+        except SeamarkError as error:
+            failure, response = error, self._refusal(of_seamark_error(error), request, request_id)
+        except S3Error as error:
+            failure, response = error, self._refusal(error, request, request_id)
+        except ConnectionError:
+            failure, response = ClientGone("The client closed the connection"), web.Response(status=ClientGone.code)
+        except Exception as error:  # noqa: BLE001  the last place that can answer and log an unexpected error
+            _log.error("unexpected error", request_id=request_id, method=request.method, exc_info=error)
+            unexpected = S3Error("InternalError", f"Internal error; see the server log for request id {request_id}")
+            failure, response = error, self._refusal(unexpected, request, request_id)
+        finally:
+            self._metrics.requests.answering -= 1
+        length, who = response.content_length, request.get(_WHO, "")
+        self._report(request.method, response.status, length, who, request_id, started_s, failure)
+        return response
+
+    async def _finish(self, request: web.Request, started: _Started, answer: StartedAnswer) -> web.StreamResponse:
+        request.writer.output_size = 1  # so that an error breaks the connection, as for any answer that has started
+        try:
+            if answer.rest is not None:
+                await answer.rest(request.writer)
+        except BrokenAnswer:
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            started.abandon()
+        return SentAnswer(answer.status, answer.length)
+
+    def _report(
+        self,
+        method: str,
+        status: int,
+        length: int | None,
+        who: str,
+        request_id: str,
+        started_s: float,
+        failure: Exception | None,
+    ) -> None:
+        known = method in READ_METHODS or method in WRITE_METHODS
+        operation = f"{OPERATION}{method.title()}" if known else OPERATION
+        seconds = self._clock.monotonic() - started_s
+        self._metrics.observe(operation, status, seconds, failure)
+        # No target: keys contain partition values, and a query may contain a signature. Unauthenticated clients
+        # fill no log.
+        log = _log.info if who else _log.debug
+        log(
+            "request",
+            method=method,
+            operation=operation,
+            status=status,
+            ms=round(seconds * 1000, 2),
+            bytes=length,
+            who=who,
+            request_id=request_id,
+        )
+
+    def _refusal(self, error: S3Error, request: web.Request, request_id: str) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            # The answer has started, and its status cannot be changed: the client has to see a broken connection.
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=error.status)
+        response = error_answer(error, request.path, request_id, head=request.method == "HEAD")
+        if not request.content.is_eof():
+            response.force_close()
+        return response
+
+    def _admit(self, method: str, target: str, given: Iterable[tuple[str, str]]) -> _Admitted:
+        """Checks the signature of a request, and whether its keys allow the method. S3Error, Forbidden."""
+        if method not in READ_METHODS and method not in WRITE_METHODS:
+            raise S3Error("MethodNotAllowed", "The method is not allowed against this resource")
+        headers = _flat(given)
+        try:
+            address = parse_target(target)
+        except BadRequest as error:
+            raise S3Error("InvalidArgument", error.message) from None
+        query, presigned = split_presigned(address.query)
+        address = Address(address.bucket, address.key, query)
+        path, _, raw_query = target.partition("?")
+        claim, grant, secret = self._authenticate(Target(method, path, raw_query, headers), presigned)
+        headers.pop("x-amz-security-token", None)
+        if method in WRITE_METHODS and not grant.writable:
+            raise Forbidden(f"{method} needs write access to this table")
+        return _Admitted(address, headers, claim, grant, secret)
+
+    async def _answer(self, request: web.Request, admitted: _Admitted, request_id: str) -> web.StreamResponse:
+        address, headers, grant = admitted.address, admitted.headers, admitted.grant
+        with _taken(self._slots, grant.who, 1), contextlib.ExitStack() as kept:
+            await self._ownership.check(grant)
+            table, deletes_many = parse_location(grant.location), "delete" in address.query
+            if not deletes_many:
+                check_request(request.method, address, headers, None, table)
+            body = self._open_body(request, address, admitted.claim, admitted.secret)
+            document = None
+            if body is not None and (request.method == "POST" or "tagging" in address.query):
+                kept.enter_context(_taken(self._documents, grant.who, body.length))
+                document = await body.read(DELETE_BODY_MAX if deletes_many else PARTS_XML_BYTES_MAX)
+                body = None
+            if deletes_many:
+                check_request(request.method, address, headers, _text(document), table)
+            call = S3Call(
+                request.method, address, headers, request_id, grant.who, grant.pinned, request, body, document
+            )
+            return await self._backend.answer(call)
+
+    def _authenticate(self, target: Target, presigned: Mapping[str, str]) -> tuple[SignatureClaim, ObjectGrant, str]:
+        claim = read_claim(target, presigned, now_ms=self._clock.now_ms())
+        if claim.region != self._settings.s3_region:
+            raise S3Error(
+                "AuthorizationHeaderMalformed",
+                f"the region {claim.region[:64]!r} is wrong; expecting {self._settings.s3_region!r}",
+            )
+        if not claim.token:
+            raise S3Error("AccessDenied", "The request has no session token; use all keys of the table's config")
+        grant, secret = self._keys.open(claim.token, claim.access_key_id)
+        check_signed_headers(claim, target.headers)
+        if not is_signed(claim, target, secret):
+            raise S3Error("SignatureDoesNotMatch", "The request's signature does not match; check the secret key")
+        return claim, grant, secret
+
+    def _open_body(self, request: web.Request, address: Address, claim: SignatureClaim, secret: str) -> Body | None:
+        """The unread body; None for the calls without one."""
+        if request.method not in ("PUT", "POST") or (request.method == "POST" and "uploads" in address.query):
+            if request.body_exists:
+                raise S3Error("InvalidRequest", f"{request.method} has no body here")
+            return None
+        if "x-amz-copy-source" in request.headers:
+            return None
+        settings = self._settings
+        return Body(
+            request,
+            claim,
+            signing_key(secret, claim.scope),
+            self._clock,
+            limit_bytes=settings.gateway_put_limit_bytes,
+            timeout_s=settings.body_timeout_s,
+        )
+
+
+@contextlib.contextmanager
+def _taken(limit: HolderLimit, who: str, amount: int) -> Iterator[None]:
+    if not amount:  # an entry of zero would never be released
+        yield
+        return
+    limit.take(who, amount)
+    try:
+        yield
+    finally:
+        limit.release(who, amount)
+
+
+def _text(document: bytes | None) -> str | None:
+    try:
+        return None if document is None else document.decode("utf-8")
+    except UnicodeDecodeError:
+        raise S3Error("MalformedXML", "The XML is not UTF-8") from None
+
+
+def _flat(given: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Headers by lower-case name, several values joined as HTTP defines."""
+    flat: dict[str, str] = {}
+    for number, (name, value) in enumerate(given):
+        if number == _HEADERS_MAX:
+            raise S3Error("InvalidRequest", f"The request has more than {_HEADERS_MAX} headers")
+        lower = name.lower()
+        if _NO_TEXT.search(value):
+            raise S3Error("InvalidArgument", f"The header {name[:100]} has to be UTF-8, without white space but spaces")
+        if lower in flat and lower in ("host", "authorization", "content-length", "x-amz-security-token"):
+            raise S3Error("InvalidRequest", f"The header {name} is present twice")
+        flat[lower] = f"{flat[lower]},{value.strip()}" if lower in flat else value.strip()
+    return flat
+
+
+async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "seamark"  # otherwise aiohttp sends its version and that of Python
+
+
+async def _expect_nothing(request: web.Request) -> None:
+    """The handler asks for the body itself, once the request is authorised."""

@@ -1,0 +1,72 @@
+"""Whether the table of a grant is still in the catalog and owns its location: asked again while keys live, remembered
+briefly, and forgotten as soon as the timeline has news of the table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from seamark.metaserver.access.gateway_keys import ObjectGrant
+from seamark.metaserver.catalog.ownership.claims import with_folders
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import Forbidden
+from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.store.port import InstantFilter, PointerStore
+from seamark.metaserver.timeline.timeline import Timeline
+
+_REMEMBERED_MAX = 4096
+_BATCH = 500
+
+
+class Ownership:
+    """Asks the database at most once in `recheck_s` for each table."""
+
+    def __init__(self, store: PointerStore, clock: Clock, *, recheck_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._recheck_s = recheck_s
+        self._known: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._forgotten = 0
+
+    def is_confirmed(self, grant: ObjectGrant) -> bool:
+        """Whether `check` would return without asking the database."""
+        until_s = self._known.get((grant.table_uuid, grant.location))
+        return until_s is not None and self._clock.monotonic() < until_s
+
+    async def check(self, grant: ObjectGrant) -> None:
+        """Forbidden if the table was dropped, or does not own the location: another table claims it, or the metadata
+        file that named it was forged. A staged table, which has no name and no claims yet, may use a location
+        without a claim."""
+        if self.is_confirmed(grant):
+            return
+        asked, now_s = (grant.table_uuid, grant.location), self._clock.monotonic()
+        forgotten = self._forgotten
+        if not await self._store.names_of(grant.table_uuid, dropped=False) and (
+            not grant.staged or await self._store.names_of(grant.table_uuid)
+        ):
+            raise Forbidden("The table of the keys was dropped")
+        key = await asyncio.to_thread(location_key, parse_location(grant.location))
+        own = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
+        if own.isdisjoint(with_folders(key)) and (
+            own or await self._store.claims_overlapping([key], grant.table_uuid, 1)
+        ):
+            self._known.pop(asked, None)
+            raise Forbidden("The keys are for a location that their table does not own; load the table again")
+        if forgotten != self._forgotten:
+            return  # the answer may be from before the news
+        self._known[asked] = now_s + self._recheck_s
+        self._known.move_to_end(asked)
+        while len(self._known) > _REMEMBERED_MAX:
+            self._known.popitem(last=False)
+
+    async def follow(self, timeline: Timeline) -> None:
+        """Until cancelled: forgets a table as soon as anything but a commit happens to it."""
+        head = await timeline.head()
+        async with timeline.watching(InstantFilter(since=head), counted=False) as watcher:
+            while True:
+                instants = await timeline.next(watcher, _BATCH)
+                changed = {instant.uuid for instant in instants if instant.action != "commit"}
+                if changed:
+                    self._forgotten += 1
+                    for asked in [asked for asked in self._known if asked[0] in changed]:
+                        del self._known[asked]

@@ -1,0 +1,116 @@
+"""Errors of the S3 API: codes, statuses, and the XML that clients parse.
+
+Source: the Amazon S3 API reference, "Error responses".
+"""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape
+
+from aiohttp import web
+
+from seamark.metaserver.access.gateway_keys import ExpiredGrant
+from seamark.metaserver.errors import (
+    BadRequest,
+    Forbidden,
+    ObjectMissing,
+    RequestTimeout,
+    RetryLater,
+    SeamarkError,
+    TooLarge,
+    TooManyRequests,
+)
+
+XML = "application/xml"
+_STATUSES = {
+    "AccessDenied": 403,
+    "AuthorizationHeaderMalformed": 400,
+    "AuthorizationQueryParametersError": 400,
+    "BadDigest": 400,
+    "EntityTooLarge": 400,
+    "EntityTooSmall": 400,
+    "ExpiredToken": 400,
+    "IncompleteBody": 400,
+    "InternalError": 500,
+    "InvalidArgument": 400,
+    "InvalidPart": 400,
+    "InvalidPartOrder": 400,
+    "InvalidRange": 416,
+    "InvalidRequest": 400,
+    "InvalidToken": 400,
+    "KeyTooLongError": 400,
+    "MalformedXML": 400,
+    "MethodNotAllowed": 405,
+    "MissingContentLength": 411,
+    "NoSuchBucket": 404,
+    "NoSuchKey": 404,
+    "NoSuchUpload": 404,
+    "NotImplemented": 501,
+    "NotModified": 304,
+    "PreconditionFailed": 412,
+    "RequestTimeTooSkewed": 403,
+    "RequestTimeout": 400,
+    "ServiceUnavailable": 503,
+    "SignatureDoesNotMatch": 403,
+    "SlowDown": 503,
+    "XAmzContentSHA256Mismatch": 400,
+}
+
+
+class S3Error(Exception):
+    """An error answer; `code` is one of S3's. `headers` are added to the answer."""
+
+    def __init__(self, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = _STATUSES[code]
+        self.message = message
+        self.headers = headers or {}
+
+
+def of_seamark_error(error: SeamarkError) -> S3Error:
+    """S3's code for an error of the catalog."""
+    match error:
+        case ExpiredGrant():
+            return S3Error("ExpiredToken", error.message)
+        case Forbidden():
+            return S3Error("AccessDenied", error.message)
+        case ObjectMissing():
+            return S3Error("NoSuchKey", error.message)
+        case TooLarge():
+            return S3Error("EntityTooLarge", error.message)
+        case RequestTimeout():
+            return S3Error("RequestTimeout", error.message)
+        case TooManyRequests():
+            return S3Error("SlowDown", error.message, {"Retry-After": "1"})
+        case RetryLater():
+            return S3Error("ServiceUnavailable", error.message, {"Retry-After": "1"})
+        case BadRequest():
+            return S3Error("InvalidArgument", error.message)
+        case _:
+            return S3Error("InternalError", error.message)
+
+
+def error_answer(error: S3Error, resource: str, request_id: str, *, head: bool = False) -> web.Response:
+    """The answer for `error`; HEAD and 304 have no body."""
+    headers = {"x-amz-request-id": request_id, **error.headers}
+    if head or error.status == 304:
+        return web.Response(status=error.status, headers=headers)
+    return web.Response(
+        status=error.status, headers=headers, body=error_xml(error, resource, request_id), content_type=XML
+    )
+
+
+def error_xml(error: S3Error, resource: str, request_id: str) -> bytes:
+    parts = {"Code": error.code, "Message": error.message, "Resource": resource[:1024], "RequestId": request_id}
+    fields = "".join(f"<{name}>{xml_text(value)}</{name}>" for name, value in parts.items())
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{fields}</Error>'.encode()
+
+
+def xml_text(text: str) -> str:
+    """Escaped text without the characters that XML 1.0 cannot contain."""
+    return (
+        escape("".join(ch if ch >= " " or ch in "\t\n" else "\ufffd" for ch in text))
+        .encode("utf-8", "replace")
+        .decode()
+    )

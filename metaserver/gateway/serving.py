@@ -1,0 +1,90 @@
+"""Opens the gateway of a worker: its socket, its backend, and the connections of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from aiohttp import web
+
+from seamark.metaserver.api.http.observability.metric_groups import GatewayCacheMetrics
+from seamark.metaserver.api.http.parts import ServerParts
+from seamark.metaserver.background import running
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.connections import Answers, ConnectionLimits
+from seamark.metaserver.gateway.backend import Backend
+from seamark.metaserver.gateway.caching.caching import CachingBackend
+from seamark.metaserver.gateway.caching.tiers import open_tiers
+from seamark.metaserver.gateway.connection import GatewayRunner
+from seamark.metaserver.gateway.folder import FolderBackend
+from seamark.metaserver.gateway.forwarding import Forwarding
+from seamark.metaserver.gateway.gateway import OPERATION, Gateway
+from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
+from seamark.metaserver.settings import Settings
+
+_REPORT_S = 1.0
+"""Between two updates of the cache's metrics."""
+_CLEANING_S = 600.0
+
+
+@asynccontextmanager
+async def serving_gateway(
+    parts: ServerParts, sock: object, limits: ConnectionLimits, tls: ssl.SSLContext | None
+) -> AsyncIterator[None]:
+    """Serves S3 requests on `sock`, a bound socket, during the block."""
+    settings, clock = parts.settings, parts.clock
+    backend = await _open_backend(settings, clock)
+    ownership = Ownership(parts.store, clock, recheck_s=settings.rights_recheck_s)
+    gateway = Gateway(settings, clock, parts.gateway_keys, ownership, backend, parts.metrics)
+    runner = GatewayRunner(
+        gateway.build_app(),
+        gateway.begin,
+        limits,
+        Answers(_respond, partial(parts.metrics.observe, OPERATION, 400, 0.0, None)),
+        tls=tls,
+        access_log=None,
+        auto_decompress=False,
+        handle_signals=False,
+        keepalive_timeout=settings.idle_timeout_s,
+        shutdown_timeout=settings.drain_timeout_s,
+    )
+    await runner.setup()
+    try:
+        async with (
+            running("gateway-tables", partial(ownership.follow, parts.timeline)),
+            running("gateway-backend", partial(_maintain, backend, parts.metrics.gateway_cache)),
+        ):
+            await web.SockSite(runner, sock, backlog=1024).start()  # type: ignore[arg-type]
+            yield
+    finally:
+        await runner.cleanup()
+        await backend.close()
+
+
+async def _open_backend(settings: Settings, clock: Clock) -> Backend:
+    if settings.s3_folder:
+        return FolderBackend(settings, clock)
+    forwarding = Forwarding(settings, clock, connections=settings.gateway_requests_limit)
+    if not settings.gateway_cache_memory_bytes and not settings.gateway_cache_disk_bytes:
+        return forwarding
+    return CachingBackend(forwarding, await open_tiers(settings, clock, forwarding), clock)
+
+
+async def _maintain(backend: Backend, metrics: GatewayCacheMetrics) -> None:
+    """Updates the metrics of a cache, and deletes the abandoned uploads of a folder."""
+    while True:
+        if isinstance(backend, CachingBackend):
+            backend.report(metrics)
+        elif isinstance(backend, FolderBackend):
+            await backend.delete_abandoned()
+        await asyncio.sleep(_REPORT_S if isinstance(backend, CachingBackend) else _CLEANING_S)
+
+
+def _respond(status: int, kind: str, message: str) -> web.Response:
+    """An answer without a handler, such as for a request that is not HTTP."""
+    code = {400: "InvalidRequest", 408: "RequestTimeout", 429: "SlowDown", 431: "InvalidRequest"}.get(status)
+    return error_answer(S3Error(code or "InternalError", message), "", "")

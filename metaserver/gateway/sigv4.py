@@ -1,0 +1,224 @@
+"""AWS Signature Version 4 for S3: what a request claims, whether its signature fits, and new signatures. Pure.
+
+Source: Amazon S3 API reference, "Authenticating requests (AWS Signature Version 4)". S3 differs from other services:
+the path is encoded once and not normalised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from urllib.parse import quote, unquote_to_bytes
+
+from seamark.metaserver.gateway.s3_errors import S3Error
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+CLOCK_SKEW_MS = 900_000
+"""Maximum difference of a client's clock; S3's own limit."""
+PRESIGNED_S_MAX = 604_800
+SIGNED_HEADERS_MAX = 100
+AMZ_DATE = "%Y%m%dT%H%M%SZ"
+_AUTHORIZATION = re.compile(
+    rf"{ALGORITHM}\s+Credential=([^,\s]+)\s*,\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{{64}})"
+)
+_SIGNATURE = re.compile("[0-9a-f]{64}")
+_SHA256 = re.compile("[0-9a-f]{64}")
+_STREAMING = frozenset(
+    (
+        "STREAMING-AWS4-HMAC-SHA256-PAYLOAD",
+        "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER",
+        "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+    )
+)
+_PRESIGNED = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature", "Security-Token")
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureClaim:
+    """What the authentication of a request states. `payload` is the hash of the body, or one of S3's words for none."""
+
+    access_key_id: str
+    token: str
+    timestamp: str
+    region: str
+    signed_headers: tuple[str, ...]
+    signature: str
+    payload: str
+
+    @property
+    def scope(self) -> str:
+        return f"{self.timestamp[:8]}/{self.region}/s3/aws4_request"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The parts of a request that a signature covers: `path` and `query` as sent, header names in lower case."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+
+
+def split_presigned(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(the query of the operation, the authentication in the query). Names of the latter in lower case and without
+    `x-amz-`; empty for a request that is not presigned."""
+    names = {f"X-Amz-{name}".lower(): name.lower() for name in _PRESIGNED}
+    given = {names[name.lower()]: value for name, value in query.items() if name.lower() in names}
+    return {name: value for name, value in query.items() if name.lower() not in names}, given
+
+
+def read_claim(target: Target, presigned: Mapping[str, str], *, now_ms: int) -> SignatureClaim:
+    """S3Error for a request without authentication, a malformed one, and one of another time."""
+    if "authorization" in target.headers:
+        if presigned:
+            raise S3Error("InvalidArgument", "Only one way of authentication is allowed: the header, or the query")
+        return _read_header(target.headers, now_ms)
+    if presigned:
+        return _read_query(presigned, now_ms)
+    raise S3Error("AccessDenied", "The request is not signed; sign it with the keys in the table's config")
+
+
+def _read_header(headers: Mapping[str, str], now_ms: int) -> SignatureClaim:
+    matched = _AUTHORIZATION.fullmatch(headers["authorization"].strip())
+    if matched is None:
+        raise S3Error("AuthorizationHeaderMalformed", f"The Authorization header has to be {ALGORITHM} (Signature V4)")
+    timestamp = headers.get("x-amz-date", "")
+    if abs(_time_ms(timestamp, "AccessDenied") - now_ms) > CLOCK_SKEW_MS:
+        raise S3Error("RequestTimeTooSkewed", "x-amz-date differs too much from the server's time; set the clock")
+    payload = headers.get("x-amz-content-sha256", "")
+    if not (payload == UNSIGNED_PAYLOAD or payload in _STREAMING or _SHA256.fullmatch(payload)):
+        raise S3Error("InvalidRequest", "x-amz-content-sha256 has to be UNSIGNED-PAYLOAD, STREAMING-… or a SHA-256")
+    access_key_id, region = _read_credential(matched[1], timestamp, "AuthorizationHeaderMalformed")
+    signed = tuple(matched[2].split(";"))
+    token = headers.get("x-amz-security-token", "")
+    return SignatureClaim(access_key_id, token, timestamp, region, signed, matched[3], payload)
+
+
+def _read_query(presigned: Mapping[str, str], now_ms: int) -> SignatureClaim:
+    malformed = "AuthorizationQueryParametersError"
+    if presigned.get("algorithm") != ALGORITHM:
+        raise S3Error(malformed, f"X-Amz-Algorithm has to be {ALGORITHM}")
+    timestamp, expires = presigned.get("date", ""), presigned.get("expires", "")
+    if not re.fullmatch("[0-9]{1,6}", expires) or not 0 < int(expires) <= PRESIGNED_S_MAX:
+        raise S3Error(malformed, f"X-Amz-Expires has to be a number of seconds from 1 to {PRESIGNED_S_MAX}")
+    start_ms = _time_ms(timestamp, malformed)
+    if start_ms - now_ms > CLOCK_SKEW_MS:
+        raise S3Error("AccessDenied", "The URL is not valid yet")
+    if now_ms >= start_ms + int(expires) * 1000:
+        raise S3Error("AccessDenied", "Request has expired")
+    if not _SIGNATURE.fullmatch(presigned.get("signature", "")):
+        raise S3Error(malformed, "X-Amz-Signature has to be 64 hexadecimal digits")
+    access_key_id, region = _read_credential(presigned.get("credential", ""), timestamp, malformed)
+    signed = tuple(presigned.get("signedheaders", "").split(";"))
+    token = presigned.get("security-token", "")
+    return SignatureClaim(access_key_id, token, timestamp, region, signed, presigned["signature"], UNSIGNED_PAYLOAD)
+
+
+@lru_cache(1024)
+def _parse_time_ms(timestamp: str) -> int:
+    return int(datetime.strptime(timestamp, AMZ_DATE).replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def _time_ms(timestamp: str, code: str) -> int:
+    try:
+        return _parse_time_ms(timestamp)
+    except ValueError:
+        raise S3Error(code, "The date of the request has to look like 20261121T120000Z") from None
+
+
+def _read_credential(credential: str, timestamp: str, code: str) -> tuple[str, str]:
+    parts = credential.split("/")
+    if len(parts) != 5 or parts[3:] != ["s3", "aws4_request"] or parts[1] != timestamp[:8]:
+        raise S3Error(code, "Credential has to be <access key>/<date>/<region>/s3/aws4_request, of the request's date")
+    return parts[0], parts[2]
+
+
+def check_signed_headers(claim: SignatureClaim, headers: Mapping[str, str]) -> None:
+    """S3Error unless the signature covers the host and every `x-amz-` header, so that no intermediary can add one."""
+    signed = set(claim.signed_headers)
+    if len(claim.signed_headers) > SIGNED_HEADERS_MAX or list(claim.signed_headers) != sorted(signed):
+        raise S3Error("AccessDenied", f"SignedHeaders has to be a sorted list of at most {SIGNED_HEADERS_MAX} names")
+    missing = [name for name in headers if name not in signed and (name == "host" or name.startswith("x-amz-"))]
+    if missing or "host" not in signed:
+        raise S3Error("AccessDenied", f"There were headers present in the request which were not signed: {missing}")
+    absent = signed - headers.keys()
+    if absent:
+        raise S3Error("SignatureDoesNotMatch", f"SignedHeaders names headers that were not sent: {sorted(absent)}")
+
+
+def is_signed(claim: SignatureClaim, target: Target, secret: str) -> bool:
+    """Whether the signature fits the request. In constant time."""
+    expected = signature_of(claim, target, signing_key(secret, claim.scope))
+    return hmac.compare_digest(expected, claim.signature)
+
+
+def signature_of(claim: SignatureClaim, target: Target, key: bytes) -> str:
+    canonical = canonical_request(target, claim.signed_headers, claim.payload)
+    digest = hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+    return hmac.digest(key, f"{ALGORITHM}\n{claim.timestamp}\n{claim.scope}\n{digest}".encode(), "sha256").hex()
+
+
+@lru_cache(1024)
+def signing_key(secret: str, scope: str) -> bytes:
+    """Four hashes; the same for all requests of a key and day."""
+    key = f"AWS4{secret}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
+def canonical_request(target: Target, signed_headers: Sequence[str], payload: str) -> str:
+    headers = "".join(f"{name}:{' '.join(target.headers[name].split())}\n" for name in signed_headers)
+    names = ";".join(signed_headers)
+    path = quote(unquote_to_bytes(target.path), safe="/-_.~")
+    return f"{target.method}\n{path}\n{_canonical_query(target.query)}\n{headers}\n{names}\n{payload}"
+
+
+@lru_cache(1024)
+def _canonical_query(query: str) -> str:
+    """Remembered: a presigned URL, whose query has a long token, is used for many ranges."""
+    pairs = []
+    for pair in query.split("&") if query else ():
+        name, _, value = pair.partition("=")
+        if name.lower() != "x-amz-signature":
+            pairs.append((_encode(name), _encode(value)))
+    return "&".join(f"{name}={value}" for name, value in sorted(pairs))
+
+
+def _encode(text: str) -> str:
+    return quote(unquote_to_bytes(text), safe="-_.~")
+
+
+def sign_headers(
+    target: Target, *, access_key_id: str, secret: str, token: str, region: str, payload: str, now_ms: int
+) -> dict[str, str]:
+    """All headers of the request, signed; names in lower case."""
+    timestamp = datetime.fromtimestamp(now_ms / 1000, UTC).strftime(AMZ_DATE)
+    headers = {**target.headers, "x-amz-date": timestamp, "x-amz-content-sha256": payload}
+    if token:
+        headers["x-amz-security-token"] = token
+    signed = tuple(sorted(name for name in headers if _needs_signature(name)))
+    claim = SignatureClaim(access_key_id, token, timestamp, region, signed, "", payload)
+    key = signing_key(secret, claim.scope)
+    signature = signature_of(claim, Target(target.method, target.path, target.query, headers), key)
+    headers["authorization"] = (
+        f"{ALGORITHM} Credential={access_key_id}/{claim.scope}, SignedHeaders={';'.join(signed)}, Signature={signature}"
+    )
+    return headers
+
+
+def _needs_signature(name: str) -> bool:
+    return name in ("host", "content-type", "content-md5") or name.startswith("x-amz-")
+
+
+def canonical_query(query: Iterable[tuple[str, str]]) -> str:
+    """An encoded query string."""
+    return "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in query)

@@ -1,0 +1,180 @@
+"""Comparisons of columns with typed literals, as Iceberg predicates that are true for at least the same rows.
+
+Engines differ about NaN, and about literals that are no value of the column's type; a predicate keeps the rows that any
+engine would find. What every engine would not compare alike is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.expression import (
+    TRUE,
+    Always,
+    And,
+    Expression,
+    Not,
+    Op,
+    Or,
+    Unbound,
+    all_of,
+    any_of,
+)
+from seamark.metaserver.iceberg.expressions.typed_literals import Inconvertible, TypedLiteral, convert_literal
+from seamark.metaserver.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, accepts, result_type
+from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
+from seamark.metaserver.iceberg.types.values import FLOATS
+
+OPPOSITE = {
+    Op.EQ: Op.NOT_EQ,
+    Op.NOT_EQ: Op.EQ,
+    Op.LT: Op.GT_EQ,
+    Op.LT_EQ: Op.GT,
+    Op.GT: Op.LT_EQ,
+    Op.GT_EQ: Op.LT,
+}
+NESTED = frozenset({"struct", "list", "map"})
+_ROUNDED = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
+"""For a literal outside the column's type: engines differ about the side on which it is."""
+UNITS = frozenset({"year", "month", "day", "hour"})
+_CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
+
+
+class ComparedTerm(NamedTuple):
+    name: str
+    kind: str
+    """The type of the compared value: the transform's result."""
+    transform: str = IDENTITY
+    origin: int = 0
+    """The value that the transform maps to 0: 1970 for years."""
+
+    def predicate(self, op: Op, *literals: object) -> Unbound:
+        return Unbound(op, self.name, self.transform, literals)
+
+    @property
+    def not_null(self) -> Unbound:
+        return Unbound(Op.NOT_NULL, self.name, IDENTITY, ())
+
+
+class Comparisons:
+    """Comparisons with the columns of `schemas`, the first being preferred. Names are case-insensitive.
+
+    `nan_above`: NaN is greater than every number, as in Spark.
+    """
+
+    def __init__(self, schemas: tuple[Schema, ...], nan_above: bool = False) -> None:
+        self._schemas = schemas
+        self._nan_above = nan_above
+        self.exact = True
+        """Whether every literal is a value of its column's type."""
+
+    def term(self, name: str, transform: str = IDENTITY) -> ComparedTerm | None:
+        """A column, or a transform of one; None if its type has no such transform, and for nested columns. BadRequest
+        if there is no such column, or several."""
+        column, kind = self._column(name)
+        if kind in NESTED:
+            return None
+        if transform == IDENTITY:
+            return ComparedTerm(column, kind)
+        if not accepts(transform, kind) or (transform in UNITS and kind not in _CALENDAR):
+            return None
+        return ComparedTerm(column, result_type(transform, kind), transform)
+
+    def typed(self, predicate: Unbound, literals: tuple[TypedLiteral, ...], *, negated: bool) -> Expression:
+        """The predicate, or its negation, with values of the column's type: for at least the same rows."""
+        term = self.term(predicate.name, predicate.transform)
+        op = predicate.op
+        if term is None:
+            return TRUE
+        try:
+            match op:
+                case Op.IN | Op.NOT_IN:
+                    values = [self.fitted(one, term) for one in literals]
+                    if (op is Op.IN) != negated:
+                        return term.predicate(Op.IN, *(value for value, _ in values))
+                    exact = [value for value, is_exact in values if is_exact]
+                    return term.predicate(Op.NOT_IN, *exact) if exact else TRUE
+                case Op.STARTS_WITH | Op.NOT_STARTS_WITH:
+                    if term.kind != "string" or literals[0].kind != "text":
+                        return TRUE
+                    within = (op is Op.STARTS_WITH) != negated
+                    return term.predicate(Op.STARTS_WITH if within else Op.NOT_STARTS_WITH, literals[0].text)
+            op = OPPOSITE[op] if negated else op
+            if op is Op.NOT_EQ:
+                value, is_exact = self.fitted(literals[0], term)
+                return term.predicate(op, value) if is_exact else TRUE
+            return self.comparison(op, term, literals[0], negated)
+        except Inconvertible:
+            return TRUE
+
+    def comparison(self, op: Op, term: ComparedTerm, literal: TypedLiteral, negated: bool) -> Expression:
+        """Raises Inconvertible."""
+        value, exact = self.fitted(literal, term)
+        if not exact:
+            op = _ROUNDED.get(op, op)
+        if op is Op.NOT_EQ:
+            return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
+        predicate = term.predicate(op, value)
+        # NaN is greater than every number in Spark, and unordered in Trino, where the opposite of a comparison is true
+        # for it.
+        widened = negated and op is not Op.EQ and not self._nan_above
+        if base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
+            return any_of(predicate, term.predicate(Op.IS_NAN))
+        return predicate
+
+    def fitted(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
+        """Raises Inconvertible."""
+        value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
+        self.exact &= exact
+        return value, exact
+
+    def _column(self, name: str) -> tuple[str, str]:
+        """(name, type). BadRequest if there is no such column, or several."""
+        for schema in self._schemas:
+            same = schema.column_named(name)
+            alike = {i for known, i in schema.index.by_name.items() if known.lower() == name.lower()}
+            column = same or (schema.column(next(iter(alike))) if alike else None)
+            if column is None:
+                continue
+            if same is None and len(alike) > 1:
+                raise BadRequest(f"Cannot resolve column '{name}' case-insensitively: it matches several columns")
+            if isinstance(column.type, StructType | ListType | MapType):
+                return column.name, type_name(column.type)
+            try:
+                return column.name, canonical_primitive(column.type)
+            except BadRequest:  # a type of a later format version
+                return column.name, column.type
+        known = {other.lower(): other for schema in self._schemas for other in schema.index.by_name}
+        near = [known[other] for other in get_close_matches(name.lower()[:1000], known, n=3)]
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise BadRequest(f"Cannot find column '{name}' in the table's schemas{hint}")
+
+
+def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[Schema]) -> Expression:
+    """An unbound expression in which predicates with typed literals have values of the columns' types.
+
+    It is true for at least the same rows. BadRequest for an unknown column of such a predicate.
+    """
+    others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
+    comparisons = Comparisons((schema, *others))
+
+    def read(node: Expression, negated: bool) -> Expression:
+        match node:
+            case Not(child):
+                return read(child, not negated)
+            case And(children) | Or(children):
+                parts = [read(child, negated) for child in children]
+                return (all_of if isinstance(node, And) != negated else any_of)(*parts)
+            case Always(value):
+                return Always(value != negated)
+            case Unbound() if node.literals:
+                literals = tuple(one for one in node.literals if isinstance(one, TypedLiteral))
+                if len(literals) == len(node.literals):
+                    return comparisons.typed(node, literals, negated=negated)
+        return Not(node) if negated else node
+
+    return read(expression, False)

@@ -1,0 +1,202 @@
+"""Encodes a decoded manifest as a block (`block.py` describes the layout)."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from isal import isal_zlib
+
+from seamark.metaserver.errors import BadRequest, Corrupt
+from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.iceberg.types.transforms import result_type
+from seamark.metaserver.iceberg.types.types import canonical_primitive
+from seamark.metaserver.index.blocks.block import COUNTS, HEAD, MAGIC
+from seamark.metaserver.index.blocks.packing import (
+    ALIGNMENT,
+    MISSING,
+    Form,
+    Longs,
+    Packed,
+    PackedColumn,
+    form_of,
+    source_of,
+)
+from seamark.metaserver.index.kernels._pack import SOURCES, Packer
+
+_DELETE_COLUMNS = {DELETED_PATH: "string", DELETED_POSITION: "long"}
+"""`file_path` and `pos` of position delete files, which are not in schemas (Iceberg spec, "Reserved Field IDs")."""
+
+
+def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
+    """The block's memory, as pieces to concatenate. Corrupt if the manifest's header is invalid."""
+    schema, spec = _schema_of(decoded), _spec_of(decoded)
+    packer = Packer(decoded.heap, decoded.rows)
+    longs = {name: packer.longs(values, absent_low=True) for name, values in decoded.longs.items()}
+    texts = {
+        name: packer.bounds(SOURCES["spans"], spans.starts, spans.lengths, absent_low=True)
+        for name, spans in decoded.texts.items()
+    }
+    lists = {name: _add_list(packer, *columns) for name, columns in decoded.lists.items()}
+    partition = [_add_partition(packer, values, schema, spec) for values in decoded.partition]
+    columns = _add_columns(packer, decoded, schema, longs["record_count"])
+    arrays = packer.pack()
+    # In the order of the fields of `_Directory` and its parts, whose tuples have this layout.
+    directory = (
+        decoded.location,
+        decoded.rows,
+        1 if decoded.metadata.get("content") == "deletes" else 0,
+        spec.spec_id,
+        _present(packer, longs),
+        _present(packer, texts),
+        {
+            name: (packer.packed(counts), packer.packed(values), len(decoded.lists[name][1]))
+            for name, (counts, values) in lists.items()
+        },
+        tuple((field_id, kind, packer.packed(number)) for field_id, kind, number in partition),
+        tuple((column_id, kind, *packer.entry(number)) for column_id, kind, number in columns),
+        _may_have_dots(packer.packed(texts["file_path"]), arrays, decoded.rows),
+    )
+    head = msgspec.msgpack.encode(directory)
+    prefix = HEAD.pack(MAGIC, len(head), isal_zlib.crc32(head)) + head
+    return [prefix + b"\0" * (-len(prefix) % ALIGNMENT), memoryview(arrays)]
+
+
+def _may_have_dots(fields: tuple[Any, ...] | None, arrays: Any, rows: int) -> bool:
+    if fields is None:
+        return False
+    return PackedColumn(np.frombuffer(arrays, dtype=np.uint8), Packed(*fields), rows).may_have_dots()
+
+
+def _present(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
+    columns = {name: packer.packed(number) for name, number in numbers.items()}
+    return {name: packed for name, packed in columns.items() if packed is not None}
+
+
+def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> tuple[int, int]:
+    wide = np.where(counts < 0, MISSING, counts.astype(np.int64))
+    return packer.longs(wide, absent_low=True), packer.longs(values, absent_low=True)
+
+
+def _schema_of(decoded: DecodedManifest) -> Schema:
+    try:
+        return _schema(decoded.metadata["schema"])
+    except (KeyError, ValueError, BadRequest, msgspec.DecodeError) as error:
+        raise Corrupt(f"The schema in the header of manifest {decoded.location} cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=16)
+def _schema(text: str) -> Schema:
+    """Cached, because the manifests of a snapshot share few schemas."""
+    schema = msgspec.json.decode(_normal(text), type=Schema)
+    _ = schema.index
+    return schema
+
+
+def _normal(text: str) -> bytes:
+    """The schema's JSON with its tag: old writers omitted `type`."""
+    value = json.loads(text)
+    if isinstance(value, dict):
+        value.setdefault("type", "struct")
+    return msgspec.json.encode(value)
+
+
+def _spec_of(decoded: DecodedManifest) -> PartitionSpec:
+    try:
+        fields = msgspec.json.decode(decoded.metadata["partition-spec"], type=Any)
+        if isinstance(fields, dict):
+            fields = fields["fields"]
+        spec_id = int(decoded.metadata.get("partition-spec-id", "0"))
+        return msgspec.convert({"spec-id": spec_id, "fields": fields}, type=PartitionSpec)
+    except (KeyError, ValueError, TypeError, msgspec.ValidationError) as error:
+        raise Corrupt(
+            f"The partition spec in the header of manifest {decoded.location} cannot be read: {error}"
+        ) from None
+
+
+def _add_partition(
+    packer: Packer, values: PartitionFieldValues, schema: Schema, spec: PartitionSpec
+) -> tuple[int, str, int]:
+    """(field id, type, job of the packer)."""
+    field = next((field for field in spec.fields if field.field_id == values.field_id), None)
+    kind = None
+    if field is not None and len(field.sources) == 1:
+        source = schema.column(field.sources[0])
+        primitive = None if source is None else _primitive(source.type)
+        if primitive is not None:
+            kind = result_type(field.transform, primitive)
+    if kind is None or not _is_stored_as(values, kind):
+        kind = _avro_kind(values)
+    return values.field_id, kind, _add_values(packer, values, kind)
+
+
+def _is_stored_as(values: PartitionFieldValues, kind: str) -> bool:
+    """Whether the stored Avro type can represent values of the Iceberg type."""
+    form = form_of(kind)
+    if values.doubles is not None:
+        return form is Form.FLOATS
+    if values.spans is not None:
+        return form is Form.STRINGS or kind.startswith("decimal")
+    if form is not Form.INTEGERS or kind.startswith("decimal"):
+        return False
+    # A date that was promoted to a timestamp counts days in older files.
+    return values.type != "int" or kind in ("int", "long", "date")
+
+
+def _avro_kind(values: PartitionFieldValues) -> str:
+    """The Iceberg type of an Avro type (Iceberg spec, appendix A), for source columns that no schema has."""
+    if values.type == "int" and values.logical == "date":
+        return "date"
+    return {"boolean": "boolean", "int": "int", "long": "long", "float": "float", "double": "double"}.get(
+        values.type, "string" if values.type == "string" else "binary"
+    )
+
+
+def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
+    if values.longs is not None:
+        return packer.longs(values.longs, values.valid, absent_low=True)
+    if values.doubles is not None:
+        return packer.doubles(values.doubles, values.valid, absent_low=True)
+    assert values.spans is not None
+    return packer.bounds(source_of(kind), values.spans.starts, values.spans.lengths, absent_low=True)
+
+
+def _add_columns(
+    packer: Packer, decoded: DecodedManifest, schema: Schema, record_count: int
+) -> list[tuple[int, str, int]]:
+    """(column id, type, number) of each column with statistics."""
+    counts = [decoded.counts.get(name, {}) for name in COUNTS]
+    lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
+    columns = []
+    for column_id in sorted(set().union(*counts, lower, upper)):
+        kind = _kind_of(schema, column_id)
+        if kind is not None:
+            values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
+            of_column = (values, nulls, nans, sizes)
+            number = packer.column(source_of(kind), of_column, lower.get(column_id), upper.get(column_id), record_count)
+            columns.append((column_id, kind, number))
+    return columns
+
+
+def _kind_of(schema: Schema, column_id: int) -> str | None:
+    """None for a column that the schema lacks, or without readable statistics."""
+    column = schema.column(column_id)
+    if column is None:
+        return _DELETE_COLUMNS.get(column_id)
+    return _primitive(column.type)
+
+
+def _primitive(of: object) -> str | None:
+    if not isinstance(of, str):
+        return None
+    try:
+        return canonical_primitive(of)
+    except BadRequest:
+        return None  # a type of a later format version, with an unknown order

@@ -1,0 +1,59 @@
+"""A local folder as the store of `s3://` locations: each bucket is a folder in it, and a key is a path.
+
+So one machine is a small object store: engines read and write `s3://` tables through the objects gateway
+(`metaserver/gateway/`), and the server uses the files directly. A folder cannot contain the keys `a` and `a/b`
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+
+UPLOADS = ".seamark-uploads"
+"""The folder of incomplete objects, beside the buckets. No bucket has such a name."""
+
+
+def file_location(location: str, folder: str) -> str:
+    """Where the object or bucket of an `s3://` location is. BadRequest for another scheme."""
+    at = parse_location(location)
+    if at.scheme != "s3":
+        raise BadRequest(f"{location!r} is not on S3")
+    return f"file://{folder}/{at.bucket}/{at.path}".rstrip("/")
+
+
+class FolderObjects:
+    """An ObjectStore over `s3://`, in files of `local` below `folder`, an absolute path."""
+
+    def __init__(self, local: ObjectStore, folder: str) -> None:
+        self._local = local
+        self._folder = folder.rstrip("/")
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        return await self._local.read(self._file(location), limit_bytes=limit_bytes)
+
+    async def read_range(self, location: str, start: int, length: int) -> bytes:
+        return await self._local.read_range(self._file(location), start, length)
+
+    async def create(self, location: str, data: bytes) -> None:
+        await self._local.create(self._file(location), data)
+
+    async def exists(self, location: str) -> bool:
+        return await self._local.exists(self._file(location))
+
+    async def delete(self, location: str) -> None:
+        await self._local.delete(self._file(location))
+
+    async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        before = f"file://{self._folder}/"
+        async for found in self._local.list(self._file(prefix)):
+            yield ObjectInfo(f"s3://{found.location.removeprefix(before)}", found.size_bytes, found.modified_ms)
+
+    async def ping(self) -> None:
+        await self._local.ping()
+
+    def _file(self, location: str) -> str:
+        return file_location(location, self._folder)

@@ -1,0 +1,1 @@
+"""The peer tier: replicas read immutable files from the storage once for all of them."""

@@ -1,0 +1,115 @@
+"""The files that this replica keeps for all: read from the storage once, unchanged, with their SHA-256.
+
+A stored value is the digest (32 bytes) and the content. The digest is computed when the content arrives from the
+storage, and the reader that uses the content compares it: a fault of a disk, of memory or of the network in between
+cannot become a wrong answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from seamark.cache.memory import MemoryCache
+from seamark.cache.opening import open_stack
+from seamark.cache.stack import Stack, StackStats
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.settings import Settings
+
+DIGEST_BYTES = 32
+_THREADS = 2
+_INLINE_BYTES = 128 << 10
+"""A digest of so much takes less than a change of threads."""
+_MAPPED_SHARE = 8
+"""Pages of mapped files belong to the kernel, which can take them back: they count an eighth."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredFile:
+    sha256: bytes
+    content: memoryview
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.content) + DIGEST_BYTES
+
+
+class FileCache:
+    """Belongs to one event loop."""
+
+    def __init__(self, stored: ObjectStore, stack: Stack[StoredFile], *, limit_bytes: int) -> None:
+        self._stored = stored
+        self._stack = stack
+        self.limit_bytes = limit_bytes
+        self.damaged = 0
+
+    def is_in_memory(self, location: str) -> bool:
+        return self._stack.cached(_key(location)) is not None
+
+    async def get(self, location: str, *, is_checked: bool = True) -> StoredFile:
+        """From memory, the disk, or the storage. TooLarge above `limit_bytes`; errors of `ObjectStore.read`.
+
+        Without `is_checked` the content may not have its digest; then call it again with it."""
+        file = await self._load(location)
+        if not is_checked or await is_intact(file):
+            return file
+        # A mapped file was changed under its mapping. The disk tier checks what it opens again.
+        self.damaged += 1
+        self._stack.discard(_key(location))
+        file = await self._load(location)
+        if not await is_intact(file):
+            raise Corrupt(f"The cached copy of {location} is damaged")
+        return file
+
+    async def _load(self, location: str) -> StoredFile:
+        return await self._stack.get(_key(location), lambda: self._fetch(location), _open)
+
+    async def _fetch(self, location: str) -> tuple[bytes, bytes]:
+        content = await self._stored.read(location, limit_bytes=self.limit_bytes)
+        return await asyncio.to_thread(digest_of, content), content
+
+    def stats(self) -> StackStats:
+        return self._stack.stats()
+
+
+def digest_of(content: bytes | memoryview) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+async def is_intact(file: StoredFile) -> bool:
+    """Whether the content has its digest; of large content in a thread."""
+    if len(file.content) <= _INLINE_BYTES:
+        return digest_of(file.content) == file.sha256
+    return await asyncio.to_thread(digest_of, file.content) == file.sha256
+
+
+def _key(location: str) -> str:
+    return f"file/1/{location}"
+
+
+def _open(payload: memoryview) -> StoredFile:
+    if len(payload) < DIGEST_BYTES:
+        raise ValueError("the value is shorter than a digest")
+    return StoredFile(bytes(payload[:DIGEST_BYTES]), payload[DIGEST_BYTES:])
+
+
+@asynccontextmanager
+async def open_file_cache(settings: Settings, stored: ObjectStore) -> AsyncIterator[FileCache]:
+    folder = Path(settings.peer_disk_folder) if settings.peer_disk_folder else settings.home / "cache" / "files"
+    memory: MemoryCache[str, StoredFile] = MemoryCache(settings.peer_memory_bytes, "peer-files")
+    async with open_stack(
+        memory,
+        weigh=lambda file: file.size_bytes,
+        weigh_mapped=lambda file: file.size_bytes // _MAPPED_SHARE,
+        pending_bytes_max=max(settings.peer_memory_bytes, 1 << 20),
+        folder=folder,
+        disk_bytes=settings.peer_disk_bytes,
+        threads=_THREADS,
+        name="files",
+    ) as stack:
+        yield FileCache(stored, stack, limit_bytes=settings.peer_file_limit_bytes)

@@ -1,0 +1,146 @@
+"""Asks other replicas for files, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+from yarl import URL
+
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.peers.protocol import (
+    CHECK_HEADER,
+    FILE_PATH,
+    FROM_CACHE,
+    HEAD_BYTES,
+    SOURCE_HEADER,
+    BadAnswer,
+    Outcome,
+    PeerTickets,
+)
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.tls import trusted_by_clients
+
+_CONNECTIONS_EACH = 32
+_READ_BYTES = 512 << 10
+
+
+class PeerFailed(Exception):
+    """The replica did not answer with the content; the message says why."""
+
+
+class PeerDamaged(PeerFailed):
+    """The answer was changed on its way, or is not one of a replica."""
+
+
+@dataclass(slots=True)
+class Question:
+    """A request under way. `acknowledged` is set with the answer's first bytes, `from_cache` says whether the replica
+    has the file already."""
+
+    answer: asyncio.Task[bytes]
+    acknowledged: asyncio.Event = field(default_factory=asyncio.Event)
+    from_cache: bool = False
+
+
+class PeerClient:
+    """Belongs to one event loop. Opened by `open_peer_client`."""
+
+    def __init__(self, session: aiohttp.ClientSession, tickets: PeerTickets, *, scheme: str) -> None:
+        self._session = session
+        self._tickets = tickets
+        self._scheme = scheme
+        self.damaged = 0
+        """Answers whose content did not have the digest."""
+
+    def ask(self, address: str, location: str, limit_bytes: int | None) -> Question:
+        """Sends a request in a task. PeerFailed when it is awaited, for any answer but the intact content of at most
+        `limit_bytes`."""
+        question: Question
+
+        def acknowledged(from_cache: bool) -> None:
+            question.from_cache = from_cache
+            question.acknowledged.set()
+
+        work = self._read_intact(address, location, limit_bytes, acknowledged)
+        question = Question(asyncio.get_running_loop().create_task(work, name="peer"))
+        return question
+
+    async def _read_intact(
+        self, address: str, location: str, limit_bytes: int | None, acknowledged: Callable[[bool], None]
+    ) -> bytes:
+        try:
+            return await self._read(address, location, limit_bytes, acknowledged, {})
+        except PeerDamaged:
+            # Its cached copy may be damaged: it discards that when it compares the digest itself.
+            return await self._read(address, location, limit_bytes, acknowledged, {CHECK_HEADER: "1"})
+
+    async def _read(
+        self,
+        address: str,
+        location: str,
+        limit_bytes: int | None,
+        acknowledged: Callable[[bool], None],
+        more: Mapping[str, str],
+    ) -> bytes:
+        headers, mac = self._tickets.issue(address, location)
+        url = URL(f"{self._scheme}://{address}{FILE_PATH}", encoded=True)
+        try:
+            async with self._session.get(url, headers={**headers, **more}, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    raise PeerFailed(f"status {answer.status}")
+                acknowledged(answer.headers.get(SOURCE_HEADER) == FROM_CACHE)
+                head = self._tickets.unseal(mac, await answer.content.readexactly(HEAD_BYTES))
+                if head.outcome is not Outcome.FOUND:
+                    raise PeerFailed(head.outcome.name.lower())
+                if limit_bytes is not None and head.length > limit_bytes:
+                    raise PeerFailed(f"the file has {head.length} bytes; at most {limit_bytes} are read")
+                content, sha256 = await _read_content(answer.content, head.length)
+        except BadAnswer as error:
+            self.damaged += 1
+            raise PeerDamaged(str(error)) from None
+        except (aiohttp.ClientError, asyncio.IncompleteReadError, TimeoutError, OSError) as error:
+            raise PeerFailed(type(error).__name__) from None
+        if sha256 != head.sha256:
+            self.damaged += 1
+            raise PeerDamaged("the content has another digest")
+        return content
+
+
+async def _read_content(stream: aiohttp.StreamReader, length: int) -> tuple[bytes, bytes]:
+    """(content, its SHA-256), hashed while it arrives. PeerFailed if it has another length."""
+    pieces, left, sha256 = [], length, hashlib.sha256()
+    while left:
+        piece = await stream.readany()
+        if not piece or len(piece) > left:
+            raise PeerFailed(f"the content has not the {length} bytes of its head")
+        sha256.update(piece)
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces), sha256.digest()
+
+
+@asynccontextmanager
+async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIterator[PeerClient]:
+    """Speaks https if the server has a certificate: replicas have the same settings. Authorities are the system's and
+    those of SEAMARK_CA."""
+    try:
+        trusted = trusted_by_clients() if settings.tls_cert else None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    connector = aiohttp.TCPConnector(
+        limit_per_host=_CONNECTIONS_EACH, keepalive_timeout=30, ssl=True if trusted is None else trusted
+    )
+    async with aiohttp.ClientSession(
+        connector=connector,
+        auto_decompress=False,
+        timeout=aiohttp.ClientTimeout(total=settings.storage_timeout_s, sock_connect=settings.peer_connect_timeout_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+        read_bufsize=_READ_BYTES,
+    ) as session:
+        yield PeerClient(session, tickets, scheme="https" if settings.tls_cert else "http")

@@ -1,0 +1,198 @@
+"""The object storage as the rest of the server sees it: whole immutable files are read through the replicas.
+
+Each file has an owner among the replicas (`membership.py`), which reads it from the storage and keeps it; the others
+ask the owner. The rules: a peer that is slow, gone, full or wrong never fails a read, because then the storage is read;
+and no content is used whose digest or signature does not match.
+
+Slow: when the owner has not begun to answer after about the 95th percentile of earlier beginnings, or has not finished
+after that of earlier answers, the storage is read at the same time, and the first result is used (a hedged read). Gone:
+after some failures in a row the owner is not used for a while, and its substitute reads the file for all.
+
+Everything else (ranges, writes, listings, deletes, files whose names can be used again) goes to the storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, fields
+
+from seamark.cache.single_flight import SingleFlight
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import Corrupt, TooLarge
+from seamark.metaserver.objects.forwarding import ForwardingObjects
+from seamark.metaserver.objects.locations import Warehouse
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.peers.blobs import FileCache
+from seamark.metaserver.peers.client import PeerClient, PeerDamaged, PeerFailed, Question
+from seamark.metaserver.peers.latencies import CircuitBreaker, Percentile
+from seamark.metaserver.peers.membership import Membership
+from seamark.metaserver.peers.protocol import is_immutable
+
+_BREAKERS_MAX = 1024
+
+
+@dataclass(slots=True)
+class PeerCounts:
+    """Since the start, of reads of immutable files by this process."""
+
+    own: int = 0
+    """By the cache of this replica, because it owns the file."""
+    hits: int = 0
+    """Answered by another replica from its cache."""
+    fetched: int = 0
+    """Answered by another replica, which read the storage."""
+    hedged: int = 0
+    """The storage was read, too, because a replica was slow."""
+    failed: int = 0
+    """The storage was read because a replica failed."""
+    skipped: int = 0
+    """The owner was not asked, because it had failed before."""
+    direct: int = 0
+    """Read from the storage: this replica is alone, or the file is too large for the cache."""
+
+    def as_dict(self) -> dict[str, int]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+class PeerObjects(ForwardingObjects):
+    """An ObjectStore over `stored`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        stored: ObjectStore,
+        warehouse: Warehouse,
+        membership: Membership,
+        cache: FileCache,
+        client: PeerClient,
+        clock: Clock,
+    ) -> None:
+        super().__init__(stored)
+        self._warehouse = warehouse
+        self._membership = membership
+        self._cache = cache
+        self._client = client
+        self._clock = clock
+        self._breakers: dict[str, CircuitBreaker] = {}
+        self._flights: SingleFlight[tuple[str, int | None], bytes] = SingleFlight()
+        self._began = Percentile(0.05, least_s=0.005, most_s=0.1, factor=2.0)
+        self._cached = Percentile(0.1, least_s=0.01, most_s=1.0, factor=2.0)
+        self._from_storage = Percentile(0.25, least_s=0.02, most_s=5.0)
+        self.counts = PeerCounts()
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        checked = str(self._warehouse.parse(location))
+        ranked = self._membership.ranked(checked) if is_immutable(checked) else []
+        if not ranked:
+            self.counts.direct += 1
+            return await self._stored.read(checked, limit_bytes=limit_bytes)
+        owner = self._owner(ranked)
+        if owner is None:
+            self.counts.failed += 1
+            return await self._stored.read(checked, limit_bytes=limit_bytes)
+        if owner == self._membership.address:
+            return await self._read_own(checked, limit_bytes)
+        return await self._flights.run((checked, limit_bytes), lambda: self._read_from(owner, checked, limit_bytes))
+
+    def _owner(self, ranked: list[str]) -> str | None:
+        """The owner, or its substitute while the owner fails; None while both do."""
+        for rank, address in enumerate(ranked):
+            if address == self._membership.address or self._breaker(address).allows(self._clock.monotonic()):
+                self.counts.skipped += rank
+                return address
+        return None
+
+    def _breaker(self, address: str) -> CircuitBreaker:
+        breaker = self._breakers.get(address)
+        if breaker is None:
+            if len(self._breakers) >= _BREAKERS_MAX:
+                self._breakers.clear()
+            breaker = self._breakers[address] = CircuitBreaker()
+        return breaker
+
+    async def _read_own(self, location: str, limit_bytes: int | None) -> bytes:
+        try:
+            file = await self._cache.get(location)
+        except (TooLarge, Corrupt):
+            self.counts.direct += 1
+            return await self._stored.read(location, limit_bytes=limit_bytes)
+        self.counts.own += 1
+        if limit_bytes is not None and len(file.content) > limit_bytes:
+            raise TooLarge(f"{location!r} has {len(file.content)} bytes; at most {limit_bytes} are read")
+        return bytes(file.content)
+
+    async def _read_from(self, owner: str, location: str, limit_bytes: int | None) -> bytes:
+        """From the owner, with a hedged read."""
+        began_s = self._clock.monotonic()
+        question = self._client.ask(owner, location, limit_bytes)
+        reading: asyncio.Task[bytes] | None = None
+        try:
+            await self._wait(question, began_s)
+            if not question.answer.done():
+                self.counts.hedged += 1
+                reading = asyncio.get_running_loop().create_task(
+                    self._read_storage(location, limit_bytes), name="hedged-read"
+                )
+                await asyncio.wait((question.answer, reading), return_when=asyncio.FIRST_COMPLETED)
+                if not question.answer.done() and reading.exception() is not None:
+                    await asyncio.wait((question.answer,))
+            if question.answer.done():
+                content = self._result(question, owner, began_s)
+                if content is not None:
+                    return content
+            elif not question.acknowledged.is_set():
+                self._breaker(owner).failed(self._clock.monotonic())
+            if reading is None:
+                return await self._read_storage(location, limit_bytes)
+            return await reading
+        finally:
+            question.answer.cancel()
+            if reading is not None:
+                reading.cancel()
+            await asyncio.gather(question.answer, *filter(None, (reading,)), return_exceptions=True)
+
+    async def _wait(self, question: Question, began_s: float) -> None:
+        """Until the answer is complete, or as long as it may take."""
+        beginning = asyncio.get_running_loop().create_task(question.acknowledged.wait(), name="peer-beginning")
+        try:
+            await asyncio.wait(
+                (question.answer, beginning), timeout=self._began.value_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            beginning.cancel()
+        if not question.acknowledged.is_set():
+            return
+        self._began.add(self._clock.monotonic() - began_s)
+        if not question.answer.done():
+            expected = self._cached if question.from_cache else self._from_storage
+            await asyncio.wait((question.answer,), timeout=expected.value_s)
+
+    def _result(self, question: Question, owner: str, began_s: float) -> bytes | None:
+        """The content of a finished answer; None after a failure, which the breaker counts."""
+        now_s = self._clock.monotonic()
+        try:
+            content = question.answer.result()
+        except PeerFailed as error:
+            self.counts.failed += 1
+            if question.acknowledged.is_set() and not isinstance(error, PeerDamaged):
+                self._breaker(owner).succeeded()  # it answers, but does not have this file
+            else:
+                self._breaker(owner).failed(now_s)
+            return None
+        self._breaker(owner).succeeded()
+        if question.from_cache:
+            self.counts.hits += 1
+            self._cached.add(now_s - began_s)
+        else:
+            self.counts.fetched += 1
+            self._from_storage.add(now_s - began_s)
+        return content
+
+    async def _read_storage(self, location: str, limit_bytes: int | None) -> bytes:
+        began_s = self._clock.monotonic()
+        content = await self._stored.read(location, limit_bytes=limit_bytes)
+        self._from_storage.add(self._clock.monotonic() - began_s)
+        return content
+
+    @property
+    def open_breakers(self) -> int:
+        return sum(breaker.is_open for breaker in self._breakers.values())

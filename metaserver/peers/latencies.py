@@ -1,0 +1,69 @@
+"""How long to wait for a replica before the storage is read, too, and which replicas are not used for a while.
+
+Pure but for the clock that callers give."""
+
+from __future__ import annotations
+
+from collections import deque
+
+SAMPLES = 128
+_RECOMPUTED_EVERY = 16
+
+
+class Percentile:
+    """The 95th percentile of the last `SAMPLES` durations, times `factor`, from `least_s` to `most_s`."""
+
+    def __init__(self, first_s: float, *, least_s: float, most_s: float, factor: float = 1.5) -> None:
+        self._samples: deque[float] = deque(maxlen=SAMPLES)
+        self._least_s = least_s
+        self._most_s = most_s
+        self._factor = factor
+        self._since = 0
+        self.value_s = first_s
+
+    def add(self, seconds: float) -> None:
+        self._samples.append(seconds)
+        self._since += 1
+        if self._since >= _RECOMPUTED_EVERY:
+            self._since = 0
+            ordered = sorted(self._samples)
+            percentile = ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))]
+            self.value_s = min(self._most_s, max(self._least_s, percentile * self._factor))
+
+
+class CircuitBreaker:
+    """Closed at first. After `failures_max` failures in a row it opens for `pause_s`, which doubles up to
+    `pause_max_s` with each further failure. After the pause one request is let through as a trial."""
+
+    def __init__(self, *, failures_max: int = 3, pause_s: float = 1.0, pause_max_s: float = 30.0) -> None:
+        self._failures_max = failures_max
+        self._first_pause_s = pause_s
+        self._pause_max_s = pause_max_s
+        self._pause_s = pause_s
+        self._failures = 0
+        self._until_s = 0.0
+        self._is_open = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def allows(self, now_s: float) -> bool:
+        """Whether to send a request now; a trial counts as sent."""
+        if not self._is_open:
+            return True
+        if now_s < self._until_s:
+            return False
+        self._until_s = now_s + self._pause_s  # others wait for the result of the trial
+        return True
+
+    def succeeded(self) -> None:
+        self._failures, self._is_open, self._pause_s = 0, False, self._first_pause_s
+
+    def failed(self, now_s: float) -> None:
+        self._failures += 1
+        if self._is_open:
+            self._pause_s = min(self._pause_max_s, self._pause_s * 2)
+            self._until_s = now_s + self._pause_s
+        elif self._failures >= self._failures_max:
+            self._is_open, self._until_s = True, now_s + self._pause_s

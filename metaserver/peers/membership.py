@@ -1,0 +1,82 @@
+"""The replicas of the catalog, by their leases in the database, and which of them reads which file.
+
+The rule: the list is a hint. A replica that reads from another list asks another replica, which answers as well; a
+replica that is gone is skipped (`files.py`). So a database that is away changes nothing: the last list stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from seamark.cache.rendezvous import Rendezvous
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.peers.protocol import VERSION
+from seamark.metaserver.store.model import Replica
+from seamark.metaserver.store.operations import RemoveReplica, RenewReplica
+from seamark.metaserver.store.port import PointerStore
+
+_log = structlog.get_logger("seamark.peers")
+
+
+class Membership:
+    """Belongs to one event loop. The workers of a machine have one address and are one replica."""
+
+    def __init__(self, store: PointerStore, clock: Clock, replica: Replica, *, lease_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._lease_s = lease_s
+        self._replicas: tuple[Replica, ...] = ()
+        self._ring = Rendezvous({})
+        self.replica = replica
+        self.renewals = self.failures = 0
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """As they were at the last renewal."""
+        return self._replicas
+
+    @property
+    def address(self) -> str:
+        return self.replica.address
+
+    def ranked(self, location: str) -> list[str]:
+        """The address of the replica that reads the file for all, then that of its substitute. Empty before the first
+        renewal, and when this replica is alone."""
+        return self._ring.ranked(location) if len(self._replicas) > 1 else []
+
+    async def run(self) -> None:
+        """Renews the lease until it is cancelled."""
+        while True:
+            await self.renew()
+            await asyncio.sleep(self._lease_s / 3 * (0.75 + self._clock.random_bytes(1)[0] / 510))
+
+    async def renew(self) -> None:
+        """Never raises an error of the database."""
+        try:
+            (live,) = await self._store.transact([RenewReplica(self.replica, int(self._lease_s * 1000))])
+        except SeamarkError as error:
+            self.failures += 1
+            _log.warning("the lease of this replica was not renewed", error=error.message)
+            return
+        self.renewals += 1
+        self.replace(live)
+
+    async def leave(self) -> None:
+        """Ends the lease, so that the others do not have to wait for its end. Never raises an error of the database."""
+        self.replace(())
+        try:
+            await self._store.transact([RemoveReplica(self.address)])
+        except SeamarkError as error:
+            _log.warning("the lease of this replica is not removed; it will expire", error=error.message)
+
+    def replace(self, live: Sequence[Replica]) -> None:
+        """Uses this list. Replicas of another protocol are left out: they cannot answer."""
+        known = tuple(one for one in live if one.protocol == VERSION)
+        if [(one.address, one.weight) for one in known] != [(one.address, one.weight) for one in self._replicas]:
+            self._ring = Rendezvous({one.address: one.weight for one in known})
+            _log.info("replicas", addresses=[one.address for one in known])
+        self._replicas = known

@@ -1,0 +1,129 @@
+"""Opens the peer tier of a worker: membership, cache, client, and the server for the other replicas."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import metadata
+
+from seamark.metaserver.access.keyring import Keyring
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.connections import ConnectionLimits
+from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.fleet_settings import split_address
+from seamark.metaserver.objects.locations import Warehouse
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.peers.blobs import FileCache, open_file_cache
+from seamark.metaserver.peers.client import PeerClient, open_peer_client
+from seamark.metaserver.peers.files import PeerObjects
+from seamark.metaserver.peers.membership import Membership
+from seamark.metaserver.peers.protocol import VERSION, PeerTickets
+from seamark.metaserver.peers.serving import PeerServer, RequestObserver, serving_peers
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import Replica
+from seamark.metaserver.store.port import PointerStore
+
+
+def bind_peer_socket(settings: Settings) -> socket.socket:
+    """A bound TCP socket that does not listen yet. ConfigError if the address is in use or not one of this machine."""
+    name = "peer_listen" if settings.peer_listen else "peer_address"
+    given = getattr(settings, name)
+    host, port = split_address(given, name)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"Cannot resolve the host of {name} {given!r}: {error}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if settings.workers > 1:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"Cannot bind {name} {given!r}: {error.strerror}; give an address of this machine, and a free port"
+        ) from None
+    return sock
+
+
+class Peers:
+    """The opened peer tier."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        objects: PeerObjects,
+        membership: Membership,
+        cache: FileCache,
+        client: PeerClient,
+        server: PeerServer,
+        sock: socket.socket,
+    ) -> None:
+        self._settings = settings
+        self._server = server
+        self._sock = sock
+        self.objects = objects
+        self.membership = membership
+        self.cache = cache
+        self.client = client
+
+    def counts(self) -> dict[str, int]:
+        """Since the start, by source."""
+        damaged = self.client.damaged + self.cache.damaged
+        return {**self.objects.counts.as_dict(), "damaged": damaged}
+
+    @asynccontextmanager
+    async def serving(
+        self, limits: ConnectionLimits, tls: ssl.SSLContext | None, observer: RequestObserver
+    ) -> AsyncIterator[None]:
+        """Answers other replicas during the block, and is listed among them. `membership.run` keeps it listed."""
+        async with serving_peers(
+            self._server,
+            self._sock,
+            limits,
+            tls,
+            observer,
+            idle_timeout_s=self._settings.idle_timeout_s,
+            shutdown_timeout_s=self._settings.drain_timeout_s,
+        ):
+            await self.membership.renew()
+            try:
+                yield
+            finally:
+                await self.membership.leave()
+
+
+@asynccontextmanager
+async def open_peers(
+    settings: Settings,
+    stored: ObjectStore,
+    store: PointerStore,
+    keyring: Keyring,
+    clock: Clock,
+    observer: RequestObserver,
+) -> AsyncIterator[Peers]:
+    """Opens everything, and binds the port. ConfigError for an unusable address."""
+    async with AsyncExitStack() as stack:
+        sock = stack.enter_context(bind_peer_socket(settings))
+        host, port = split_address(settings.peer_address)
+        if port == 0 and not settings.peer_listen:
+            port = sock.getsockname()[1]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        replica = Replica(
+            address=address,
+            weight=settings.peer_weight,
+            version=metadata.version("seamark"),
+            protocol=VERSION,
+            started_ms=clock.now_ms(),
+        )
+        warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
+        tickets = PeerTickets(keyring, clock, leeway_s=settings.clock_leeway_s)
+        membership = Membership(store, clock, replica, lease_s=settings.peer_lease_s)
+        cache = await stack.enter_async_context(open_file_cache(settings, stored))
+        client = await stack.enter_async_context(open_peer_client(settings, tickets))
+        objects = PeerObjects(stored, warehouse, membership, cache, client, clock)
+        server = PeerServer(address, warehouse, cache, tickets, clock, observer, limit=settings.peer_requests_limit)
+        yield Peers(settings, objects, membership, cache, client, server, sock)

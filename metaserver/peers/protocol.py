@@ -1,0 +1,144 @@
+"""What replicas send each other, pure: a request for one immutable file, and the answer. Version 1.
+
+    GET /peers/v1/file
+    Seamark-Peer-Location: <location, percent-encoded>
+    Seamark-Peer-Ticket: <base64url of key id (8 bytes), expiry in ms (8), nonce (16), HMAC-SHA256 (32)>
+    Seamark-Peer-Check: 1   (only after an answer whose content was damaged: compare the digest before it is sent)
+
+    200, Seamark-Peer-Source: cache | storage
+    <head: 80 bytes> <content>
+
+The answer's status line and headers leave at once, and distinguish a live replica from a dead replica; with `storage`,
+the replica reads the file first. The head, all numbers big-endian:
+
+    bytes  0–7   0: the content follows; 1: not in the storage; 2: too large; 3: failed
+    bytes  8–15  length of the content
+    bytes 16–47  SHA-256 of the content, computed when it was read from the storage
+    bytes 48–79  HMAC-SHA256 of bytes 0–47 and the request's HMAC
+
+Both HMACs use a key of the keyring. The request's covers the address of the replica that receives it and the location,
+so that a ticket is of no use elsewhere; the answer's covers the nonce, so that no earlier answer can be repeated. An
+attacker who can write to the network between replicas can therefore neither read files by requests nor change answers;
+TLS also keeps the content secret. A version is a path: a replica of another version answers 404, and the storage is
+read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import struct
+from enum import IntEnum
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from seamark.metaserver.access.keyring import ID_BYTES, Keyring
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import Unauthenticated
+
+VERSION = 1
+FILE_PATH = f"/peers/v{VERSION}/file"
+LOCATION_HEADER, TICKET_HEADER, SOURCE_HEADER = "Seamark-Peer-Location", "Seamark-Peer-Ticket", "Seamark-Peer-Source"
+CHECK_HEADER = "Seamark-Peer-Check"
+FROM_CACHE, FROM_STORAGE = "cache", "storage"
+TICKET_S = 10.0
+"""How long a request is valid, beside the allowed difference of clocks."""
+HEAD_BYTES = 80
+_PURPOSE = "peer"
+_NONCE_BYTES, _MAC_BYTES = 16, 32
+_HEAD = struct.Struct(">QQ32s")
+_TICKET = struct.Struct(f">{ID_BYTES}sQ{_NONCE_BYTES}s{_MAC_BYTES}s")
+_TICKET_CHARS = -(-_TICKET.size // 3) * 4
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+class Outcome(IntEnum):
+    FOUND = 0
+    MISSING = 1
+    TOO_LARGE = 2
+    FAILED = 3
+
+
+class AnswerHead(msgspec.Struct, frozen=True):
+    outcome: Outcome
+    length: int
+    sha256: bytes
+
+
+class BadAnswer(Exception):
+    """The answer of a replica is not one: cut off, changed, or for another request."""
+
+
+def is_immutable(location: str) -> bool:
+    """Whether no other file will ever have this location: its name contains a UUID. Replicas keep files across restarts
+    and do not check whether they have changed."""
+    return _UUID.search(location.rpartition("/")[2]) is not None
+
+
+class PeerTickets:
+    """Signs and verifies requests and answers with the keyring of all replicas."""
+
+    def __init__(self, keyring: Keyring, clock: Clock, *, leeway_s: int) -> None:
+        self._keyring = keyring
+        self._clock = clock
+        self._leeway_ms = leeway_s * 1000
+
+    def issue(self, address: str, location: str) -> tuple[dict[str, str], bytes]:
+        """(headers, HMAC) of a request to the replica at `address`."""
+        key_id, key = self._keyring.signing(_PURPOSE)
+        expires_ms = self._clock.now_ms() + int(TICKET_S * 1000)
+        nonce = self._clock.random_bytes(_NONCE_BYTES)
+        mac = _request_mac(key, expires_ms, nonce, address, location)
+        ticket = base64.urlsafe_b64encode(_TICKET.pack(key_id, expires_ms, nonce, mac)).decode()
+        return {LOCATION_HEADER: quote(location, safe="/:"), TICKET_HEADER: ticket}, key_id + mac
+
+    def open(self, address: str, location: str, ticket: str) -> tuple[str, bytes]:
+        """(location, HMAC) of a request to this replica, by its headers. Unauthenticated for any other."""
+        try:
+            if len(ticket) != _TICKET_CHARS:
+                raise ValueError
+            raw = base64.b64decode(ticket.encode("ascii"), altchars=b"-_", validate=True)
+            key_id, expires_ms, nonce, mac = _TICKET.unpack(raw)
+            key = self._keyring.verifying(_PURPOSE, key_id)
+            decoded = unquote(location, errors="strict")
+            if key is None or not hmac.compare_digest(mac, _request_mac(key, expires_ms, nonce, address, decoded)):
+                raise ValueError
+        except (binascii.Error, UnicodeError, struct.error, ValueError):
+            raise Unauthenticated("The request is not one of a replica of this catalog") from None
+        left_ms = expires_ms - self._clock.now_ms()
+        if not -self._leeway_ms < left_ms <= TICKET_S * 1000 + self._leeway_ms:
+            raise Unauthenticated("The request of the replica has expired; compare the clocks of the machines")
+        return decoded, key_id + mac
+
+    def seal(self, request: bytes, head: AnswerHead) -> bytes:
+        """The head of an answer, `HEAD_BYTES` long, to a request with this HMAC."""
+        packed = _HEAD.pack(head.outcome, head.length, head.sha256)
+        return packed + self._answer_mac(request, packed)
+
+    def unseal(self, request: bytes, data: bytes) -> AnswerHead:
+        """BadAnswer unless it is the head of an answer to this request."""
+        if len(data) != HEAD_BYTES:
+            raise BadAnswer(f"the head has {len(data)} bytes")
+        packed, mac = data[: _HEAD.size], data[_HEAD.size :]
+        if not hmac.compare_digest(mac, self._answer_mac(request, packed)):
+            raise BadAnswer("the head has another signature")
+        outcome, length, sha256 = _HEAD.unpack(packed)
+        try:
+            return AnswerHead(Outcome(outcome), length, sha256)
+        except ValueError:
+            raise BadAnswer(f"the outcome is {outcome}") from None
+
+    def _answer_mac(self, request: bytes, packed: bytes) -> bytes:
+        key = self._keyring.verifying(_PURPOSE, request[:ID_BYTES])
+        if key is None:
+            raise BadAnswer("the key was retired in the meantime")
+        return hmac.digest(key, b"answer\x00" + packed + request, hashlib.sha256)
+
+
+def _request_mac(key: bytes, expires_ms: int, nonce: bytes, address: str, location: str) -> bytes:
+    about = "\x00".join((f"v{VERSION}", address, location)).encode("utf-8", "surrogatepass")
+    return hmac.digest(key, b"request\x00" + struct.pack(">Q", expires_ms) + nonce + about, hashlib.sha256)

@@ -1,0 +1,193 @@
+"""Answers other replicas on a separate port: one route, one file an answer, only for requests with a valid ticket.
+
+The order: a slot is taken, the ticket verified, the location checked against the warehouse and the allowed locations.
+Only then the cache or the storage is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol
+
+import structlog
+from aiohttp import web
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.connections import Answers, ConnectionLimits, ConnectionRunner
+from seamark.metaserver.errors import BadRequest, ObjectMissing, SeamarkError, TooLarge, Unauthenticated
+from seamark.metaserver.objects.locations import Warehouse
+from seamark.metaserver.peers.blobs import FileCache, StoredFile
+from seamark.metaserver.peers.protocol import (
+    CHECK_HEADER,
+    FILE_PATH,
+    FROM_CACHE,
+    FROM_STORAGE,
+    HEAD_BYTES,
+    LOCATION_HEADER,
+    SOURCE_HEADER,
+    TICKET_HEADER,
+    AnswerHead,
+    Outcome,
+    PeerTickets,
+    is_immutable,
+)
+
+OPERATION = "peerFile"
+"""The operation under which requests of replicas are counted."""
+_CACHE_WAIT_S = 0.003
+"""An answer that is ready after this time is one from the cache. A mapped file takes less than a millisecond."""
+_PIECE_BYTES = 256 << 10
+_NOTHING = bytes(32)
+_log = structlog.get_logger("seamark.peers")
+
+
+class RequestObserver(Protocol):
+    """Receives what metrics show."""
+
+    def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None: ...
+
+
+class PeerServer:
+    """Handles requests of other replicas. At most `limit` at a time; more are refused with 503."""
+
+    def __init__(
+        self,
+        address: str,
+        warehouse: Warehouse,
+        cache: FileCache,
+        tickets: PeerTickets,
+        clock: Clock,
+        observer: RequestObserver,
+        *,
+        limit: int,
+    ) -> None:
+        self._address = address
+        self._warehouse = warehouse
+        self._cache = cache
+        self._tickets = tickets
+        self._clock = clock
+        self._observer = observer
+        self._limit = limit
+        self._answering = 0
+        self._reading: set[asyncio.Task[StoredFile]] = set()
+
+    def build_app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get(FILE_PATH, self.handle)
+        return app
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        began_s = self._clock.monotonic()
+        if self._answering >= self._limit:
+            return self._refuse(503, began_s)
+        self._answering += 1
+        try:
+            location, mac = self._tickets.open(
+                self._address, request.headers.get(LOCATION_HEADER, ""), request.headers.get(TICKET_HEADER, "")
+            )
+            checked = str(self._warehouse.parse(location))
+            if not is_immutable(checked):
+                raise BadRequest(f"The name of {checked!r} can be used again; replicas keep no such file")
+            response = await self._answer(request, checked, mac)
+        except Unauthenticated:
+            return self._refuse(401, began_s)
+        except BadRequest as error:
+            _log.warning("a replica asked for a file outside the warehouse", error=error.message)
+            return self._refuse(400, began_s)
+        except ConnectionError:
+            return self._refuse(499, began_s)
+        finally:
+            self._answering -= 1
+        self._observer.observe(OPERATION, 200, self._clock.monotonic() - began_s, None)
+        return response
+
+    def _refuse(self, status: int, began_s: float) -> web.Response:
+        self._observer.observe(OPERATION, status, self._clock.monotonic() - began_s, None)
+        return web.Response(status=status)
+
+    async def _answer(self, request: web.Request, location: str, mac: bytes) -> web.StreamResponse:
+        # The read continues when the client replica is gone: the next request finds the file here.
+        is_checked = CHECK_HEADER in request.headers
+        reading = asyncio.get_running_loop().create_task(
+            self._cache.get(location, is_checked=is_checked), name="peer-file"
+        )
+        self._reading.add(reading)
+        reading.add_done_callback(self._finished)
+        await asyncio.wait((reading,), timeout=_CACHE_WAIT_S)
+        source = FROM_CACHE if reading.done() else FROM_STORAGE
+        response = web.StreamResponse(headers={SOURCE_HEADER: source, "Content-Type": "application/octet-stream"})
+        found = self._result(reading) if reading.done() else None
+        if found is not None:
+            # A known length spares the content the framing in chunks, which copies it on both sides.
+            response.content_length = HEAD_BYTES + len(found[1])
+        await response.prepare(request)  # sends the headers
+        if found is None:
+            await asyncio.wait((reading,))
+            found = self._result(reading)
+        head, content = found
+        await response.write(self._tickets.seal(mac, head))
+        for start in range(0, len(content), _PIECE_BYTES):
+            await response.write(content[start : start + _PIECE_BYTES])
+        await response.write_eof()
+        return response
+
+    def _finished(self, reading: asyncio.Task[StoredFile]) -> None:
+        self._reading.discard(reading)
+        if not reading.cancelled():
+            reading.exception()  # the requester may be gone, and no other request retrieves it
+
+    def _result(self, reading: asyncio.Task[StoredFile]) -> tuple[AnswerHead, memoryview]:
+        try:
+            file = reading.result()
+        except ObjectMissing:
+            return AnswerHead(Outcome.MISSING, 0, _NOTHING), memoryview(b"")
+        except TooLarge:
+            return AnswerHead(Outcome.TOO_LARGE, 0, _NOTHING), memoryview(b"")
+        except SeamarkError as error:
+            _log.info("a file for another replica was not read", error=error.message)
+            return AnswerHead(Outcome.FAILED, 0, _NOTHING), memoryview(b"")
+        return AnswerHead(Outcome.FOUND, len(file.content), file.sha256), file.content
+
+    async def close(self) -> None:
+        for task in tuple(self._reading):
+            task.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+
+
+@asynccontextmanager
+async def serving_peers(
+    server: PeerServer,
+    sock: socket.socket,
+    limits: ConnectionLimits,
+    tls: ssl.SSLContext | None,
+    observer: RequestObserver,
+    *,
+    idle_timeout_s: float,
+    shutdown_timeout_s: float,
+) -> AsyncIterator[None]:
+    """Answers on `sock`, a bound socket, during the block."""
+    runner = ConnectionRunner(
+        server.build_app(),
+        limits,
+        Answers(
+            lambda status, kind, message: web.Response(status=status, body=b""),
+            partial(observer.observe, OPERATION, 400, 0.0, None),
+        ),
+        tls=tls,
+        access_log=None,
+        handle_signals=False,
+        keepalive_timeout=idle_timeout_s,
+        shutdown_timeout=shutdown_timeout_s,
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock, backlog=1024).start()
+        yield
+    finally:
+        await runner.cleanup()
+        await server.close()

@@ -1,0 +1,94 @@
+"""LIKE predicates on the rows of a dimension table.
+
+Iceberg expressions have no LIKE but prefixes. A dimension's columns are in memory, so its rows are filtered by whole
+patterns, also of the column in lower or upper case. The rule of `dimension_columns.py` applies: a row is excluded only
+if it matches for no client. Engines convert characters beyond ASCII in different ways, so rows that have them are kept
+if the predicate converts; so are rows with truncated keys. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seamark.metaserver.index.keys.keys import Mask
+from seamark.metaserver.index.keys.ranks import CLIPPED_BYTES, Distinct
+from seamark.metaserver.planner.joins.dimension_columns import Columns, DimensionColumn, both_of
+from seamark.metaserver.wire import PATTERN_MAX
+
+
+class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True, forbid_unknown_fields=True):
+    """`column LIKE pattern ESCAPE escape`, or NOT LIKE. Null matches neither."""
+
+    column: str
+    pattern: Annotated[str, msgspec.Meta(max_length=PATTERN_MAX)]
+    escape: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] | None = None
+    function: Literal["lower", "upper"] | None = None
+    """Applied to the column."""
+    negated: bool = False
+
+    @property
+    def regex(self) -> str:
+        """For RE2. ValueError if the escape character precedes another character than itself, % and _."""
+        parts, characters = [], iter(self.pattern)
+        for character in characters:
+            if character == self.escape:
+                character = next(characters, "")
+                if character not in ("%", "_", self.escape):
+                    raise ValueError(f"the escape character {self.escape!r} must precede %, _ or itself")
+                parts.append(re.escape(character))
+            else:
+                parts.append({"%": ".*", "_": "."}.get(character) or re.escape(character))
+        return rf"(?s)\A{''.join(parts)}\z"
+
+
+class BoundLike(NamedTuple):
+    column: DimensionColumn
+    predicate: LikePredicate
+
+
+AnyLike = tuple[BoundLike, ...]
+"""At least one of these is true."""
+
+
+def like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
+    return [one.column for either in likes for one in either]
+
+
+def rows_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
+    """bool[rows]: the rows that may match all of `likes`; None for all."""
+    mask: Mask | None = None
+    for either in likes:
+        matching = np.logical_or.reduce(
+            [columns[one.column].where(partial(_matching, one.predicate)) for one in either]
+        )
+        mask = both_of(mask, matching)
+    return mask
+
+
+def _matching(predicate: LikePredicate, keys: Distinct) -> Mask:
+    """bool[keys]: the keys that may match."""
+    assert keys.starts is not None
+    assert keys.heap is not None
+    if not len(keys):
+        return np.zeros(0, dtype=np.bool_)
+    starts = np.ascontiguousarray(keys.starts, dtype=np.int64)
+    heap = np.ascontiguousarray(keys.heap)
+    texts = pa.LargeStringArray.from_buffers(len(keys), pa.py_buffer(starts), pa.py_buffer(heap))
+    unknown: Mask = np.diff(starts) >= CLIPPED_BYTES
+    if predicate.function is not None:
+        unknown |= ~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False)
+        texts = (pc.ascii_lower if predicate.function == "lower" else pc.ascii_upper)(texts)
+    try:
+        found: Mask = pc.match_substring_regex(texts, pattern=predicate.regex).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:  # the pattern needs more memory than RE2 allows
+        return np.ones(len(keys), dtype=np.bool_)
+    matching: Mask = (found != predicate.negated) | unknown
+    return matching

@@ -1,0 +1,88 @@
+"""Conditions on the day, month, year or hour of a column, from the values that it must equal in another table.
+
+`CAST(ts AS date) = d.day` requires that the day of `ts` is one of the days of the other table. Values that begin no
+period equal none. Days that follow each other become a range, and many ranges become fewer, wider ranges. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
+from seamark.metaserver.iceberg.types.transforms import accepts, first_day, monotone, values_type
+from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.metaserver.planner.pruning.file_pruning import packed_key
+
+TRANSFORMS = ("day", "month", "year", "hour")
+RANGES_MAX = 200
+KEYS_MAX = 100_000
+_EPOCH_YEAR, _LAST_YEAR = 1970, 9999
+_DAY_HOURS, _HOUR_MICROS = 24, 3_600_000_000
+_DAY_MICROS = _DAY_HOURS * _HOUR_MICROS
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+"""The years 1 to 9999. Engines represent infinity by values beyond these."""
+_WHOLE = ("int", "long")
+
+
+def has_periods(transform: str, kind: str, other: str) -> bool:
+    """Whether values of type `other` may identify the period of a column of type `kind`."""
+    if not accepts(transform, kind) or kind not in ("date", "timestamp", "timestamptz"):
+        return False
+    if other in _WHOLE:
+        return transform == "year"
+    if transform == "day" and other == "date":
+        return True
+    return kind != "timestamptz" and other in ("date", "timestamp")
+
+
+def period_condition(column_id: int, name: str, kind: str, transform: str, keys: KeySet) -> Expression:
+    """The condition that the transform of the column is the period of one of the keys. ValueError for too many keys,
+    and for times beyond the years 1 to 9999."""
+    if len(keys) > KEYS_MAX:
+        raise ValueError(f"it has {len(keys):,} keys; the limit for days, months, years and hours is {KEYS_MAX:,}")
+    found = set()
+    for place in range(len(keys)):
+        value = packed_key(keys.at(place), keys.kind)
+        assert isinstance(value, int)
+        ordinal = _ordinal(value, keys.kind, transform)
+        if ordinal is not None:
+            found.add(ordinal)
+
+    def predicate(op: Op, value: int) -> Bound:
+        return Bound(op, column_id, name, kind, transform, values_type(transform, kind), (value,))
+
+    def within(low: int, high: int) -> Expression:
+        if low == high:
+            return predicate(Op.EQ, low)
+        return all_of(predicate(Op.GT_EQ, low), predicate(Op.LT_EQ, high))
+
+    return any_of(*(within(low, high) for low, high in ranges(sorted(found))))
+
+
+def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
+    """At most `RANGES_MAX` ranges, both ends included, with all of the ascending ordinals: the widest gaps between them
+    stay out."""
+    if not ordinals:
+        return []
+    gaps = [(following - one, number) for number, (one, following) in enumerate(pairwise(ordinals), 1)]
+    widest = sorted((gap, number) for gap, number in gaps if gap > 1)[1 - RANGES_MAX :]
+    begins = [0, *sorted(number for _, number in widest)]
+    return [(ordinals[begin], ordinals[end - 1]) for begin, end in pairwise([*begins, len(ordinals)])]
+
+
+def _ordinal(value: int, kind: str, transform: str) -> int | None:
+    """The number of the period that begins at the value, or of the year; None if none begins there."""
+    if kind in _WHOLE:
+        if not 1 <= value <= _LAST_YEAR:  # a year that rows may have
+            raise ValueError(f"it has years beyond 1 to {_LAST_YEAR}")
+        return value - _EPOCH_YEAR
+    micros = value * _DAY_MICROS if kind == "date" else value
+    day, rest = divmod(micros, _DAY_MICROS)
+    if not _FIRST_DAY <= day <= _LAST_DAY:
+        raise ValueError("it has times beyond the years 1 to 9999")
+    if transform == "hour":
+        return None if micros % _HOUR_MICROS else micros // _HOUR_MICROS
+    number: int = monotone(transform, "date")(day)
+    begin = {"day": day, "month": first_day(number), "year": first_day(12 * number)}[transform]
+    return number if begin == day and not rest else None

@@ -1,0 +1,166 @@
+"""The layout of a column: how the ranges of the data files lie over the column's values, in few numbers.
+
+A file's range is from its lower to its upper bound. Bounds are replaced by their ranks among all bounds, so that every
+type is computed with integers, and every count is exact. The size of the result depends on the requested numbers alone,
+not on the number of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings
+
+Positions = npt.NDArray[np.float64]
+Key = int | float | bytes
+
+
+class Axis(NamedTuple):
+    """The values of a column that are a bound of some file, ascending, with a position from 0 to 1 each.
+
+    `by_value`: whether positions are proportional to the values; otherwise they are proportional to the ranks.
+    """
+
+    keys: Any
+    """An array of numbers, or a list of bytes: as objects, the bounds of ten million files would take a gigabyte."""
+    positions: Positions
+    by_value: bool
+
+    def key_at(self, rank: int) -> Key:
+        key: Key = self.keys[rank] if isinstance(self.keys, list) else self.keys[rank].item()
+        return key
+
+    def ranks_at(self, count: int) -> Longs:
+        """The distinct ranks of the values at, or next below, `count` evenly spaced positions."""
+        if not len(self.positions):
+            return np.empty(0, dtype=np.int64)
+        at = np.searchsorted(self.positions, np.linspace(0.0, 1.0, count), side="right") - 1
+        return np.unique(at.clip(0)).astype(np.int64)
+
+
+class Ranges(NamedTuple):
+    """`lower`, `upper`, int64[bounded]: ranks on the axis. `files`: all data files, with those without both bounds."""
+
+    files: int
+    lower: Longs
+    upper: Longs
+
+    def depth(self, ranks: Longs) -> Longs:
+        """int64[ranks]: the number of files whose range contains each value."""
+        started = np.searchsorted(np.sort(self.lower), ranks, side="right")
+        return started - np.searchsorted(np.sort(self.upper), ranks, side="left")
+
+    def mean_depth(self, axis: Axis) -> float | None:
+        """The number of files whose range contains a value that is drawn evenly from the range of a file, as the mean
+        over the files. None without files."""
+        if not len(self.lower):
+            return None
+        between = np.diff(axis.positions)
+        # Between two neighbouring values there are no bounds, so that the depth is the same.
+        started = np.searchsorted(np.sort(self.lower), np.arange(len(between)), side="right")
+        ended = np.searchsorted(np.sort(self.upper), np.arange(len(between)), side="right")
+        areas = np.append(0.0, np.cumsum((started - ended) * between))
+        widths = axis.positions[self.upper] - axis.positions[self.lower]
+        points = widths <= 0
+        own = np.divide(areas[self.upper] - areas[self.lower], widths, out=np.zeros(len(widths)), where=~points)
+        own[points] = self.depth(self.lower[points])
+        return float(own.mean())
+
+
+class Bar(NamedTuple):
+    """Files that follow one another by their ranges. `low`, `high`: positions of the lowest lower and the highest upper
+    bound; `median`: of the median upper bound."""
+
+    files: int
+    low: float
+    median: float
+    high: float
+
+
+class SizeClass(NamedTuple):
+    """Files from `size_bytes`, a power of two or 0, up to the double."""
+
+    size_bytes: int
+    files: int
+    total_bytes: int
+
+
+def read_layouts(found: Sequence[FoundFiles], column: RequestedColumn, by_rank: bool) -> tuple[Axis, list[Ranges]]:
+    """The ranges in each of some snapshots on one axis. `column` has a type with bounds."""
+    sides = [_keys(files.stats(column)) for files in found]
+    axis, ranks = _axis([keys for pair in sides for keys in pair], by_rank)
+    pairs = zip(ranks[::2], ranks[1::2], strict=True)
+    return axis, [Ranges(files.files, lower, upper) for files, (lower, upper) in zip(found, pairs, strict=True)]
+
+
+def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
+    """At most `count` bars, by lower and then upper bound; a bar a file where there are no more files."""
+    files = len(ranges.lower)
+    order = np.lexsort((ranges.upper, ranges.lower))
+    lower, upper = ranges.lower[order], ranges.upper[order]
+    edges = np.linspace(0, files, min(count, files) + 1).astype(np.int64).tolist()
+    bars = []
+    for start, end in pairwise(edges):
+        ends = np.sort(upper[start:end])
+        at = axis.positions[[lower[start], ends[(end - start - 1) // 2], ends[-1]]].tolist()
+        bars.append(Bar(end - start, *at))
+    return bars
+
+
+def size_classes(found: FoundFiles) -> list[SizeClass]:
+    """The classes that have files, ascending."""
+    sizes = found.longs("file_size_in_bytes").clip(0)
+    classes = np.frexp(sizes.astype(np.float64))[1]  # 2 ** (exponent - 1) <= size < 2 ** exponent; 0 for 0
+    numbers, which = np.unique(classes, return_inverse=True)
+    counts = np.bincount(which, minlength=len(numbers))
+    totals = np.zeros(len(numbers), dtype=np.int64)
+    np.add.at(totals, which, sizes)
+    return [
+        SizeClass(1 << (int(number) - 1) if number else 0, int(files), int(total))
+        for number, files, total in zip(numbers, counts, totals, strict=True)
+    ]
+
+
+def _keys(stats: FoundStatistics) -> tuple[Any, Any]:
+    """(lower bounds, upper bounds) of the files that have both: arrays of numbers, or lists of bytes."""
+    lower, upper = stats.bounds("lower"), stats.bounds("upper")
+    if isinstance(lower, Strings) or isinstance(upper, Strings):
+        assert isinstance(lower, Strings)
+        assert isinstance(upper, Strings)
+        texts = zip(lower.values(), upper.values(), strict=True)
+        pairs = [pair for pair in texts if None not in pair]
+        return [low for low, _ in pairs], [high for _, high in pairs]
+    if stats.form is Form.FLOATS:
+        known = ~(np.isnan(lower) | np.isnan(upper))
+    else:
+        known = (lower != MISSING) & (upper != MISSING)
+    return lower[known], upper[known]
+
+
+def _axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
+    """The axis of all keys, and the ranks of the keys of each side."""
+    if any(isinstance(side, list) for side in sides):
+        texts: list[Key] = sorted({key for side in sides for key in side})
+        number_of = {key: number for number, key in enumerate(texts)}
+        ranks = [np.array([number_of[key] for key in side], dtype=np.int64) for side in sides]
+        return Axis(texts, _evenly(len(texts)), False), ranks
+    keys = np.unique(np.concatenate(list(sides)))
+    ranks = [np.searchsorted(keys, side).astype(np.int64) for side in sides]
+    values = keys.astype(np.float64)
+    by_value = not by_rank and len(keys) > 1 and bool(np.isfinite(values[[0, -1]] / 2).all())
+    if by_value:
+        halves = values / 2  # the difference of two doubles may exceed the largest double, that of their halves may not
+        positions = (halves - halves[0]) / (halves[-1] - halves[0])
+    else:
+        positions = _evenly(len(keys))
+    return Axis(keys, positions, by_value), ranks
+
+
+def _evenly(count: int) -> Positions:
+    return np.linspace(0.0, 1.0, count) if count > 1 else np.zeros(count)

@@ -1,0 +1,119 @@
+"""Settings of table services, and `setting`, which declares a setting."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+LAUNCHERS = ("worker", "local", "cluster")
+"""Where jobs can run (`services/launching/`)."""
+
+
+def setting(
+    default: Any,
+    description: str,
+    *,
+    secret: bool = False,
+    choices: tuple[str, ...] = (),
+    schemes: tuple[str, ...] = (),
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """A field with a default, what it means, and what it may be: one of `choices`, a URL of one of `schemes` (or
+    empty), a number from `least` to `most`, both included. A secret is not in the repr of the settings."""
+    metadata = {"description": description, "secret": secret, "choices": choices, "schemes": schemes}
+    return dataclasses.field(default=default, repr=not secret, metadata={**metadata, "least": least, "most": most})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    services_workers: int = setting(
+        1,
+        "Worker processes that maintain tables: indexes and, where a policy enables it, data files. 0: none, for a "
+        "server beside which `seamark indexer` runs.",
+        least=0,
+        most=64,
+    )
+    services_compaction: bool = setting(
+        False,
+        "Compact tables without the property seamark.compaction.enabled: merge small data files, apply deletes.",
+    )
+    services_clustering: bool = setting(
+        True,
+        "Cluster tables that have the property seamark.clustering.columns, and not seamark.clustering.enabled.",
+    )
+    services_column_ttl: bool = setting(
+        True,
+        "Remove expired columns from old partitions of tables that have the property seamark.column-ttl.columns, and "
+        "not seamark.column-ttl.enabled.",
+    )
+    services_expiration: bool = setting(
+        False,
+        "Expire snapshots of tables without the property seamark.expiration.enabled, by their properties "
+        "history.expire.*, and delete the files that no other snapshot needs.",
+    )
+    services_orphan_files: bool = setting(
+        False,
+        "Remove orphan files, which no snapshot names, of tables without the property seamark.orphan-files.enabled.",
+    )
+    services_statistics: bool = setting(
+        False,
+        "Keep statistics of tables without the property seamark.statistics.enabled: distinct values of columns, and "
+        "totals of partitions.",
+    )
+    services_manifests: bool = setting(
+        False, "Rewrite the manifests of tables without the property seamark.manifests.enabled, when there are many."
+    )
+    services_bucket_splitting: bool = setting(
+        False,
+        "Split files of earlier bucket counts, of tables without the property seamark.bucket-splitting.enabled.",
+    )
+    services_url: str = setting(
+        "",
+        "URL by which worker processes reach this server. Empty: the bound address. Required with tls_cert, whose "
+        "certificate must cover its host.",
+        schemes=("http", "https"),
+    )
+    services_memory_bytes: int = setting(
+        4 << 30, "Memory limit of a worker process; a job that needs more fails. 0: none.", least=0
+    )
+    services_queue_jobs: int = setting(
+        20_000, "Jobs of table services that can wait. A tenant can use four fifths of it.", least=10
+    )
+    services_launchers: tuple[str, ...] = setting(
+        ("worker",),
+        "Where jobs may run, separated by commas: worker, which all jobs need; local, PySpark on this machine; "
+        "cluster, the Spark cluster of services_spark_master. The property seamark.services.launcher of a table "
+        "chooses among them.",
+        choices=LAUNCHERS,
+    )
+    services_spark_bytes: int = setting(
+        16 << 30,
+        "A compaction or clustering of more bytes runs on Spark, if services_launchers has cluster or local. 0: only "
+        "for tables with the property seamark.services.launcher.",
+        least=0,
+    )
+    services_local_memory_bytes: int = setting(
+        8 << 30,
+        "Memory limit of a job on PySpark on this machine, divided among the JVM, the driver and the tasks; at least "
+        "3 GiB. 0: none.",
+        least=0,
+    )
+    services_spark_master: str = setting(
+        "", "Spark master of a cluster for the launcher cluster: spark://host:7077, yarn or k8s://…."
+    )
+    services_spark_options: str = setting(
+        "", "Further options of spark-submit for these jobs, such as --executor-memory 4g --conf key=value."
+    )
+    parquet_key_file: str = setting(
+        "",
+        "File with the master keys of encrypted Parquet files, for jobs: a JSON object of keys, name: base64, and of "
+        "replaced, old name: new name. Commands and Spark read the same variable.",
+    )
+    parquet_kms: str = setting(
+        "",
+        "Client of a key management service for encrypted Parquet files, for jobs: module:name of a class with "
+        "wrap_key and unwrap_key, such as a subclass of pyarrow.parquet.encryption.KmsClient. Commands and Spark read "
+        "the same variable.",
+    )

@@ -1,0 +1,65 @@
+"""When jobs of a table may run, and which come first: the properties `seamark.services.window` and `.priority`.
+
+A window is a time of day in UTC, such as 22:00-06:00, or several separated by commas. Indexes are built at any time,
+because queries miss them at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from seamark.metaserver.services.service import Job
+
+WINDOW, PRIORITY = "seamark.services.window", "seamark.services.priority"
+NORMAL = "normal"
+PRIORITIES = {"high": -10, NORMAL: 0, "low": 10}
+"""What is added to the priority of a job; services have 1 to 9."""
+_ALWAYS = frozenset(("indexing",))
+_WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
+_DAY = 24 * 60
+_WINDOWS_MAX = 24
+
+Window = tuple[int, int]
+"""Minutes of the day: the first, and the minute after the last; above a day for a window that ends on the next day."""
+
+
+def parse_windows(text: str) -> tuple[Window, ...] | None:
+    """None for an invalid text; empty for one without windows."""
+    found: list[Window] = []
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        match = _WINDOW.fullmatch(part)
+        if match is None or len(parts) > _WINDOWS_MAX:
+            return None
+        hour, minute, end_hour, end_minute = map(int, match.groups())
+        first, end = 60 * hour + minute, 60 * end_hour + end_minute
+        if end > _DAY or first == end:
+            return None
+        found.append((first, end if end > first else end + _DAY))
+    return tuple(found)
+
+
+def wait_s(windows: str, now_ms: int) -> float:
+    """Seconds until the next window begins; 0 within one, and without a valid one."""
+    parsed = parse_windows(windows)
+    if not parsed:
+        return 0.0
+    second = now_ms / 1000 % (60 * _DAY)
+    waits = []
+    for first, end in parsed:
+        if any(60 * first <= second + 60 * days < 60 * end for days in (0, _DAY)):
+            return 0.0
+        waits.append((60 * first - second) % (60 * _DAY))
+    return min(waits)
+
+
+def with_budget(job: Job, properties: Mapping[str, str]) -> Job:
+    """The job as the table's properties want it; invalid values are ignored."""
+    window = "" if job.service in _ALWAYS else properties.get(WINDOW, "")
+    change = PRIORITIES.get(properties.get(PRIORITY, NORMAL), 0)
+    if not window and not change:
+        return job
+    return msgspec.structs.replace(job, window=window, priority=job.priority + change)

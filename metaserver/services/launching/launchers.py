@@ -1,0 +1,145 @@
+"""Where a job runs: a worker process of the server, Spark on this machine, or Spark on a cluster.
+
+The setting `services_launchers` says which of them may be used, because a table's writer must not choose what the
+server spends. Among those a table's property `seamark.services.launcher` decides, or the bytes that the job will read:
+a JVM takes longer to start than the worker process needs for a small job. All run the same job as a client of the HTTP
+interface, with a token for the namespace of its table and the fencing number of the lease under which it was started.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.service_settings import LAUNCHERS
+from seamark.metaserver.services.service import Job, JobProgress, Launcher, Report, count_of, rewrite_pause_s
+from seamark.metaserver.store.model import Entry, NamespacePath
+
+PROPERTY = "seamark.services.launcher"
+AUTO = "auto"
+WORKER, LOCAL, CLUSTER = LAUNCHERS
+CHOICES = (AUTO, *LAUNCHERS)
+ON_SPARK = frozenset(("clustering", "compaction"))
+"""The services whose jobs can run on Spark."""
+
+
+class JobRequest(msgspec.Struct, frozen=True):
+    """What a launcher sends to the process that runs the job."""
+
+    service: str
+    namespace: NamespacePath
+    table: str
+    url: str
+    token: str | None
+    folders: tuple[str, ...] | None
+    """Local folders of the warehouse: the process opens no other local files. None: all."""
+    umask: int
+    """Of the files of tables."""
+    fence: int | None = None
+    arguments: dict[str, Any] = {}
+    """Further arguments of the job, for one that a user starts."""
+
+
+class JobAnswer(msgspec.Struct, frozen=True):
+    """The totals, or why it failed. With `progress`: that of the job, which still runs."""
+
+    totals: dict[str, Any] = {}
+    error: str = ""
+    progress: JobProgress | None = None
+
+
+@dataclass(frozen=True)
+class JobLogin:
+    """How jobs reach the server. `issue` makes a token for a namespace; None: the server requires none."""
+
+    url: str
+    issue: Callable[[NamespacePath], str] | None
+    folders: tuple[str, ...] | None
+    umask: int
+
+    def request(self, job: Job) -> JobRequest:
+        token = None if self.issue is None else self.issue(job.namespace)
+        named = (job.service, job.namespace, job.table)
+        return JobRequest(*named, self.url, token, self.folders, self.umask, job.fence, job.arguments)
+
+
+def has_local_spark() -> bool:
+    """Whether PySpark and Java are installed."""
+    return importlib.util.find_spec("pyspark") is not None and shutil.which("java") is not None
+
+
+def launcher_of(properties: Mapping[str, str]) -> str:
+    """What the property says; `auto` for an invalid value."""
+    chosen = properties.get(PROPERTY, AUTO)
+    return chosen if chosen in CHOICES else AUTO
+
+
+def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
+    """Why the value of the property is ignored, and jobs run as with `auto`; None if it is not."""
+    if launcher not in CHOICES:
+        return f"it must be one of {', '.join(CHOICES)}"
+    if launcher == AUTO or launcher in permitted:
+        return None
+    return f"the server permits {', '.join(permitted)} (setting services_launchers)"
+
+
+class LauncherChoice:
+    """A `JobRunner` that passes each job to one of its launchers by name; WORKER is one. `spark_bytes`: from this size
+    on a job runs on Spark if there is one; 0: never automatically."""
+
+    def __init__(self, launchers: Mapping[str, Launcher], *, spark_bytes: int) -> None:
+        self._launchers = launchers
+        self._spark_bytes = spark_bytes
+
+    def name_of(self, job: Job) -> str:
+        if job.service not in ON_SPARK:
+            return WORKER
+        if job.launcher in self._launchers:
+            return job.launcher
+        if not self._spark_bytes or job.size_bytes < self._spark_bytes:
+            return WORKER
+        return next((name for name in (CLUSTER, LOCAL) if name in self._launchers), WORKER)
+
+    async def run(self, job: Job, report: Report) -> dict[str, Any]:
+        return await self._launchers[self.name_of(job)].run(job, report)
+
+    async def close(self) -> None:
+        for launcher in self._launchers.values():
+            await launcher.close()
+
+
+def rewrite_job(service: str, entry: Entry, metadata: TableMetadata, priority: int, files: int, mark: str) -> Job:
+    """A job that rewrites some of the table's `files`. `mark`: a key of the summary of its commits."""
+    return Job(
+        service,
+        entry.namespace,
+        entry.name,
+        entry.uuid,
+        priority,
+        rewrite_pause_s(files),
+        bytes_since(metadata, mark),
+        launcher_of(metadata.properties),
+    )
+
+
+def bytes_since(metadata: TableMetadata, mark: str) -> int:
+    """The bytes that commits have added since the last snapshot whose summary has the key `mark`: about what the next
+    rewrite reads. All bytes of the table if no snapshot has it."""
+    snapshot: Snapshot | None = metadata.current_snapshot
+    total = 0 if snapshot is None else count_of(snapshot.summary_map(), "total-files-size", 0)
+    added = 0
+    while snapshot is not None:
+        summary = snapshot.summary_map()
+        if mark in summary:
+            return min(added, total)
+        added += count_of(summary, "added-files-size", 0)
+        parent = snapshot.parent_snapshot_id
+        snapshot = None if parent is None else metadata.snapshot(parent)
+    return total

@@ -1,0 +1,123 @@
+"""Runs jobs in a process of our own, which uses Arrow and starts no JVM.
+
+The worker reads one job a line from its standard input and answers with one line on its standard output, both JSON;
+lines with the progress of the job come before. It
+ends with its input, so it never outlives the server. It gets no secrets of the server, except AWS's variables if tables
+are on S3: each job brings a token for the namespace of its table. It runs at a lower CPU priority and within a memory
+limit, because the data files that it decodes are untrusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
+from seamark.metaserver.services.service import JOB_S_MAX, Job, JobFailed, Report
+
+MODULE = "seamark.metaserver.cli.job_worker"
+_ANSWER_BYTES_MAX = 1 << 20
+_VARIABLES = frozenset(
+    (
+        *(
+            "JAVA_HOME",
+            "SPARK_HOME",
+            "SPARK_CONF_DIR",
+            "HADOOP_CONF_DIR",
+            "YARN_CONF_DIR",
+            "PYSPARK_PYTHON",
+            "KUBECONFIG",
+        ),
+        *("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SEAMARK_CA"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    )
+)
+"""What a worker gets of the server's environment, which may contain secrets."""
+_PREFIXES = ("LC_", "OMP_", "ARROW_", "MALLOC_", "SEAMARK_PARQUET_")
+_STORAGE_PREFIX = "AWS_"
+
+
+def job_variables(*, on_s3: bool) -> dict[str, str]:
+    """The variables of the server that processes of jobs get. `on_s3`: they need the keys of AWS's provider chain,
+    unless the catalog hands out others."""
+    prefixes = (*_PREFIXES, _STORAGE_PREFIX) if on_s3 else _PREFIXES
+    return {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(prefixes)}
+
+
+class WorkerProcess:
+    """A `Launcher`: the default, for all jobs that need no cluster."""
+
+    def __init__(
+        self,
+        login: JobLogin,
+        *,
+        memory_bytes: int,
+        environment: Mapping[str, str],
+    ) -> None:
+        """`environment`: the variables of the worker."""
+        self._login = login
+        self._memory_bytes = memory_bytes
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self, job: Job, report: Report) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(JOB_S_MAX):
+                answer = await self._ask(job, report)
+        except TimeoutError:
+            await self.close()
+            raise JobFailed(f"The job took longer than {JOB_S_MAX:g} s and was stopped") from None
+        except (OSError, msgspec.DecodeError, ValueError) as error:
+            await self.close()
+            raise JobFailed(f"The worker process failed: {error}") from None
+        except BaseException:
+            await self.close()
+            raise
+        if answer.error:
+            raise JobFailed(answer.error)
+        return answer.totals
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    async def _ask(self, job: Job, report: Report) -> JobAnswer:
+        process = await self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(self._login.request(job)) + b"\n")
+        await process.stdin.drain()
+        while True:
+            line = await process.stdout.readline()
+            if not line.endswith(b"\n"):
+                code = await process.wait()
+                await self.close()
+                raise JobFailed(f"The worker process ended with code {code} during the job")
+            answer = msgspec.json.decode(line, type=JobAnswer)
+            if answer.progress is None:
+                return answer
+            report(answer.progress)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # the working directory is no place to import modules from
+                "-m",
+                MODULE,
+                str(self._memory_bytes),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_ANSWER_BYTES_MAX,
+                env=dict(self._environment),
+                start_new_session=True,  # `job_worker.yield_to_requests` says why
+            )
+        return self._process

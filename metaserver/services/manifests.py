@@ -1,0 +1,43 @@
+"""The service that rewrites manifests, for tables whose policy enables it."""
+
+from __future__ import annotations
+
+from seamark.metaserver.iceberg.metadata.manifest_policy import ENABLED, MARK, MIN_COUNT, MIN_COUNT_DEFAULT
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.services.service import NEVER, Job, count_of
+from seamark.metaserver.store.model import Entry
+
+_PRIORITY = 8
+"""After compaction, which makes entries unneeded."""
+_PAUSE_S = 600.0
+"""Least time between two rewrites of a table: each writes a large part of its manifests."""
+
+
+class ManifestRewriting:
+    """`default`: whether the manifests of tables without the property are rewritten."""
+
+    name = "manifests"
+
+    def __init__(self, *, default: bool) -> None:
+        self._default = default
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """For each change since the last rewrite; metadata does not say how many manifests there are, but each lists at
+        least one file. The server reads the manifest list when the job runs."""
+        snapshot = metadata.current_snapshot
+        if snapshot is None or metadata.format_version == 1:
+            return None
+        if not as_bool(metadata.properties, ENABLED, self._default):
+            return None
+        summary = snapshot.summary_map()
+        name, value = MARK
+        files = count_of(summary, "total-data-files", 0) + count_of(summary, "total-delete-files", 0)
+        # From 4 manifests on, a bad order of the entries is a reason too.
+        least = min(4, max(2, count_of(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT)))
+        if summary.get(name) == value or files < least:
+            return None
+        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, _PAUSE_S)
+
+    def again_s(self, metadata: TableMetadata) -> float:
+        return NEVER

@@ -1,0 +1,102 @@
+"""The jobs that run now, with their progress, and those that wait.
+
+The replica that runs them writes them into the lease of the table services each time it renews it, so that each replica
+can list them, and they vanish with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from seamark.metaserver.services.jobs import JobQueue
+from seamark.metaserver.services.service import Job, JobProgress, Report
+from seamark.metaserver.store.lease import SERVICES
+from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.port import PointerStore
+
+WAITING_LISTED = 50
+"""Waiting jobs in the lease: about 10 kB, which is written at each renewal."""
+
+
+class RunningJob(msgspec.Struct, frozen=True, rename="kebab"):
+    """`launcher`: where it runs. `started_ms`: since the epoch."""
+
+    service: str
+    namespace: NamespacePath
+    table: str
+    uuid: str
+    launcher: str
+    started_ms: int
+    progress: JobProgress = JobProgress()
+
+
+class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
+    """`asked_ms`: when it was proposed; `due_ms`: when it may start, in the past if it waits for a free worker; both
+    since the epoch. `failures`: of its runs, since the last that succeeded."""
+
+    service: str
+    namespace: NamespacePath
+    table: str
+    uuid: str
+    asked_ms: int
+    due_ms: int
+    failures: int
+
+
+class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
+    """`waiting`: those that start next, at most `WAITING_LISTED`; `waiting_count`: of all."""
+
+    running: tuple[RunningJob, ...] = ()
+    waiting: tuple[WaitingJob, ...] = ()
+    waiting_count: int = 0
+
+
+class RunningJobs:
+    """Those of this replica. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[str, str], RunningJob] = {}
+
+    def __iter__(self) -> Iterator[RunningJob]:
+        return iter(self._jobs.values())
+
+    @contextmanager
+    def running(self, job: Job, launcher: str, started_ms: int) -> Iterator[Report]:
+        """The job runs during the block, which passes its progress on."""
+        self._jobs[job.key] = RunningJob(job.service, job.namespace, job.table, job.uuid, launcher, started_ms)
+
+        def report(progress: JobProgress) -> None:
+            self._jobs[job.key] = msgspec.structs.replace(self._jobs[job.key], progress=progress)
+
+        try:
+            yield report
+        finally:
+            del self._jobs[job.key]
+
+    def encode(self, queue: JobQueue, now_ms: int) -> str:
+        """With the jobs of the queue that start next."""
+        waiting = [
+            WaitingJob(
+                entry.job.service,
+                entry.job.namespace,
+                entry.job.table,
+                entry.job.uuid,
+                now_ms - round(entry.waited_s * 1000),
+                now_ms + round(entry.due_in_s * 1000),
+                entry.failures,
+            )
+            for entry in queue.next_jobs(WAITING_LISTED)
+        ]
+        return msgspec.json.encode(JobsState(tuple(self), tuple(waiting), queue.waiting_count)).decode()
+
+
+async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
+    """As of the last renewal of the lease; empty if no replica runs table services, or one of another version does."""
+    state = await store.lease_state(SERVICES, now_ms)
+    try:
+        return msgspec.json.decode(state, type=JobsState) if state else JobsState()
+    except msgspec.DecodeError:
+        return JobsState()

@@ -1,0 +1,58 @@
+"""What a request allows: answers from earlier reads while the database or the storage does not answer.
+
+A client sends `Cache-Control: stale-if-error=<seconds>` (RFC 5861, 4; `max-stale` of RFC 9111, 5.2.1.2 is read alike).
+The middleware puts a `Staleness` into the context of a request that reads; code that answers from an earlier read asks
+it for permission and records the age, which becomes the answer's header `Age` (RFC 9111, 5.1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_DIRECTIVE = re.compile(r"(?:^|[,\s])(?:stale-if-error|max-stale)\s*=\s*\"?([0-9]{1,9})\"?(?=$|[,\s])", re.IGNORECASE)
+_HEADER_CHARS_MAX = 1000
+
+
+class Staleness:
+    """Belongs to one request. `wait_s`: how long to wait for a current value before an earlier one is used."""
+
+    __slots__ = ("age_s", "limit_s", "wait_s")
+
+    def __init__(self, limit_s: float, wait_s: float) -> None:
+        self.limit_s = limit_s
+        self.wait_s = wait_s
+        self.age_s = 0.0
+        """The age of the oldest value that was used instead of a current one."""
+
+    def allows(self, age_s: float) -> bool:
+        return age_s <= self.limit_s
+
+    def used(self, age_s: float) -> None:
+        self.age_s = max(self.age_s, age_s)
+
+
+_CURRENT: ContextVar[Staleness | None] = ContextVar("staleness", default=None)
+
+
+def allowed_staleness() -> Staleness | None:
+    """Of the request that is being answered; None when it has to have current values."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def allowing(staleness: Staleness | None) -> Iterator[None]:
+    """Sets what `allowed_staleness` returns within the block, in this task and those that it starts."""
+    token = _CURRENT.set(staleness)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def requested_staleness_s(cache_control: str) -> int | None:
+    """The seconds that a header Cache-Control allows; None without such a directive. The smallest of several."""
+    found = _DIRECTIVE.findall(cache_control[:_HEADER_CHARS_MAX])
+    return min(map(int, found)) if found else None

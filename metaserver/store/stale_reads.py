@@ -1,0 +1,115 @@
+"""The results of recent reads, for requests that allow stale answers while the database does not answer.
+
+The rule: a value is used only for a request that allows its age (`metaserver/staleness.py`), and only when the database
+failed or took too long for this request. All other requests read the database. The age counts from before the read.
+A missing value is not kept: a token that is unknown stays unknown only as long as the database answers so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import TypeVar
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.staleness import allowed_staleness
+from seamark.metaserver.store.operations import (
+    DropEntry,
+    Operation,
+    RemoveGrant,
+    RenameEntry,
+    RevokeToken,
+    SaveGrant,
+    SaveToken,
+    SwapPointer,
+)
+
+T = TypeVar("T")
+
+ENTRIES_MAX = 20_000
+RUNNING_MAX = 256
+"""Reads of requests that allow stale answers. Each continues after its request has used an earlier result."""
+_AWAY_S = 1.0
+"""After a failure the database is tried again in the background, and requests do not wait for it for this time."""
+_ACCESS = (SaveToken, RevokeToken, SaveGrant, RemoveGrant)
+
+
+class StaleReads:
+    """Belongs to one event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: OrderedDict[Hashable, tuple[object, float]] = OrderedDict()
+        self._running: dict[Hashable, asyncio.Task[object]] = {}
+        self._away_until_s = 0.0
+
+    async def read(self, key: tuple[object, ...], run: Callable[[], Awaitable[T]]) -> T:
+        """The result of `run`; or the last result, if the request allows its age and `run` raises RetryLater or takes
+        longer than the request waits."""
+        staleness = allowed_staleness()
+        known = self._known.get(key)
+        if staleness is None or known is None or not staleness.allows(self._clock.monotonic() - known[1]):
+            return await self._read(key, run)
+        task = self._start(key, run)
+        if task is not None:
+            away_s = self._away_until_s - self._clock.monotonic()
+            await asyncio.wait((task,), timeout=0 if away_s > 0 else staleness.wait_s)
+            if task.done() and not task.cancelled():
+                error = task.exception()
+                if error is None:
+                    return task.result()  # type: ignore[return-value]
+                if not isinstance(error, RetryLater):
+                    raise error
+            self._away_until_s = self._clock.monotonic() + _AWAY_S
+        age_s = self._clock.monotonic() - known[1]
+        if not staleness.allows(age_s) or self._known.get(key) is not known:
+            return await self._read(key, run)
+        staleness.used(age_s)
+        return known[0]  # type: ignore[return-value]
+
+    def _start(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> asyncio.Task[object] | None:
+        """The read of this key that requests share; None when so many wait that the database cannot be answering."""
+        task = self._running.get(key)
+        if task is None and len(self._running) < RUNNING_MAX:
+            task = asyncio.get_running_loop().create_task(self._read(key, run), name="stale-read")
+            self._running[key] = task
+            task.add_done_callback(lambda done: self._finished(key, done))
+        return task
+
+    async def _read(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> T:
+        began_s = self._clock.monotonic()
+        result = await run()
+        self._away_until_s = 0.0
+        if result is None:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = (result, began_s)
+            self._known.move_to_end(key)
+            while len(self._known) > ENTRIES_MAX:
+                self._known.popitem(last=False)
+        return result
+
+    def _finished(self, key: Hashable, task: asyncio.Task[object]) -> None:
+        del self._running[key]
+        if not task.cancelled():
+            task.exception()  # the request that started it may have ended
+
+    def forget(self, operations: Sequence[Operation]) -> None:
+        """This server has changed something: what it knows of that is not used any longer."""
+        for operation in operations:
+            if isinstance(operation, SwapPointer | RenameEntry | DropEntry):
+                self._known.pop(entry_key(operation.kind, operation.namespace, operation.name), None)
+            elif isinstance(operation, _ACCESS):
+                for key in [key for key in self._known if isinstance(key, tuple) and key[0] in ("token", "grants")]:
+                    del self._known[key]
+
+    async def close(self) -> None:
+        for task in tuple(self._running.values()):
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+
+def entry_key(kind: object, namespace: object, name: str) -> tuple[object, ...]:
+    return ("entry", kind, namespace, name)

@@ -1,0 +1,24 @@
+"""Seamark from DuckDB: connections with an attached catalog, and queries that open only the files that matter.
+
+A module is imported when one of its names is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seamark.metaserver.deferred import exports
+
+if TYPE_CHECKING:
+    from seamark.connector.duckdb.queries import rewritten, sql
+    from seamark.connector.duckdb.session import attach, connect
+
+__all__ = ["attach", "connect", "rewritten", "sql"]
+
+__getattr__ = exports(
+    __name__,
+    {
+        "seamark.connector.duckdb.queries": ("rewritten", "sql"),
+        "seamark.connector.duckdb.session": ("attach", "connect"),
+    },
+)

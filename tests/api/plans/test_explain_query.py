@@ -1,0 +1,151 @@
+"""A whole query explained: what each table needs, as far as its rows and those of the joined tables decide."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.api.plans import explain_query as routes
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import CreateNamespace
+from tests.api.client import SCHEMA, Answer, Api
+from tests.api.plans.test_joins import REGIONS, Star, made_star
+from tests.api.plans.test_plan_tables import As
+from tests.seeds import first_seed
+from tests.server.rig import running
+
+ROUTE = "/api/v1/explain-query"
+JOIN = "FROM {0}.fact f JOIN {0}.supplier s ON f.f_supplier = s.s_key"
+
+
+@pytest.fixture
+async def star(api: Api) -> Star:
+    return await made_star(api)
+
+
+async def ask(api: Api | Star, query: str, **body: Any) -> Answer:
+    return await api("POST", ROUTE, {"query": query, **body})
+
+
+async def explained(star: Star, query: str, **body: Any) -> dict[str, dict[str, Any]]:
+    """By the names of the tables."""
+    answer = await ask(star, query, **body)
+    assert answer.status == 200, answer.raw
+    return {one["table"][-1]: one for one in answer.json["tables"]}
+
+
+def files_with_rows(star: Star, wanted: set[int]) -> int:
+    """Files of the facts that hold a supplier of `wanted`: file n has each fifth from 100 n on."""
+    return len({supplier // 100 for supplier in wanted if supplier % 5 == 0})
+
+
+@pytest.mark.parametrize("dialect", ["trino", "duckdb"])
+async def test_each_table_of_a_join_is_planned_by_its_own_conditions_and_by_the_join(star: Star, dialect: str) -> None:
+    query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s.s_region = 'ASIA' AND f.f_key < 9000"
+    found = await explained(star, query, dialect=dialect)
+    assert list(found) == ["fact", "supplier"]
+    assert found["fact"]["predicate"] == '"f_key" < 9000'
+    assert found["supplier"]["predicate"] == "\"s_region\" = 'ASIA'"
+    (join,) = found["fact"]["plan"]["joins"]
+    assert (join["table"], join["used"], join["keys"]) == (["db", "supplier"], True, 500)
+    stages = found["fact"]["plan"]["stages"]
+    assert stages[0]["files-in"] == 20
+    assert stages[-1]["files-left"] == found["fact"]["plan"]["files"] == 9
+    assert found["supplier"]["plan"]["files"] == 1, "suppliers of the facts that are left"
+
+
+async def test_plans_of_random_queries_keep_what_their_rows_need_and_no_more_than_the_join_leaves(star: Star) -> None:
+    rng = random.Random(first_seed())
+    fewer = 0
+    for _ in range(25):
+        region, low, nation = rng.choice(REGIONS), rng.randrange(2000), rng.randrange(25)
+        span = rng.choice((3, 40, 400))
+        parts = {
+            f"s.s_region = '{region}'": lambda n, of=region: REGIONS[n % 4] == of,
+            f"s.s_key BETWEEN {low} AND {low + span}": lambda n, low=low, span=span: low <= n <= low + span,
+            f"s.s_nation = {nation}": lambda n, of=nation: n % 25 == of,
+            f"f.f_supplier >= {low}": lambda n, low=low: n >= low,
+        }
+        chosen = rng.sample(sorted(parts), rng.randint(1, 3))
+        wanted = {n for n in range(2000) if all(parts[part](n) for part in chosen)}
+        query = f"SELECT count(*) {JOIN.format(rng.choice(('db', 'sea.db')))} WHERE {' AND '.join(chosen)}"
+        found = await explained(star, query, dialect=rng.choice(("trino", "duckdb")))
+        assert found["fact"]["plan"]["files"] >= files_with_rows(star, wanted), query
+        if wanted and not any(part.startswith("f.") for part in chosen):
+            assert found["fact"]["plan"]["files"] <= len({n // 100 for n in wanted}), query
+        fewer += found["fact"]["plan"]["files"] < 20
+    assert fewer > 10
+
+
+async def test_names_without_a_namespace_are_of_the_one_that_the_request_names(star: Star) -> None:
+    query = "SELECT 1 FROM fact WHERE f_key = 5"
+    answer = await ask(star, query)
+    assert answer.status == 400
+    assert "The table fact has no namespace; write NAMESPACE.fact" in answer.json["error"]["message"]
+    found = await explained(star, query, namespace=["db"])
+    assert found["fact"]["plan"]["files"] == 1
+    assert found["fact"]["reference"] == "fact"
+
+
+async def test_two_references_to_a_table_have_a_plan_each(star: Star) -> None:
+    query = "SELECT 1 FROM db.fact a JOIN db.fact b ON a.f_key = b.f_key WHERE a.f_supplier = 3 AND b.f_rate > 0"
+    answer = await ask(star, query)
+    assert [one["table"] for one in answer.json["tables"]] == [["db", "fact"]] * 2
+    assert answer.json["tables"][0]["plan"]["files"] == 1
+
+
+async def test_a_table_at_an_earlier_snapshot_is_planned_at_it(star: Star) -> None:
+    loaded = await star("GET", "/v1/namespaces/db/tables/fact")
+    first = loaded.json["metadata"]["current-snapshot-id"]
+    await star.fact.commit([star.fact.file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
+    for version, files in (("", 2), (f" FOR VERSION AS OF {first}", 1)):
+        found = await explained(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
+        assert found["fact"]["plan"]["files"] == files, version
+
+
+async def test_what_is_no_query_is_refused_with_the_reason(star: Star) -> None:
+    for query, why, dialect in (
+        ("SELECT FROM WHERE", "The query is not valid SQL: ", "trino"),
+        ("", "it is empty", "trino"),
+        ("", "it is empty", "duckdb"),
+        ("SELECT 1", "is not read", "trino"),
+        ("DELETE FROM db.fact", "is not read", "trino"),
+        ("DELETE FROM db.fact", "no single query", "duckdb"),
+        ("SELECT 1 FROM db.fact QUALIFY row_number() OVER () = 1", "Qualify", "duckdb"),
+        ("SELECT 1 FROM db.fact; SELECT 2 FROM db.fact", "is not read", "trino"),
+        ("SELECT 1 FROM db.fact WHERE " + "(" * 3000 + "1" + ")" * 3000, "The query is not", "trino"),
+        ("SELECT " + "x" * routes.QUERY_MAX, "the limit is", "trino"),
+        (f"SELECT 1 FROM {', '.join(f'db.t{n}' for n in range(40))}", "the limit is 32", "trino"),
+        ("SELECT 1 FROM db.fact FOR VERSION AS OF 5 WHERE f_key = 1", "db.fact: ", "trino"),
+    ):
+        answer = await ask(star, query, dialect=dialect)
+        assert answer.status == 400, (query[:80], answer.raw)
+        assert why in answer.json["error"]["message"], (query[:80], answer.raw)
+    assert (await ask(star, "SELECT 1 FROM db.nosuch")).status == 404
+    assert (await ask(star, "SELECT 1 FROM nosuch.t")).status == 404
+    assert (await ask(star, "SELECT 1 FROM db.fact", dialect="oracle")).status == 400
+
+
+async def test_each_table_needs_the_right_to_read_it(tmp_path: Path) -> None:
+    clock, secrets = SystemClock(), {}
+    async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as store:
+        for name, role, path in (("root", "admin", ()), ("rita", "reader", ("db",))):
+            secrets[name] = await create_token(store, clock, name, None, [Grant(name, role, path)])
+        await store.transact([CreateNamespace(path=("secret",), properties={})])
+    async with running(tmp_path, auth="token") as server:
+        root, rita = (As(server, secrets[name]) for name in ("root", "rita"))
+        await made_star(root)
+        created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
+        assert created.status == 200, created.raw
+        assert (await ask(rita, "SELECT 1 FROM db.fact WHERE f_key = 1")).status == 200
+        for table in ("secret.d", "secret.nosuch", '"secret"."d"'):
+            for query in (f"SELECT 1 FROM {table}", f"SELECT 1 FROM db.fact f JOIN {table} d ON f.f_key = d.id"):
+                for dialect in ("trino", "duckdb"):
+                    answer = await ask(rita, query, dialect=dialect)
+                    assert answer.status == 403, answer.raw

@@ -1,0 +1,125 @@
+"""The estimates of explain for sorts and clusterings, held against tables that are really laid out so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seamark.connector.write.curves import curve_keys
+from seamark.metaserver.iceberg.metadata.clustering import HILBERT
+from tests.api.client import Api
+from tests.api.plans.planned import append
+from tests.planner.lakes.kinds import to_bytes
+from tests.planner.lakes.lake import DataFile
+from tests.planner.lakes.metrics import ColumnMetrics
+from tests.seeds import first_seed
+
+FILES, ROWS = 48, 500
+T = "/api/v1/tables/db/t"
+
+
+def spread(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """ids int64[files, rows] and letters [files, rows] of a table: each file covers a range of ids, which overlap."""
+    low = rng.integers(0, 40_000, (FILES, 1))
+    width = rng.integers(1, 20_000, (FILES, 1))
+    ids = low + (rng.random((FILES, ROWS)) * width).astype(np.int64)
+    return ids, rng.integers(0, 26**3, (FILES, ROWS))
+
+
+def word(number: int) -> str:
+    return "same" + "".join(chr(97 + number // 26**place % 26) for place in (2, 1, 0))
+
+
+def file_of(number: int, ids: np.ndarray, letters: np.ndarray) -> DataFile:
+    bounds = {1: ("long", int(ids.min()), int(ids.max())), 2: ("string", word(letters.min()), word(letters.max()))}
+    metrics = {
+        column: ColumnMetrics(len(ids), 0, None, to_bytes(kind, low), to_bytes(kind, high))
+        for column, (kind, low, high) in bounds.items()
+    }
+    return DataFile(f"file:///t/{number}.parquet", 0, "PARQUET", 0, (), len(ids), 10_000, metrics, split_offsets=[4])
+
+
+async def layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
+    answer = await api("POST", f"{T}/explain", {"where": where})
+    assert answer.status == 200, answer.raw
+    found: list[dict[str, Any]] = answer.json["layouts"]
+    assert [one["files"] for one in found] == sorted(one["files"] for one in found)
+    assert all(one["files-in"] == FILES and one["files"] < answer.json["files"] for one in found)
+    return {tuple(one["columns"]): one["files"] for one in found}
+
+
+def kept_when_laid_out(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]) -> int:
+    """Files that hold a value within each range's bounds, if the rows are in the order of `keys`."""
+    order = np.argsort(keys, kind="stable")
+    kept = np.ones(FILES, dtype=bool)
+    for values, low, high in columns:
+        parts = values.ravel()[order].reshape(FILES, -1)
+        kept &= (parts.min(axis=1) <= high) & (parts.max(axis=1) >= low)
+    return int(kept.sum())
+
+
+@pytest.mark.parametrize("case", range(3))
+async def test_the_estimate_of_a_sort_is_about_what_the_sorted_table_gives(api: Api, case: int) -> None:
+    rng = np.random.default_rng(first_seed() + case)
+    ids, letters = spread(rng)
+    await api.table()
+    files = [file_of(n, *rows) for n, rows in enumerate(zip(ids, letters, strict=True))]
+    await append(api, "t", files, snapshot_id=1)
+    seen = 0
+    for _ in range(12):
+        low, span = int(rng.integers(0, 50_000)), int(rng.integers(0, 8_000))
+        found = await layouts(api, f"id >= {low} AND id <= {low + span}")
+        if ("id",) in found:
+            seen += 1
+            true = kept_when_laid_out(ids.ravel(), (ids, low, low + span))
+            assert abs(found["id",] - true) <= max(2, 0.3 * true), (low, span)
+        first = int(rng.integers(0, 26**3 - 600))
+        found = await layouts(api, f"data >= '{word(first)}' AND data < '{word(first + 500)}'")
+        seen += 1
+        true = kept_when_laid_out(letters.ravel(), (letters, first, first + 499))
+        assert abs(found["data",] - true) <= max(2, 0.3 * true), first
+    assert seen > 15
+
+
+async def test_the_estimate_of_a_clustering_is_about_what_the_hilbert_curve_gives(api: Api) -> None:
+    rng = np.random.default_rng(first_seed() + 7)
+    ids, letters = rng.integers(0, 60_000, (FILES, ROWS)), rng.integers(0, 26**3, (FILES, ROWS))
+    await api.table()
+    await append(api, "t", [file_of(n, ids[n], letters[n]) for n in range(FILES)], snapshot_id=1)
+    ranks = np.stack([np.argsort(np.argsort(values.ravel())) for values in (ids, letters)], axis=1).astype(np.uint64)
+    curve = [bytes(key) for key in curve_keys(ranks, 16, HILBERT)]
+    keys = np.argsort(np.argsort(np.array(curve)))
+    for _ in range(10):
+        low, first = int(rng.integers(0, 50_000)), int(rng.integers(0, 26**3 - 3000))
+        found = await layouts(
+            api, f"id BETWEEN {low} AND {low + 9000} AND data >= '{word(first)}' AND data < '{word(first + 2500)}'"
+        )
+        true = kept_when_laid_out(keys, (ids, low, low + 9000), (letters, first, first + 2499))
+        both = next(files for columns, files in found.items() if len(columns) == 2)
+        assert both < min(found["id",], found["data",])
+        assert true / 2.5 <= both <= 2.5 * true, (low, first)
+
+
+async def test_values_that_a_layout_does_not_gather_have_no_estimate(api: Api) -> None:
+    await api.table()
+    ids = np.arange(FILES * ROWS).reshape(FILES, ROWS)
+    files = [file_of(n, ids[n], np.array([5, 9])) for n in range(FILES)]
+    await append(api, "t", files, snapshot_id=1)
+    assert await layouts(api, "id = 700") == {}, "the plan is as good"
+    assert await layouts(api, "id >= 0") == {}, "most files match"
+    assert await layouts(api, "data IS NOT NULL") == {}
+    assert await layouts(api, "data <> 'x'") == {}
+    found = await layouts(api, f"data = '{word(7)}' AND data > '{word(6)}'")
+    assert found["data",] <= 2
+
+
+async def test_numbers_at_the_ends_of_their_type_are_estimated(api: Api) -> None:
+    await api.table()
+    ends = np.array([-(2**63) + 1, 2**63 - 1])
+    files = [file_of(n, ends, np.array([5, 9])) for n in range(FILES)]
+    await append(api, "t", files, snapshot_id=1)
+    found = await layouts(api, "id > 0 AND id < 1000000000000000000")
+    assert 2 <= found["id",] <= 5
+    assert await layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {("id",): 2}

@@ -1,0 +1,63 @@
+"""What a process may open after it has restricted itself by Landlock."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seamark.metaserver.cli.sql import landlock
+
+SCRIPT = """
+import json, subprocess, sys, threading
+from seamark.metaserver.cli.sql import landlock
+import seamark.connector
+inside, outside = sys.argv[1:]
+told = {"changes": landlock.forbid_changes(), "reads": landlock.forbid_reads_except([inside])}
+
+def attempt(name, action):
+    try:
+        action()
+        told[name] = "done"
+    except OSError as error:
+        told[name] = type(error).__name__
+
+def attempts(where):
+    attempt(where + "read inside", lambda: open(inside + "/a").read())
+    attempt(where + "read outside", lambda: open(outside + "/a").read())
+    attempt(where + "read through a link", lambda: open(inside + "/link").read())
+    attempt(where + "write inside", lambda: open(inside + "/b", "w"))
+    attempt(where + "append inside", lambda: open(inside + "/a", "a"))
+    attempt(where + "start", lambda: subprocess.run(["/bin/true"]))
+
+attempts("")
+thread = threading.Thread(target=attempts, args=("thread: ",))
+thread.start()
+thread.join()
+import sqlite3, csv  # Python still finds its modules
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(landlock._abi() < 3, reason="this kernel has no Landlock, or an old one")
+def test_files_outside_are_not_read_and_none_is_written(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "a").write_text("a")
+    (inside / "link").symlink_to(outside / "a")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SCRIPT, str(inside), str(outside)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told.pop("changes")
+    assert told.pop("reads")
+    assert {name: what for name, what in told.items() if what == "done"} == {
+        "read inside": "done",
+        "thread: read inside": "done",
+    }
+    assert {what for what in told.values() if what != "done"} == {"PermissionError"}

@@ -1,0 +1,366 @@
+"""POST /api/v1/sql: the rows of a query with the rights of its caller, within limits, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.api.sql.workers import MODULE
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from tests.api.client import Answer, Api
+from tests.connector.lake import append, create, spread
+from tests.server.rig import Running, running
+from tests.waits import until
+
+ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
+LONG = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
+"""Of 60 rows, joined with themselves: it ends in no time that a test has."""
+GRANTS = (
+    Grant("root", "admin"),
+    Grant("wendy", "writer", ("db",)),
+    Grant("rita", "reader", ("db",)),
+    Grant("olga", "reader", ("other",)),
+)
+
+
+@dataclass
+class Site:
+    server: Running
+    tokens: dict[str, str]
+
+    @property
+    def api(self) -> Api:
+        return Api(self.server)
+
+    async def sql(self, who: str, statement: str, *, headers: dict[str, str] | None = None, **more: Any) -> Answer:
+        given = {"Authorization": f"Bearer {self.tokens[who]}"} if who else {}
+        return await self.api(
+            "POST", "/api/v1/sql", {"statement": statement, **more}, headers={**given, **(headers or {})}
+        )
+
+
+def workers() -> list[psutil.Process]:
+    """Those of statements that run now: the children of the parent of workers."""
+    parents = [one for one in psutil.Process().children() if MODULE in _arguments(one)]
+    return [child for one in parents for child in one.children() if _runs(child)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a table, written without logins, and then with tokens. All tests only read it."""
+    folder = tmp_path_factory.mktemp("sql")
+    asyncio.run(_fill(folder))
+    return folder
+
+
+async def _fill(folder: Path) -> None:
+    async with running(folder) as server:
+        await asyncio.to_thread(create, server.url)
+        await asyncio.to_thread(append, server.url, "db.t", spread(3))
+    tokens, clock = {}, SystemClock()
+    async with open_store(f"sqlite:///{folder}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name in ("root", "wendy", "rita", "olga", "nobody"):
+            grants = [grant for grant in GRANTS if grant.principal == name]
+            tokens[name] = await create_token(store, clock, name, None, grants)
+    (folder / "tokens.json").write_text(json.dumps(tokens))
+
+
+@asynccontextmanager
+async def open_site(home: Path, **settings: Any) -> AsyncIterator[Site]:
+    async with running(home, auth="token", **settings) as server:
+        yield Site(server, json.loads((home / "tokens.json").read_text()))
+
+
+@pytest.fixture
+async def site(home: Path) -> AsyncIterator[Site]:
+    async with open_site(home) as site:
+        yield site
+
+
+async def test_a_reader_gets_the_rows_and_what_was_read(site: Site) -> None:
+    answer = await site.sql("rita", "SELECT id, country FROM db.t WHERE id < 3 ORDER BY id DESC", id="mine")
+    assert answer.status == 200, answer.raw
+    assert answer.json["rows"] == [[2, "c2"], [1, "c1"], [0, "c0"]]
+    assert answer.json["columns"] == [{"name": "id", "type": "bigint"}, {"name": "country", "type": "varchar"}]
+    assert answer.json["complete"] is True
+    assert answer.json["statement-id"] == answer.headers["X-Seamark-Statement"] == "mine"
+    assert answer.json["tables"][0]["table"] == "db.t"
+    streamed = await site.sql("rita", "SELECT sum(id) AS s FROM t", headers=ARROW, schema="db")
+    found = pa.ipc.open_stream(streamed.raw).read_all()
+    assert found.to_pylist() == [{"s": sum(range(60))}]
+    plan = (await site.sql("rita", "SELECT * FROM db.t WHERE id = 1", explain=True)).json
+    assert (plan["engine"], plan["tables"][0]["considered-files"]) == ("duckdb", 3)
+    assert "rows" not in plan
+
+
+async def test_the_rights_are_those_of_the_caller(site: Site) -> None:
+    for who, status in (("rita", 200), ("wendy", 200), ("root", 200), ("olga", 403), ("nobody", 403), ("", 401)):
+        assert (await site.sql(who, "SELECT count(*) FROM db.t")).status == status, who
+    # Whether a table exists where one may not read is not told.
+    answers = [await site.sql("olga", f"SELECT 1 FROM db.{name}") for name in ("t", "nothing")]
+    assert answers[0].raw.replace(b"db.t", b"") == answers[1].raw.replace(b"db.nothing", b"")
+
+
+REFUSED = (
+    ("DELETE FROM db.t", 400, "Only queries"),
+    ("DROP TABLE db.t", 400, "Only queries"),
+    ("INSERT INTO db.t VALUES (1, 'x', 2)", 400, "Only queries"),
+    ("SELECT 1; SELECT 2", 400, "has 2 statements"),
+    ("COPY (SELECT 1) TO '/tmp/x'", 400, ""),
+    ("ATTACH '/tmp/x.db'", 400, ""),
+    ("INSTALL httpfs", 400, ""),
+    ("SET threads = 100", 400, ""),
+    ("SELECT * FROM read_csv('/etc/passwd')", 400, "not translated"),
+    ("SELECT getenv('HOME')", 400, "not translated"),
+    ("SELECT * FROM '/etc/passwd'", 400, ""),
+    ('SELECT * FROM "/etc"."passwd"', 404, "does not exist"),
+    ("SELECT * FROM db.nothing", 404, "does not exist"),
+    ("SELECT * FROM x.db.t", 400, "the catalog is"),
+    ("SELECT nope FROM db.t", 400, "does not exist"),
+    ("SELECT id / 0 FROM db.t", 400, "Division by zero"),
+    ("", 400, ""),
+    ("SELECT " + "(" * 9000, 400, ""),
+)
+BODIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"statement": 1},
+    {"statement": "SELECT 1", "id": "a b"},
+    {"statement": "SELECT 1", "max-rows": 0},
+    {"statement": "SELECT 1", "engine": "trino"},
+)
+
+
+async def test_a_statement_that_may_not_run_has_a_400_or_404(site: Site) -> None:
+    for statement, status, why in REFUSED:
+        answer = await site.sql("root", statement)
+        assert answer.status == status, (statement, answer.raw)
+        assert why in answer.json["error"]["message"], statement
+    headers = {"Authorization": f"Bearer {site.tokens['rita']}"}
+    for body in BODIES:
+        assert (await site.api("POST", "/api/v1/sql", body, headers=headers)).status == 400, body
+
+
+async def test_answers_have_limits(home: Path) -> None:
+    async with open_site(home, sql_rows_limit=10, sql_time_s=20, sql_bytes_limit=2000) as site:
+        assert (await site.sql("rita", "SELECT id FROM db.t LIMIT 10")).status == 200
+        many = await site.sql("rita", "SELECT id FROM db.t")
+        assert many.status == 400
+        assert "sql_rows_limit" in many.json["error"]["message"]
+        some = await site.sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
+        assert (len(some.json["rows"]), some.json["complete"]) == (4, False)
+        wide = "SELECT " + ", ".join(f"'{'x' * 90}' AS c{n}" for n in range(40))
+        assert "sql_bytes_limit" in (await site.sql("rita", wide)).json["error"]["message"]
+
+
+async def test_a_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path) -> None:
+    async with open_site(home, sql_time_s=4) as site:
+        answer = await site.sql("rita", LONG)
+        assert answer.status == 400, answer.raw
+        assert "sql_time_s" in answer.json["error"]["message"]
+        await until(lambda: not workers())
+
+
+async def test_a_principal_has_a_share_and_the_server_a_limit(home: Path) -> None:
+    async with open_site(home, sql_statements_limit=2, sql_time_s=30) as site:
+        long = asyncio.create_task(site.sql("rita", LONG, id="long"))
+        await until(lambda: len(workers()) == 1)
+        assert (await site.sql("rita", "SELECT 1")).status == 429
+        assert (await site.sql("wendy", "SELECT 1")).status == 200
+        await until(lambda: len(workers()) == 1)
+        others = asyncio.create_task(site.sql("root", LONG, id="long"))
+        await until(lambda: len(workers()) == 2)
+        assert (await site.sql("wendy", "SELECT 1")).status == 503
+        for who in ("rita", "root"):  # ids are each caller's own
+            headers = {"Authorization": f"Bearer {site.tokens[who]}"}
+            assert (await site.api("DELETE", "/api/v1/sql/other", headers=headers)).status == 404
+            assert (await site.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
+        for task in (long, others):
+            assert "cancelled" in (await task).json["error"]["message"]
+        await until(lambda: not workers())
+
+
+async def test_a_client_that_leaves_ends_its_statement(home: Path) -> None:
+    async with open_site(home) as site:
+        leaving = asyncio.create_task(site.sql("rita", LONG))
+        await until(lambda: len(workers()) == 1)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await until(lambda: not workers())
+
+
+async def test_a_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "the-secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
+    async with open_site(home) as site:
+        running_statement = asyncio.create_task(site.sql("rita", LONG))
+        await until(lambda: len(workers()) == 1)
+        (worker,) = workers()
+        seen = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
+        assert b"the-secret" not in seen
+        assert b"SEAMARK_S3" not in seen
+        assert b"smq_" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
+        limits = Path(f"/proc/{worker.pid}/limits").read_text()
+        assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max file size")] == [["0", "0"]]
+        # A fork copies one thread. The other that there may be waits in an allocator, which knows about forks.
+        assert psutil.Process(worker.ppid()).num_threads() <= 2
+        running_statement.cancel()
+        await asyncio.gather(running_statement, return_exceptions=True)
+    await until(lambda: not _runs(worker))
+
+
+async def test_a_statement_that_needs_too_much_memory_fails_alone(home: Path) -> None:
+    async with open_site(home, sql_memory_bytes=600 << 20) as site:
+        text = f"'{'x' * 4000}' || CAST(a.id * 3600 + b.id * 60 + c.id AS varchar)"
+        query = f"SELECT count(DISTINCT v) FROM (SELECT {text} AS v FROM db.t a, db.t b, db.t c) q"
+        answer = await site.sql("rita", query)
+        assert answer.status == 400, answer.raw
+        assert "emory" in answer.json["error"]["message"]
+        assert (await site.sql("rita", "SELECT 1")).json["rows"] == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("value", "host", "status"), [("off", "127.0.0.1", 403), ("loopback", "0.0.0.0", 403), ("on", "0.0.0.0", 200)]
+)
+async def test_beyond_loopback_it_is_off_unless_a_setting_switches_it_on(
+    home: Path, value: str, host: str, status: int
+) -> None:
+    async with open_site(home, sql=value, host=host) as site:
+        assert (await site.sql("root", "SELECT 1")).status == status
+        state = await site.api("GET", "/api/v1/sql", headers={"Authorization": f"Bearer {site.tokens['olga']}"})
+        assert state.json["is-on"] == (status == 200)
+        assert "sql = on" in (state.json["reason"] or "sql = on")
+
+
+async def test_the_audit_log_has_each_statement_and_not_its_text(site: Site) -> None:
+    for who in ("rita", "olga"):
+        await site.sql(who, "SELECT count(*) FROM db.t", headers={"X-Request-Id": f"audited-{who}"})
+    headers = {"Authorization": f"Bearer {site.tokens['root']}"}
+
+    async def recorded() -> list[Any]:
+        answer = await site.api("GET", "/api/v1/audit?limit=100", headers=headers)
+        return [
+            one
+            for one in answer.json["records"]
+            if one["request-id"].startswith("audited-") and one["action"] == "runStatement"
+        ]
+
+    for _ in range(200):
+        found = await recorded()
+        if len(found) == 2:
+            break
+        await asyncio.sleep(0.05)
+    assert {(one["who"], one["status"]) for one in found} == {("rita", 200), ("olga", 403)}
+    assert "count" not in json.dumps(found)
+
+
+async def test_a_statement_token_reads_and_does_nothing_else(site: Site) -> None:
+    parts = site.server.parts
+    rita = await parts.authenticator.login(site.tokens["wendy"])
+    token = parts.authenticator.statement_tokens.issue(rita.principal, 60)
+    headers = {"Authorization": f"Bearer {token}"}
+    assert (await site.api("GET", "/v1/namespaces/db/tables/t", headers=headers)).status == 200
+    assert (await site.api("DELETE", "/v1/namespaces/db/tables/t", headers=headers)).status == 403
+    assert (await site.api("GET", "/v1/namespaces/other", headers=headers)).status in (403, 404)
+    again = await site.api("POST", "/api/v1/sql", {"statement": "SELECT 1"}, headers=headers)
+    assert again.status == 403
+    for forged in (token[:-2] + "AA", "smq_", "smq_AAAA", "sms_" + token[4:]):
+        answer = await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {forged}"})
+        assert answer.status == 401
+    old = parts.authenticator.statement_tokens.issue(rita.principal, -1)
+    assert (await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {old}"})).status == 401
+
+
+async def test_a_worker_reads_no_file_outside_its_tables(site: Site, home: Path, tmp_path: Path) -> None:
+    """A data file that a symbolic link leads to is not read, although the server may read it."""
+    data = next((home / "warehouse").rglob("*.parquet"))
+    elsewhere = tmp_path / "elsewhere.parquet"
+    data.rename(elsewhere)
+    data.symlink_to(elsewhere)
+    answer = await site.sql("rita", "SELECT * FROM db.t")
+    assert answer.status == 500
+    assert "symbolic link" in answer.json["error"]["message"]
+    data.unlink()
+    elsewhere.rename(data)
+    assert (await site.sql("rita", "SELECT * FROM db.t")).status == 200
+
+
+HOSTILE = (
+    "SELECT * FROM range(1000000000000)",
+    "SELECT * FROM UNNEST(sequence(1, 1000000000)) AS u (x)",
+    "SELECT repeat('x', 2000000000)",
+    "SELECT length(concat(" + ", ".join(["'x'"] * 3000) + "))",
+    "SELECT replace(replace(replace('" + "a" * 20_000 + "', 'a', '" + "b" * 20_000 + "'), 'b', 'cc'), 'c', 'dddd')",
+    "SELECT " + "(" * 5000 + "1" + ")" * 5000,
+    "SELECT " + "-" * 5001 + "1",
+    "SELECT " + "NOT " * 5000 + "TRUE",
+    "SELECT " + "1 + " * 9000 + "1",
+    "SELECT " + "(SELECT " * 500 + "1" + ")" * 500,
+    "SELECT * FROM (" * 400 + "SELECT 1 AS a" + ")" * 400,
+    "WITH "
+    + ", ".join(f"w{n + 1} AS (SELECT a.x FROM w{n} a, w{n} b)" for n in range(40)).replace(
+        "w1 AS (SELECT a.x FROM w0 a, w0 b)", "w1 AS (SELECT id AS x FROM db.t)"
+    )
+    + " SELECT count(*) FROM w40",
+    "SELECT '" + "x" * 1_000_000 + "'",
+    "SELECT " + ", ".join(["1"] * 15_000),
+    "SELECT * FROM db.t WHERE id IN (" + ", ".join(["1"] * 15_000) + ")",
+    "SELECT CAST('9' AS DECIMAL(38, 0)) * " + "99999999999999999999 * " * 50 + "1",
+    "SELECT * FROM db.t WHERE s LIKE '" + "%_" * 5_000 + "'",
+    "SELECT id FROM db.t GROUP BY CUBE (" + ", ".join(["id"] * 60) + ")",
+    "SELECT \x00 FROM db.t",
+    "SELECT 1;" * 2_000,
+    "/*" * 40_000,
+    "'" * 80_001,
+)
+"""They need much time, memory or depth, or are not finished."""
+
+
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+async def test_a_statement_that_costs_too_much_has_a_400_or_an_answer_and_leaves_nothing(
+    home: Path, every: int
+) -> None:
+    async with running(home, sql_time_s=2.0, sql_memory_bytes=256 << 20) as server:
+        site = Site(server, {})
+        for statement in HOSTILE[::every]:
+            answer = await site.sql("", statement, **{"max-rows": 10})
+            assert answer.status in (200, 400), (statement[:100], answer.status, answer.raw[:500])
+            assert len(answer.raw) < 1 << 20, statement[:100]
+        assert (await site.sql("", "SELECT count(*) AS n FROM db.t")).json["rows"] == [[60]]
+        await until(lambda: not workers(), 20)
+
+
+async def test_an_id_is_cancelled_by_its_owner_alone(site: Site) -> None:
+    running_one = asyncio.create_task(site.sql("rita", LONG, id="long"))
+    await until(workers, 20)
+    for who in ("olga", "wendy", "root"):
+        answer = await site.api("DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens[who]}"})
+        assert answer.status == 404, who
+    assert not running_one.done()
+    answer = await site.api("DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens['rita']}"})
+    assert (answer.status, (await running_one).status) == (204, 400)

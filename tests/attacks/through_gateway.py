@@ -1,0 +1,149 @@
+"""S3 requests to the objects gateway that reach for the victim's objects, signed with keys of the attacker's own table.
+
+The victim's objects are in the gateway's cache before: an answer from the cache needs the same rights as one from the
+store.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+from yarl import URL
+
+from seamark.metaserver.gateway.sigv4 import Target, sign_headers
+from tests.attacks.campaign import Campaign
+from tests.attacks.world import HOSTILE, NAMES, World
+
+VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
+OPERATIONS = (
+    *(("GET", ""), ("HEAD", ""), ("PUT", ""), ("DELETE", ""), ("POST", "uploads="), ("GET", "tagging=")),
+    *(("PUT", "partNumber=1&uploadId=1"), ("GET", "uploadId=1"), ("DELETE", "uploadId=1"), ("PUT", "tagging=")),
+    *(("GET", "versionId=null"), ("GET", "x-id=GetObject"), ("GET", "attributes=")),
+)
+"""(method, query) of the gateway's operations on an object."""
+OF_BUCKETS = ("list", "delete", "copy")
+
+
+async def keys_of(world: World, who: str, path: str) -> dict[str, str]:
+    """The config of a table; empty without access."""
+    loaded = await world.ask(who, "GET", path, headers=VENDED)
+    return loaded.json.get("config", {}) if loaded.status == 200 else {}
+
+
+async def fill_cache(world: World) -> None:
+    """The victim reads all its objects through the gateway."""
+    for name in world.hints["table"]:
+        path = f"/v1/namespaces/{world.victim}/tables/{name}"
+        keys = await keys_of(world, "viola", path)
+        location = (await world.good("viola", "GET", path))["metadata"]["location"]
+        for place in world.files():
+            if place.startswith(location + "/"):
+                for _ in range(2):
+                    status, _, _ = await send(world, keys, "GET", "/" + quote(place.removeprefix("s3://")))
+                    assert status == 200, place
+
+
+async def send(
+    world: World,
+    keys: dict[str, str],
+    method: str,
+    path: str,
+    query: str = "",
+    data: bytes | None = None,
+    **headers: str,
+) -> tuple[int, bytes, dict[str, str]]:
+    signed = sign_headers(
+        Target(method, path, query, {"host": urlsplit(world.gateway).netloc, **headers}),
+        access_key_id=keys.get("s3.access-key-id", "SMKAAAAAAAAAAAAAAAAA"),
+        secret=keys.get("s3.secret-access-key", "none"),
+        token=keys.get("s3.session-token", "none"),
+        region=keys.get("s3.region", "us-east-1"),
+        payload="UNSIGNED-PAYLOAD",
+        now_ms=time.time_ns() // 1_000_000,
+    )
+    url = URL(f"{world.gateway}{path}{'?' if query else ''}{query}", encoded=True)
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as http,
+        http.request(method, url, headers=signed, data=data, allow_redirects=False) as answer,
+    ):
+        return answer.status, await answer.read(), dict(answer.headers)
+
+
+async def reach_through_gateway(c: Campaign, name: str) -> None:
+    """One request for each kind of the victim's objects."""
+    world, rng = c.world, c.rng
+    if not world.gateway:
+        return
+    who = rng.choice(HOSTILE)
+    loaded = await c.ask(who, "GET", f"{NAMES}/tables/{name}", headers=VENDED)
+    keys = dict(loaded.json.get("config", {})) if loaded.status == 200 else {}
+    location = loaded.json["metadata"]["location"] if loaded.status == 200 else f"s3://{world.bucket}/lake/none"
+    own = location.removeprefix(f"s3://{world.bucket}/")
+    for kind in ("data file", "manifest", "metadata file", "location"):
+        place = c.hint(kind, f"s3://{world.bucket}/lake/no").removeprefix(f"s3://{world.bucket}/")
+        up = "/".join([".."] * (own.count("/") + 1))
+        target = rng.choice(
+            (
+                f"/{world.bucket}/{quote(place)}",
+                f"/{world.bucket}/{quote(place)}",
+                f"/{world.bucket}/{quote(place)}",
+                f"/{world.bucket}/{own}/{up}/{quote(place)}",
+                f"/{world.bucket}/{own}/{up.replace('..', '%2e%2e')}/{quote(place)}",
+                f"/{world.bucket}//{quote(place)}",
+                f"/{world.bucket.upper()}/{quote(place)}",
+                f"//{world.bucket}/{quote(place)}",
+                f"/{world.bucket}/{quote(place)}%00",
+                f"/{world.bucket}/{quote(place)}/",
+            )
+        )
+        method, query = rng.choice(OPERATIONS)
+        headers = rng.choice(
+            (
+                {},
+                {"range": rng.choice(("bytes=0-9", "bytes=-8", "bytes=0-"))},
+                {"if-none-match": "*"},
+                {"if-match": '"x"'},
+                {"x-amz-checksum-mode": "ENABLED"},
+                {"x-forwarded-host": "localhost"},
+            )
+        )
+        way = rng.choice(("object", "object", "object", *OF_BUCKETS))
+        data = b"evil" if method in ("PUT", "POST") and not query else None
+        if way == "list":
+            prefix = rng.choice((quote(place, safe=""), quote(f"{own}/{up}/{place}", safe=""), "", "lake%2F"))
+            method, target, query, data = "GET", f"/{world.bucket}", f"list-type=2&prefix={prefix}", None
+        elif way == "delete":
+            xml = f"<Delete><Object><Key>{place}</Key></Object></Delete>"
+            method, target, query, data = "POST", f"/{world.bucket}", "delete=", xml.encode()
+        elif way == "copy":
+            method, query, data = "PUT", rng.choice(("", "partNumber=1&uploadId=1")), None
+            target = f"/{world.bucket}/{own}/data/copied"
+            headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
+        status, body, answered = await send(world, _forged(c, keys), method, target, query, data, **headers)
+        c.steps.append(f"{who or 'stranger'} by the gateway: {method} {target}?{query} {headers} -> {status}")
+        found = world.secrets.found(body, answered)
+        if found:
+            c.report(f"the gateway's answer has {', '.join(map(str, found))}")
+        if status < 300:
+            c.report("the gateway answered a request for the victim's objects")
+        if status >= 500 and status != 503:
+            c.report(f"a fault of the gateway: {body[:500]!r}")
+
+
+def _forged(c: Campaign, keys: dict[str, str]) -> dict[str, Any]:
+    """The keys, or keys with another grant in their token."""
+    token = keys.get("s3.session-token", "")
+    if not token or c.rng.random() < 0.7:
+        return keys
+    raw = bytearray(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    if c.rng.random() < 0.5:
+        raw[c.rng.randrange(len(raw))] ^= 1 << c.rng.randrange(8)
+    else:
+        own = keys.get("s3.endpoint", "x").encode()
+        raw = bytearray(bytes(raw).replace(own[:8], b"elsewher"))
+        raw = raw[: -c.rng.randrange(1, 40)]
+    return {**keys, "s3.session-token": base64.urlsafe_b64encode(bytes(raw)).decode().rstrip("=")}

@@ -1,0 +1,24 @@
+"""The demo's second engine: Trino is asked the same queries, and its answers are checked, too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.bench.test_demo import check_table, demo
+from tests.services.trino import NEEDS_TRINO
+
+pytestmark = [*NEEDS_TRINO, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_the_demo_asks_trino_too(tmp_path: Path) -> None:
+    done = demo(TRINO="1", DEMO_REPORT=str(tmp_path / "demo.html"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_table(done.stdout)
+    part = done.stdout.partition("The same 13 queries in Trino")[2]
+    told = ("stock Iceberg", "with Seamark, files as written", "with Seamark's layout")
+    iceberg, untouched, clustered = (int(re.search(rf"{name} +([\d,]+)", part)[1].replace(",", "")) for name in told)
+    assert iceberg > untouched > clustered
+    assert "Files opened in Trino" in (tmp_path / "demo.html").read_text()

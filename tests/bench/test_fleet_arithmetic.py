@@ -1,0 +1,18 @@
+"""The figures of the page about fleets are those that the simulation finds."""
+
+from __future__ import annotations
+
+from bench.fleet.arithmetic import PAGE, Fleet, figures, replaced_figures, shares
+
+
+def test_the_figures_on_the_page_are_those_of_the_simulation() -> None:
+    page = PAGE.read_text()
+    assert replaced_figures(page, figures()) == page
+
+
+def test_a_replica_that_joins_or_leaves_moves_about_its_share() -> None:
+    fleet = Fleet(replicas=20)
+    found = shares(fleet, keys=8000)
+    assert 0.75 < found.least < 1 < found.most < 1.25
+    assert abs(found.moved_by_join - 1 / 21) < 0.01
+    assert abs(found.moved_by_leave - 1 / 20) < 0.01

@@ -1,0 +1,204 @@
+"""Admission by frequency: what the sketch counts, what the cache keeps, and that a scan displaces no hot entries."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from seamark.cache.admission import AdmittingCache
+from seamark.cache.disk import DiskTier, identity
+from seamark.cache.frequency import COUNT_MAX, FrequencySketch
+from seamark.cache.memory import ENTRY_OVERHEAD_BYTES
+from tests.seeds import first_seed
+
+UNIT = 1000 - ENTRY_OVERHEAD_BYTES
+"""The size of a value that is charged 1000 bytes."""
+
+
+def _cache(entries: int, **options: object) -> AdmittingCache[object, int]:
+    return AdmittingCache(entries * 1000, FrequencySketch(entries), **options)  # type: ignore[arg-type]
+
+
+def test_an_estimate_is_never_below_the_count_and_rarely_above_it() -> None:
+    rng, sketch, counted = random.Random(first_seed()), FrequencySketch(4096), Counter[int]()
+    for _ in range(20_000):
+        key = min(int(rng.paretovariate(0.6)), 4000)
+        sketch.count(key)
+        counted[key] += 1
+    for key, count in counted.items():
+        assert sketch.estimate(key) >= min(count, COUNT_MAX + 1)
+    exact = sum(sketch.estimate(key) == min(count, COUNT_MAX + 1) for key, count in counted.items())
+    assert exact >= 0.95 * len(counted)
+    strangers = sum(sketch.estimate(key) > 0 for key in range(10_000, 20_000))
+    assert strangers < 500
+
+
+def test_old_popularity_fades() -> None:
+    sketch = FrequencySketch(100)
+    for _ in range(15):
+        sketch.count("old")
+    before = sketch.estimate("old")
+    for number in range(3000):
+        sketch.count(number)
+    assert sketch.estimate("old") < before // 2
+
+
+@pytest.mark.parametrize("keys", [0, -1])
+def test_a_sketch_of_nothing_is_refused(keys: int) -> None:
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        FrequencySketch(keys)
+
+
+def test_a_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -> None:
+    """The hot set has a Zipf distribution; an LRU of the same size loses most of it to the scan."""
+    rng, entries = random.Random(first_seed()), 500
+    hot = [(1 / (rank + 1), rank) for rank in range(600)]
+    weights = [weight for weight, _ in hot]
+
+    def rate(cache: AdmittingCache[object, int], scan: list[int]) -> float:
+        """The hit rate of the hot requests, with a part of the scan after each."""
+        hits, requests, left = 0, 6000, list(scan)
+        each = -(-len(scan) // requests)
+        for key in rng.choices([rank for _, rank in hot], weights, k=requests):
+            hits += cache.get(key) is not None or (not cache.put(key, 0, UNIT) and False)
+            for number in left[-each:] if each else []:
+                if cache.get(10_000 + number) is None:
+                    cache.put(10_000 + number, 0, UNIT)
+            del left[len(left) - each :]
+        return hits / requests
+
+    cache = _cache(entries)
+    rate(cache, [])
+    alone = rate(cache, [])
+    with_scan = rate(cache, list(range(10 * entries)))
+    after = rate(cache, [])
+    assert alone > 0.8
+    assert alone - with_scan < 0.05, (alone, with_scan)
+    assert alone - after < 0.05, (alone, after)
+    cache.check_invariants()
+
+
+def test_a_new_hot_set_replaces_the_old_one() -> None:
+    cache = _cache(100)
+    for turn in range(2):
+        for _ in range(30):
+            for number in range(60):
+                if cache.get((turn, number)) is None:
+                    cache.put((turn, number), 0, UNIT)
+    assert sum((1, number) in cache for number in range(60)) >= 55
+
+
+def test_a_read_that_continues_another_makes_nothing_popular() -> None:
+    cache = _cache(10)
+    for number in range(9):
+        for _ in range(3):
+            cache.get(number)
+        cache.put(number, number, UNIT)
+    for number in range(100, 200):
+        cache.get(number)
+        cache.put(number, number, UNIT)
+        for _ in range(50):
+            cache.get(number, counted=False)
+    assert sum(number in cache for number in range(9)) == 9
+
+
+def test_pinned_entries_stay_and_have_a_budget_of_their_own() -> None:
+    cache = _cache(20, pinned_bytes=5000)
+    for number in range(5):
+        assert cache.put(("pin", number), number, UNIT, pinned=True)
+    for number in range(200):
+        for _ in range(5):
+            cache.get(number)
+        cache.put(number, number, UNIT)
+    assert [cache.get(("pin", number)) for number in range(5)] == list(range(5))
+    cache.put(("pin", 5), 5, UNIT, pinned=True)
+    assert ("pin", 0) not in cache
+    assert not cache.put("large", 0, 30_000, pinned=True)
+    cache.check_invariants()
+
+
+def test_a_holder_evicts_its_own_entries_at_its_share() -> None:
+    cache = _cache(20, holder_bytes=10_000)
+    for number in range(8):
+        cache.put(("a", number), number, UNIT, "a")
+    for number in range(100):
+        for _ in range(9):
+            cache.get(("b", number))
+        cache.put(("b", number), number, UNIT, "b")
+    assert cache.held_bytes("b") <= 10_000
+    assert all(("a", number) in cache for number in range(8))
+    cache.check_invariants()
+
+
+def test_any_sequence_agrees_with_a_dict_that_may_forget() -> None:
+    rng = random.Random(first_seed())
+    for _ in range(20):
+        budget = rng.randrange(0, 20_000)
+        cache: AdmittingCache[int, int] = AdmittingCache(
+            budget,
+            FrequencySketch(64),
+            pinned_bytes=rng.randrange(0, budget + 1),
+            holder_bytes=rng.choice((None, rng.randrange(0, 20_000))),
+        )
+        model: dict[int, int] = {}
+        for step in range(1500):
+            key = rng.randrange(60)
+            match rng.randrange(10):
+                case 0:
+                    cache.discard(key)
+                    model.pop(key, None)
+                case 1 | 2 | 3:
+                    holder, pinned = rng.choice("abc"), rng.random() < 0.2
+                    stored = cache.put(key, step, rng.randrange(0, 3000), holder, pinned=pinned)
+                    model[key] = step
+                    assert stored == (key in cache)
+                case _:
+                    value = cache.get(key, counted=rng.random() < 0.9)
+                    assert value is None or value == model[key]
+            cache.check_invariants()
+
+
+def test_the_disk_keeps_what_is_requested_more_often(tmp_path: Path) -> None:
+    sketch = FrequencySketch(256)
+    tier = DiskTier(
+        tmp_path / "d",
+        4 << 20,
+        prefers=lambda new, old: sketch.estimate(new) > sketch.estimate(old),
+        holder_bytes=3 << 20,
+    )
+    data = bytes(100_000)
+    hot = [f"hot{number}" for number in range(20)]
+    for key in hot:
+        for _ in range(3):
+            sketch.count(identity(key))
+        assert tier.put(key, data)
+    for number in range(100):
+        key = f"scan{number}"
+        sketch.count(identity(key))
+        tier.put(key, data, "other")
+    assert all(tier.get(key) is not None for key in hot)
+    assert tier.stats().used_bytes <= 4 << 20
+    tier.check_invariants()
+    tier.close()
+
+
+def test_a_holder_has_its_share_of_the_disk_also_after_a_restart(tmp_path: Path) -> None:
+    rng = random.Random(first_seed())
+    for turn in range(3):
+        tier = DiskTier(tmp_path / "d", 8 << 20, holder_bytes=1 << 20)
+        if not turn:
+            assert tier.put("mine", bytes(500_000), "me")
+        for _ in range(40):
+            key = f"k{rng.randrange(60)}"
+            if rng.random() < 0.2:
+                tier.discard(key)
+            else:
+                tier.put(key, bytes(rng.randrange(1000, 200_000)), "crowd")
+            tier.check_invariants()
+        assert not tier.put("too large", bytes(2 << 20), "crowd")
+        assert tier.get("mine") is not None
+        assert tier.stats().used_bytes < 2 << 20
+        tier.close()

@@ -1,0 +1,117 @@
+"""Memory that a mapped file replaces in place: the bytes never change, and neither do their addresses."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seamark.cache.disk import DiskTier
+from seamark.cache.envelope import HEADER_BYTES
+from seamark.cache.region import Region
+
+SIZE = 300_001
+
+
+def region_of(data: bytes) -> Region:
+    return Region([memoryview(data[:1000]), memoryview(data[1000:])])
+
+
+def mapped_path(payload: memoryview) -> str:
+    """The file behind the address of a payload; empty for private memory."""
+    address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        ends, _, _, _, _, *name = line.split()
+        first, last = (int(end, 16) for end in ends.split("-"))
+        if first <= address < last:
+            return name[0] if name else ""
+    raise AssertionError("an address that is not mapped")
+
+
+def test_the_stored_file_takes_the_place_of_the_memory(tmp_path: Path) -> None:
+    data = os.urandom(SIZE)
+    region = region_of(data)
+    array = np.frombuffer(region.payload, dtype=np.uint8)
+    before = array.__array_interface__["data"][0]
+    assert mapped_path(region.payload) == ""
+    tier = DiskTier(tmp_path, 8 << 20)
+    assert tier.put("k", region.payload)
+    assert tier.map_over("k", region)
+    assert mapped_path(region.payload).endswith(".block")
+    assert array.__array_interface__["data"][0] == before
+    assert before % 64 == 0
+    tier.discard("k")
+    tier.close()
+    del region
+    assert array.tobytes() == data, "an array keeps the mapping, which keeps the file"
+
+
+def test_a_file_with_other_bytes_does_not_take_its_place(tmp_path: Path) -> None:
+    data = os.urandom(SIZE)
+    tier = DiskTier(tmp_path, 8 << 20)
+    for stored in (None, os.urandom(SIZE), data[:-1]):
+        region = region_of(data)
+        if stored is not None:
+            tier.discard("k")
+            assert tier.put("k", stored)
+        assert not tier.map_over("k", region)
+        assert mapped_path(region.payload) == ""
+        assert region.payload == data
+    assert tier.put("k", data)
+    (path,) = tmp_path.rglob("*.block")
+    damaged = bytearray(path.read_bytes())
+    damaged[HEADER_BYTES + 7] ^= 1
+    path.write_bytes(damaged)
+    region = region_of(data)
+    assert not tier.map_over("k", region)
+    assert region.payload == data
+    tier.close()
+
+
+def test_a_small_value_stays_in_memory(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, 8 << 20)
+    region = Region([memoryview(b"small")])
+    assert tier.put("k", region.payload)
+    assert not tier.map_over("k", region)
+    assert region.payload == b"small"
+    tier.close()
+
+
+def test_another_size_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(bytes(10))
+    region = region_of(bytes(SIZE))
+    with path.open("rb") as file, pytest.raises(OSError, match="another size"):
+        region.map_over(file.fileno())
+
+
+def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> None:
+    data = os.urandom(SIZE)
+    expected = int(np.frombuffer(data, dtype=np.uint8).sum())
+    tier = DiskTier(tmp_path, 8 << 20)
+    assert tier.put("k", data)
+    arrays: list[np.ndarray] = []
+    wrong: list[int] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            wrong.extend(found for array in arrays[-3:] if (found := int(array.sum())) != expected)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(40):
+            region = region_of(data)
+            arrays.append(np.frombuffer(region.payload, dtype=np.uint8))
+            assert tier.map_over("k", region)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    tier.close()

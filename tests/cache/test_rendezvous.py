@@ -1,0 +1,60 @@
+"""Who owns which key: shares follow the weights, and a change moves only the share of what changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamark.cache.rendezvous import Rendezvous
+
+KEYS = [f"s3://lake/w/t/metadata/{number:06d}.avro" for number in range(60)]
+NODES = st.dictionaries(
+    st.text(min_size=1, max_size=12), st.sampled_from((0.5, 1.0, 2.0, 3.0)), min_size=1, max_size=12
+)
+
+
+@given(NODES, st.text(min_size=1, max_size=12), st.sampled_from((0.5, 1.0, 4.0)))
+def test_a_node_that_joins_takes_keys_and_moves_no_other(nodes: dict[str, float], new: str, weight: float) -> None:
+    nodes.pop(new, None)
+    if not nodes:
+        return
+    before, after = Rendezvous(nodes), Rendezvous({**nodes, new: weight})
+    for key in KEYS:
+        owner = after.ranked(key)[0]
+        assert owner == new or [owner] == before.ranked(key, 1)
+
+
+@given(NODES)
+def test_the_keys_of_a_node_that_leaves_go_to_their_substitutes(nodes: dict[str, float]) -> None:
+    if len(nodes) < 2:
+        return
+    before = Rendezvous(nodes)
+    gone = sorted(nodes)[0]
+    after = Rendezvous({name: weight for name, weight in nodes.items() if name != gone})
+    for key in KEYS:
+        owner, substitute = before.ranked(key)
+        assert after.ranked(key, 1) == [substitute if owner == gone else owner]
+
+
+def test_shares_follow_the_weights() -> None:
+    nodes = {"a": 1.0, "b": 1.0, "c": 2.0, "none": 0.0}
+    ring = Rendezvous(nodes)
+    owned = Counter(ring.ranked(f"key {number}", 1)[0] for number in range(20_000))
+    for name, weight in nodes.items():
+        assert abs(owned[name] / 20_000 - weight / 4) < 0.015
+
+
+def test_the_order_of_nodes_does_not_matter_and_the_ranks_are_of_distinct_nodes() -> None:
+    names = [f"10.0.0.{number}:8183" for number in range(9)]
+    one, other = Rendezvous(dict.fromkeys(names, 1.0)), Rendezvous(dict.fromkeys(reversed(names), 1.0))
+    for key in KEYS:
+        ranks = one.ranked(key, 20)
+        assert ranks == other.ranked(key, 20)
+        assert sorted(ranks) == sorted(names)
+
+
+def test_no_nodes_own_nothing() -> None:
+    assert Rendezvous({}).ranked("key") == []
+    assert Rendezvous({"a": 0.0, "b": -1.0}).ranked("key") == []

@@ -1,0 +1,261 @@
+"""Commits of stock engines that a table service overtook: none is refused, and no row is added, lost or changed.
+
+Rewrites of manifests by the server, and changes that replace files by others with the same rows, stand between any
+snapshot and its parent. An append comes after them; what deletes rows undoes the replacements.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRequest
+from seamark.metaserver.errors import CommitConflict
+from seamark.metaserver.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
+from seamark.metaserver.iceberg.metadata.manifest_policy import MARK
+from tests.catalog.appender import Appender, Commit, File, Row, read_list, read_manifest, read_snapshot
+from tests.catalog.rig import CALLER
+from tests.catalog.test_rebase import DB, head
+from tests.seeds import first_seed
+from tests.server.rig import Running, running
+
+
+class Table:
+    def __init__(self, server: Running) -> None:
+        self.server, self.parts = server, server.parts
+
+    async def create(self, version: int) -> None:
+        schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}]}
+        properties = {"format-version": str(version), "seamark.manifests.min-count": "2"}
+        body = {"name": "t", "schema": schema, "properties": properties}
+        async with self.server.http.post(f"{self.server.url}/v1/namespaces/db/tables", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def load(self) -> Row:
+        _, loaded = await self.server.get("/v1/namespaces/db/tables/t?snapshots=all")
+        found: Row = loaded["metadata"]
+        return found
+
+    async def commit(self, made: Commit) -> None:
+        await self.parts.stock_commits.commit_table(CALLER, DB, "t", *made)
+
+    async def rewrite(self) -> bool:
+        done = await self.parts.manifest_rewrite.rewrite(CALLER, DB, "t", ManifestRequest())
+        return done.snapshot_id is not None
+
+
+@asynccontextmanager
+async def a_table(folder: Path, version: int) -> AsyncIterator[Table]:
+    async with running(folder, services_workers=0) as server:
+        table = Table(server)
+        await table.create(version)
+        yield table
+
+
+@dataclass
+class Late:
+    """A commit that an engine has prepared on the version `seen` of the rows."""
+
+    client: Appender
+    request: Commit
+    files: dict[str, int]
+    gone: list[str]
+    deletes: list[str]
+    seen: int
+    before: dict[str, int]
+
+
+@dataclass
+class History:
+    """Engines that load, wait and commit late; what has changed rows meanwhile refuses them, what has not does not."""
+
+    table: Table
+    source: random.Random
+    files: dict[str, int] = field(default_factory=dict)
+    """The live data files, by their records."""
+    deletes: set[str] = field(default_factory=set)
+    numbers: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    row_ids: dict[str, int | None] = field(default_factory=dict)
+    count = rows_version = overtaken = undone = 0
+
+    async def begin(self, merge: int | None = None) -> Late:
+        source, files = self.source, self.files
+        made: dict[str, int] = {}
+        for _ in range(source.randint(1, 3)):
+            self.count += 1
+            made[f"file-{self.count}"] = source.randint(1, 9)
+        gone = source.sample(sorted(files), min(len(files), source.choice([0, 0, 1, 2])))
+        gone += source.sample(sorted(self.deletes), min(len(self.deletes), source.choice([0, 0, 1])))
+        deletes = [f"deletes-{self.count}-{number}" for number in range(source.choice([0, 0, 1, 2]))]
+        if merge is None:
+            merge = source.choice([0, 0, 1, 2, 9])
+        client = Appender(await self.table.load(), merge=merge, apart=source.random() < 0.3)
+        return Late(client, client.commit(made, gone, deletes), made, gone, deletes, self.rows_version, dict(files))
+
+    async def finish(self, late: Late) -> None:
+        if late.seen != self.rows_version:
+            with pytest.raises(CommitConflict):
+                await self.table.commit(late.request)
+            return
+        overtook = (await self.table.load()).get("current-snapshot-id")
+        await self.table.commit(late.request)
+        metadata = await self.table.load()
+        snapshot = head(metadata)
+        assert snapshot["snapshot-id"] == late.client.snapshot_id
+        if late.client.expected is not None and overtook != late.client.expected:
+            self.overtaken += 1
+            is_undo = bool(snapshot["summary"].get(REPLACEMENTS_UNDONE))
+            assert snapshot["parent-snapshot-id"] == (late.client.expected if is_undo else overtook)
+            if late.gone or late.deletes:  # of an append that merged, the files are listed anew
+                listed = {row["manifest_path"] for row in read_list(snapshot)}
+                assert set(late.client.manifests) <= listed
+        if late.gone or late.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
+            self.undone += self.files != late.before
+            self.files = dict(late.before)
+        self.files.update(late.files)
+        for path in late.gone:
+            self.files.pop(path, None)
+        self.deletes = (self.deletes | set(late.deletes)) - set(late.gone)
+        self.rows_version += 1
+        self.check(metadata, f"version {self.rows_version}")
+
+    async def replace(self) -> None:
+        """A compaction: some files become one, with as many rows."""
+        metadata = await self.table.load()
+        gone = self.source.sample(sorted(self.files), min(len(self.files), self.source.randint(1, 4)))
+        self.count += 1
+        path = f"{metadata['location']}/data/merged-{self.count}.parquet"
+        records = sum(self.files[each] for each in gone)
+        file = {"content": "data", "file-path": path, "file-format": "parquet", "spec-id": 0, "partition": []}
+        body = {
+            "operation": "replace",
+            "read-snapshot-id": metadata["current-snapshot-id"],
+            "add": [{**file, "file-size-in-bytes": 100, "record-count": records}],
+            "remove": [{"file-path": each} for each in gone],
+        }
+        url = f"{self.table.server.url}/api/v1/tables/db/t/commit"
+        async with self.table.server.http.post(url, json=body) as answer:
+            assert answer.status == 200, await answer.text()
+        for each in gone:
+            del self.files[each]
+        self.files[path] = records
+        self.check(await self.table.load(), "replaced")
+
+    async def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for _ in range(self.source.randint(2, 4)):
+                await self.finish(await self.begin(merge=0))
+            late = [await self.begin() for _ in range(self.source.choice([1, 1, 2]))]
+            for _ in range(self.source.choice([1, 1, 2])):
+                if self.source.random() < 0.5:
+                    await self.replace()
+                elif await self.table.rewrite():
+                    self.check(await self.table.load(), "rewritten")
+            self.source.shuffle(late)
+            for each in late:
+                await self.finish(each)
+
+    def check(self, metadata: Row, about: str) -> None:
+        """The live files are those of the engines, and keep the numbers and row ids with which they came."""
+        snapshot = head(metadata)
+        live: dict[int, dict[str, File]] = {0: {}, 1: {}}
+        for row in read_list(snapshot):
+            for file in read_manifest(row):
+                assert file.path not in live[row["content"]], f"{about}: {file.path} is there twice"
+                live[row["content"]][file.path] = file
+        assert {path: file.records for path, file in live[0].items()} == self.files, about
+        assert live[1].keys() == self.deletes, about
+        totals = [int(snapshot["summary"][f"total-{what}"]) for what in ("data-files", "records")]
+        assert totals == [len(self.files), sum(self.files.values())], about
+        for path, file in (live[0] | live[1]).items():
+            numbers = file.snapshot_id, file.sequence_number, file.file_sequence_number
+            assert self.numbers.setdefault(path, numbers) == numbers, f"{about}: {path} was renumbered"
+        if metadata["format-version"] > 2:
+            firsts = {path: file.first_row_id for path, file in live[0].items()}
+            for path, first in firsts.items():
+                assert self.row_ids.setdefault(path, first) == first, f"{about}: the rows of {path} were renumbered"
+            spans = sorted((first, first + self.files[path]) for path, first in firsts.items() if first is not None)
+            assert len(spans) == len(firsts), about
+            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), about
+            assert not spans or spans[-1][1] <= metadata["next-row-id"], about
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_no_commit_is_refused_because_of_rewritten_manifests_or_files(tmp_path: Path, version: int) -> None:
+    overtaken = undone = 0
+    for case in range(3):
+        async with a_table(tmp_path / str(case), version) as table:
+            print(f"seed {first_seed()}, version {version}, case {case}")
+            history = History(table, random.Random(f"{first_seed()} {version} {case}"))
+            await history.run(8)
+            overtaken += history.overtaken
+            undone += history.undone
+    assert overtaken > 15
+    assert undone > 3
+
+
+async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> None:
+    """Expirations of Iceberg delete the files that a snapshot of the history removed, without a look at the head. And
+    what was prepared on the new file must not find a history that does not say that the file is gone."""
+    async with a_table(tmp_path, 2) as table:
+        await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
+        before = await table.load()
+        late = Appender(before).commit({}, ["a"])
+        history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
+        await history.replace()
+        replaced = await table.load()
+        (new,) = set(read_snapshot(head(replaced))) - {"a", "b", "c"}
+        await table.commit(late)
+        undone = await table.load()
+        assert head(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
+        assert head(undone)["parent-snapshot-id"] == before["current-snapshot-id"]
+        deletes = {"content": "position-deletes", "file-path": f"{before['location']}/data/d.parquet", "spec-id": 0}
+        deletes |= {"file-format": "parquet", "partition": [], "file-size-in-bytes": 9, "record-count": 1}
+        body = {
+            "operation": "delete",
+            "read-snapshot-id": replaced["current-snapshot-id"],
+            "add": [{**deletes, "referenced-data-file": new}],
+        }
+        url = f"{table.server.url}/api/v1/tables/db/t/commit"
+        async with table.server.http.post(url, json=body) as answer:
+            assert answer.status == 409, await answer.text()
+
+
+async def test_a_claim_to_have_rewritten_manifests_is_not_believed(tmp_path: Path) -> None:
+    """Any client can write the mark into a summary, of a snapshot that removes a file."""
+    async with a_table(tmp_path, 2) as table:
+        await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2}))
+        late = Appender(await table.load()).commit({}, ["a"])
+        name, value = MARK
+        forged = {"operation": "replace", name: value}
+        request = Appender(await table.load()).commit({}, ["b"])
+        request[1][0]["snapshot"]["summary"] = forged
+        await table.commit(request)
+        with pytest.raises(CommitConflict):
+            await table.commit(late)
+
+
+@pytest.mark.parametrize(("operation", "merge"), [("replace", 0), ("replace", 9), ("overwrite", 0), ("delete", 0)])
+async def test_an_append_comes_after_replaced_files_and_is_refused_after_changed_rows(
+    tmp_path: Path, operation: str, merge: int
+) -> None:
+    """Without the property of the table that rebases all appends."""
+    async with a_table(tmp_path, 2) as table:
+        for path in "abc":
+            await table.commit(Appender(await table.load()).commit({path: 1}))
+        late = Appender(await table.load(), merge=merge).commit({"late": 5})
+        compaction = Appender(await table.load()).commit({"abc": 3}, ["a", "b", "c"])
+        compaction[1][0]["snapshot"]["summary"]["operation"] = operation
+        await table.commit(compaction)
+        if operation == "replace":
+            await table.commit(late)
+            assert read_snapshot(head(await table.load())).keys() == {"abc", "late"}
+        else:
+            with pytest.raises(CommitConflict):
+                await table.commit(late)

@@ -1,0 +1,31 @@
+"""A job whose server has lost the lease of the table services commits nothing, and holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from seamark.metaserver.store.lease import SERVICES
+from seamark.metaserver.store.operations import TakeLease
+from tests.api.client import Api
+from tests.commits.lake import Lake
+from tests.server.rig import running
+
+
+async def test_a_change_with_an_old_fencing_number_is_refused_and_the_others_of_its_group_are_not(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, services_workers=0) as server:
+        lake = await Lake.create(Api(server))
+        (fence,) = await server.parts.store.transact([TakeLease(SERVICES, "a", now_ms=0, until_ms=10)])
+        await lake.append([(0, 0, "a")], fence=fence)
+        (later,) = await server.parts.store.transact([TakeLease(SERVICES, "b", now_ms=20, until_ms=30)])
+        assert later > fence
+        bodies = [{"add": [lake.data([(n, 0, "a")])]} | ({"fence": fence} if n % 2 else {}) for n in range(1, 9)]
+        async with server.parts.stock_commits.publisher.lock(("db",), "t"):
+            tasks = [asyncio.create_task(lake.send(body)) for body in bodies]
+            await lake.waiting(8)
+        answers = await asyncio.gather(*tasks)
+        assert [answer.status for answer in answers] == [409, 200] * 4
+        await lake.append([(9, 0, "a")], fence=later)
+        assert int((await lake.metadata())["snapshots"][-1]["summary"]["total-records"]) == 6

@@ -1,0 +1,225 @@
+"""Random DuckDB statements give the same rows when each scanned table is cut down to what the analysis says of it.
+
+As `tests/connector/trino/statements/test_scans_oracle.py`, by way of the statement in Trino's words. A predicate that
+names a double is false for its NaN here, as it is to the catalog, whatever DuckDB says.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import duckdb
+import pytest
+
+from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
+from seamark.connector.plans.conditions import sql_of
+from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.scan import Join, Scan
+from seamark.connector.plans.splices import Replacement, splice
+from seamark.connector.trino.statements.lexer import UnsupportedStatement
+from seamark.connector.trino.statements.scans import find_scans
+from tests.connector.duckdb.loose_statements import LooseStatements
+from tests.connector.trino.statements.statements import Stored
+from tests.connector.trino.statements.test_scans_oracle import equal_sql, joins_sql, likes_sql
+from tests.seeds import first_seed
+
+QUERIES_PER_LAKE = 40
+
+
+class Tables:
+    """The tables behind the marks of one statement."""
+
+    def __init__(self, found: Sequence[Scan], stored: dict[str, Stored]) -> None:
+        self.found = found
+        self._stored = stored
+
+    def is_known(self, number: int) -> bool:
+        return self.found[number].table in self._stored
+
+    def name(self, number: int) -> str:
+        return quoted_name(self._stored[self.found[number].table].name)
+
+    def condition(self, number: int) -> str:
+        scan = self.found[number]
+        text = scan.predicate or "TRUE"
+        for name, kind in self._stored[scan.table].columns.items():
+            if kind == "double":
+                column = quoted_name(name.lower())
+                number = f"(CASE WHEN isnan({column}) THEN NULL ELSE {column} END)"
+                text = re.sub(f"{re.escape(column)}(?! IS NULL)", lambda _, number=number: number, text)
+        return f"({text})"
+
+    def partners(self, rng: random.Random, path: tuple[int, ...]) -> Iterator[str]:
+        def partner(join: Join) -> str:
+            more = "".join(self.partners(rng, (*path, join.scan)))
+            parts = [self.condition(join.scan), *map(likes_sql, self.found[join.scan].likes)]
+            parts += [] if join.where is None else [sql_of(join.where)]
+            rows = f"SELECT * FROM {self.name(join.scan)} WHERE {' AND '.join(parts)}"
+            return f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{more})"
+
+        joins = self.found[path[-1]].joins
+        known = [
+            one for one in joins if all(self.is_known(o.scan) for o in joins if o.any_of == one.any_of is not None)
+        ]
+        yield from joins_sql(rng, tuple(one for one in known if self.is_known(one.scan)), path, partner)
+
+
+def scans_of(
+    rng: random.Random, statement: DuckDBStatement, tables: list[Stored]
+) -> tuple[dict[str, Stored], tuple[Scan, ...]]:
+    """Now and then a table is none of the catalog's, and nothing is known of its columns."""
+    if rng.random() < 0.3:
+        tables = [one for one in tables if rng.random() < 0.5]
+    by_name = {one.name.lower(): one for one in tables}
+    stored = {
+        number: by_name[reference.parts[-1].lower()]
+        for number, reference in enumerate(statement.references)
+        if reference is not None and reference.parts[-1].lower() in by_name
+    }
+    columns = {number: {name.lower(): kind for name, kind in one.columns.items()} for number, one in stored.items()}
+    marks = {mark_name(number): number for number in stored}
+    text = statement.marked(columns, utc=False)
+    today = datetime.now(UTC).date()
+    found = find_scans(text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
+    known = {mark: stored[number] for mark, number in marks.items()}
+    return known, found
+
+
+def pruned(
+    rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables
+) -> str:
+    new = []
+    for number, scan in enumerate(tables.found):
+        if not tables.is_known(number):
+            continue
+        reference = next(
+            one for at, one in enumerate(statement.references) if one is not None and mark_name(at) == scan.table
+        )
+        partners = "".join(tables.partners(rng, (number,)))
+        name = f"plan~{number}"
+        kept = f"{tables.condition(number)}{partners}"
+        connection.execute(
+            f"CREATE OR REPLACE TABLE {quoted_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {kept}"
+        )
+        text = quoted_name(name) + (reference.alias_needed or "")
+        new.append(Replacement(reference.start, reference.end, text))
+    return splice(statement.text, new)
+
+
+def campaign(seed: int, lakes: int) -> Counter[str]:
+    told: Counter[str] = Counter()
+    for number in range(lakes):
+        rng = random.Random(f"{seed}/{number}")
+        statements = LooseStatements(rng)
+        with duckdb.connect() as connection:
+            for text in statements.make_tables():
+                connection.execute(text)
+            for _ in range(QUERIES_PER_LAKE):
+                check_one(rng, statements, connection, told, f"seed {seed}/{number}")
+    return told
+
+
+def check_one(
+    rng: random.Random,
+    statements: LooseStatements,
+    connection: duckdb.DuckDBPyConnection,
+    told: Counter[str],
+    seed: str,
+) -> None:
+    text = statements.query(rng.choice([1, 1, 2, 2, 3]))
+    try:
+        expected = _rows(connection, text)
+    except duckdb.Error:
+        told["invalid"] += 1
+        return
+    told["queries"] += 1
+    try:
+        statement = DuckDBStatement(text)
+        stored, found = scans_of(rng, statement, statements.tables)
+    except UnsupportedStatement as why:
+        told[f"unsupported: {why}"] += 1
+        told["unsupported"] += 1
+        return
+    told["understood"] += bool(found)
+    told["scans"] += len(found)
+    told["predicates"] += sum(one.predicate is not None for one in found if one.table in stored)
+    told["joins"] += sum(len(one.joins) for one in found)
+    told["periods"] += any(join.transform != "identity" for one in found for join in one.joins)
+    new = pruned(rng, connection, statement, Tables(found, stored))
+    shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
+        f"{one.table}: {one.predicate} {one.joins}" for one in found
+    )
+    try:
+        rows = _rows(connection, new)
+    except duckdb.Error as error:
+        raise AssertionError(f"{error}\n{shown}") from error
+    if rows != expected and any(_rows(connection, text) != expected for _ in range(20)):
+        told["unstable"] += 1  # DuckDB itself answers the unchanged statement in several ways
+        return
+    assert rows == expected, shown
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
+    return Counter(map(repr, connection.execute(text).fetchall()))
+
+
+def check_worth(told: Counter[str]) -> None:
+    assert told["understood"] > 0.6 * told["queries"], told
+    assert told["predicates"] > 0.07 * told["scans"], told
+    assert told["joins"] > 0.03 * told["scans"], told
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        ("WITH q AS (SELECT a FROM t WHERE b = ?) SELECT q.a FROM q WHERE ? = q.a LIMIT ?", ["x", 2, 3]),
+        ("WITH q AS (SELECT a FROM t WHERE b = $2) SELECT q.a FROM q WHERE $1 = q.a", [2, "x"]),
+        ("WITH q AS (SELECT a FROM t WHERE b = $text) SELECT q.a FROM q WHERE $n = q.a", {"n": 2, "text": "x"}),
+    ],
+)
+def test_parameters_stand_where_they_stand_in_the_text(text: str, parameters: Any) -> None:
+    columns = {"a": "long", "b": "string"}
+    marked = DuckDBStatement(text, parameters).marked({0: columns}, utc=False)
+    (scan,) = find_scans(marked, columns_of=lambda _: columns)
+    assert scan.predicate is not None
+    assert set(scan.predicate.strip("()").split(" AND ")) == {"\"b\" = 'x'", '"a" = 2'}
+
+
+def test_random_statements_keep_their_rows() -> None:
+    check_worth(campaign(first_seed(), 4))
+
+
+@pytest.mark.slow
+def test_many_random_statements_keep_their_rows() -> None:
+    told = campaign(first_seed() + 1, 400)
+    check_worth(told)
+    assert told["unstable"] < told["queries"] / 500
+
+
+def test_a_null_in_a_list_is_not_a_null_in_a_row_of_values() -> None:
+    """`3 NOT IN [1, NULL]` is true in DuckDB."""
+    assert duckdb.sql("SELECT 3 NOT IN [1, NULL], 3 NOT IN (1, NULL)").fetchall() == [(True, None)]
+    for condition, is_read in (("NOT IN [1, NULL]", False), ("NOT IN (1, NULL)", False), ("NOT IN [1, 2]", True)):
+        assert _is_read(f"SELECT * FROM t WHERE a {condition}") == is_read
+    for name in ("contains", "list_contains", "array_contains", "list_has"):
+        assert not _is_read(f"SELECT * FROM t WHERE NOT {name}([1, NULL], a)")
+
+
+@pytest.mark.parametrize(("condition", "negated"), [("ILIKE", False), ("NOT ILIKE", True), ("NOT LIKE", True)])
+def test_a_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
+    columns = {"a": "long", "b": "string"}
+    text = f"SELECT t.a FROM t JOIN u ON t.a = u.a WHERE t.b {condition} '%b%'"
+    marked = DuckDBStatement(text).marked({0: columns, 1: columns}, utc=True)
+    scan = find_scans(marked, columns_of=lambda _: columns)[0]
+    assert [[like.negated for like in either] for either in scan.likes] == [[negated]]
+
+
+def _is_read(statement: str) -> bool:
+    marked = DuckDBStatement(statement).marked({0: {"a": "int"}}, utc=True)
+    (scan,) = find_scans(marked, columns_of=lambda _: {"a": "int"})
+    return scan.predicate is not None

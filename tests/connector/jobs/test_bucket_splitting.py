@@ -1,0 +1,150 @@
+"""Files of earlier bucket counts become files of the current buckets, with the same rows, while writers go on."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import LongType
+
+from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs import bucket_splitting
+from seamark.connector.jobs.bucket_splitting import split_buckets
+from seamark.connector.jobs.jobs import run_bucket_splitting
+from seamark.connector.jobs.rollback import undo_job
+from seamark.connector.read.scans import scan
+from seamark.connector.write import replacements
+from seamark.connector.write.appends import append, commit
+from seamark.connector.write.buckets import bucket_sizes, resize
+from seamark.connector.write.upserts import MODES, delete, upsert
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import create, read, rows
+from tests.seeds import first_seed
+
+BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "id_bucket"))
+WITH_PART = PartitionSpec(*BY_BUCKET.fields, PartitionField(2, 1001, IdentityTransform(), "part"))
+
+
+def rows_by_file(client: IndexClient) -> dict[str, list[int]]:
+    held = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
+    found: dict[str, list[int]] = {}
+    for row in held:
+        found.setdefault(row["_file"], []).append(row["id"])
+    return found
+
+
+def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
+    held = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
+    return Counter(tuple(row.values()) for row in held.to_pylist())
+
+
+@pytest.mark.parametrize("spec", [BY_BUCKET, WITH_PART], ids=["bucket", "bucket and part"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_each_file_has_the_rows_of_one_new_bucket(
+    client: IndexClient, served: Served, version: int, spec: PartitionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(first_seed())
+    with catalog_at(served.url) as catalog:
+        create(catalog, version, spec)
+        for number in range(4):
+            append(client, "db.t", rows(range(100 * number, 100 * number + 100)))
+            upsert(client, "db.t", rows(rng.sample(range(400), 9), f"{number}"), keys=["id"], mode=rng.choice(MODES))
+            delete(client, "db.t", keys=pa.table({"id": rng.sample(range(400), 5)}), mode=rng.choice(MODES))
+            if number == 1:
+                resize(client, "db.t", buckets=4)
+        resize(client, "db.t", buckets=16)
+        (problem,) = [one for one in client.health("db.t")["problems"] if one["problem"] == "shared files"]
+        assert problem["service"] == "bucket-splitting"
+        held, ids = read(client), lineage(client) if version == 3 else None
+        planned = split_buckets(client, "db.t", dry_run=True)
+        monkeypatch.setattr(bucket_splitting, "BATCH_FILES", 5)
+        report = split_buckets(client, "db.t")
+        assert (planned.files_before, planned.bytes_before) == (report.files_before, report.bytes_before)
+        assert report.commits > 1
+        assert read(client) == held
+        assert ids is None or lineage(client) == ids
+        (sizes,) = bucket_sizes(client, "db.t")
+        assert (sizes.buckets, sizes.shared_files) == (16, 0)
+        place = BucketTransform(16).transform(LongType())
+        assert all(len({place(key) for key in keys}) == 1 for keys in rows_by_file(client).values())
+        assert "shared files" not in [one["problem"] for one in client.health("db.t")["problems"]]
+        assert run_bucket_splitting(client, ("db", "t")) == {}
+
+
+def test_a_writer_in_between_is_carried_over_and_never_fails(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, BY_BUCKET)
+        append(client, "db.t", rows(range(300)))
+        resize(client, "db.t", buckets=4)
+        keys = pa.table({"id": [1, 2, 3]})
+        works = [lambda: delete(client, "db.t", keys=keys, mode="merge-on-read")]
+
+        def after_writer(*given: Any, **named: Any) -> Any:
+            if works:
+                works.pop()()
+            return commit(*given, **named)
+
+        monkeypatch.setattr(replacements, "commit", after_writer)
+        report = split_buckets(client, "db.t")
+        assert (report.commits, report.conflicts) == (1, 0)
+        assert {row[0] for row in read(client)} == {0, *range(4, 300)}
+        assert bucket_sizes(client, "db.t")[0].shared_files == 0
+
+
+def test_files_of_other_specs_stay(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        append(client, "db.t", rows(range(10)))
+        with catalog.load_table("db.t").update_spec() as update:
+            update.add_field("id", BucketTransform(4), "id_bucket")
+        append(client, "db.t", rows(range(10, 20)))
+        assert split_buckets(client, "db.t").files_before == 0
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_split_is_undone_below_later_rows_and_can_be_repeated(
+    client: IndexClient, served: Served, version: int
+) -> None:
+    """The rows of later writers stay, and rows keep their ids."""
+    with catalog_at(served.url) as catalog:
+        create(catalog, version, BY_BUCKET)
+        append(client, "db.t", rows(range(200)))
+        resize(client, "db.t", buckets=8)
+        before = set(rows_by_file(client))
+        split_buckets(client, "db.t")
+        assert not before & set(rows_by_file(client))
+        append(client, "db.t", rows(range(200, 230)))
+        held, ids = read(client), lineage(client) if version == 3 else None
+        done = undo_job(client, "db.t")
+        assert done.files_restored == len(before)
+        assert before < set(rows_by_file(client))
+        assert read(client) == held
+        assert ids is None or lineage(client) == ids
+        with pytest.raises(BadRequest, match="not undone"):
+            undo_job(client, "db.t")
+        assert bucket_sizes(client, "db.t")[0].shared_files == len(before)
+        assert split_buckets(client, "db.t").files_before == len(before)
+        assert read(client) == held
+        assert bucket_sizes(client, "db.t")[0].shared_files == 0
+
+
+def test_a_split_whose_files_have_changed_is_not_undone(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, BY_BUCKET)
+        append(client, "db.t", rows(range(50)))
+        resize(client, "db.t", buckets=4)
+        split_buckets(client, "db.t")
+        delete(client, "db.t", keys=pa.table({"id": [1]}), mode="copy-on-write")
+        held = read(client)
+        with pytest.raises(Conflict, match="replaced or deleted"):
+            undo_job(client, "db.t")
+        assert read(client) == held

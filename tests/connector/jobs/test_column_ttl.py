@@ -1,0 +1,203 @@
+"""Columns that expire: by partitions that are old as a whole, and by nothing else. The model knows each row's time."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import (
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    Transform,
+    YearTransform,
+)
+from pyiceberg.types import DateType, ListType, LongType, NestedField, StringType, TimestampType, TimestamptzType
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import change_namespace_properties, change_table_properties
+from seamark.connector.jobs.column_ttl import expire_columns
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import compact
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS, TIME_COLUMN, TtlPolicy
+from seamark.metaserver.services.policy import check_policy
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.seeds import first_seed
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+NOW = datetime(2026, 3, 15, 13, 37, tzinfo=UTC)
+NOW_MS = int(NOW.timestamp() * 1000)
+UNITS = {"hour": HourTransform(), "day": DayTransform(), "month": MonthTransform(), "year": YearTransform()}
+TIMES = {"date": (DateType(), pa.date32()), "timestamp": (TimestampType(), pa.timestamp("us"))}
+TIMES["timestamptz"] = (TimestamptzType(), pa.timestamp("us", tz="UTC"))
+
+
+@pytest.mark.parametrize(
+    ("text", "ages_h"),
+    [
+        ("payload: 90 days", {"payload": 2160}),
+        ("payload=90d, a.b = 2 w,c:1 year , d=12h", {"payload": 2160, "a.b": 336, "c": 8760, "d": 12}),
+        ('"pay, ""load": 1d', {'pay, "load': 24}),
+        ('{"payload": "90d", "x: y": "1 hour"}', {"payload": 2160, "x: y": 1}),
+        ("", None),
+    ],
+)
+def test_policies_are_read(text: str, ages_h: dict[str, int] | None) -> None:
+    policy = TtlPolicy.of({COLUMNS: text})
+    assert ages_h == (None if policy is None else policy.ages_h)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["payload", "payload: 0d", "payload: 9 moons", "a: 1d, a: 2d", "a: 1d,", ": 1d", "{", "{}", '{"a": 1}', "a: -1d"],
+)
+def test_mistakes_in_policies_are_told(text: str) -> None:
+    assert "must list different columns" in str(check_policy({COLUMNS: text}))
+
+
+def until(unit: str, at: datetime) -> datetime:
+    """The end of the partition of a time: all times in it are before."""
+    start = at.replace(minute=0, second=0, microsecond=0)
+    if unit == "hour":
+        return start + timedelta(hours=1)
+    start = start.replace(hour=0)
+    if unit in ("day", "identity"):
+        return start + timedelta(days=1)
+    if unit == "month":
+        return (start.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return start.replace(month=1, day=1, year=start.year + 1)
+
+
+def create(served: Served, kind: str, transform: Transform[Any, Any], **properties: str) -> pa.Schema:
+    iceberg, arrow = TIMES[kind]
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=False),
+        NestedField(2, "at", iceberg, required=False),
+        NestedField(3, "payload", StringType(), required=False),
+        NestedField(4, "ext", StringType(), required=False),
+        NestedField(5, "tags", ListType(6, StringType(), element_required=False), required=False),
+        NestedField(7, "must", LongType(), required=True),
+    )
+    spec = PartitionSpec(PartitionField(2, 1000, transform, "at_part"))
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        named = {name.replace("_", "-"): value for name, value in properties.items()}
+        catalog.create_table("db.t", schema, partition_spec=spec, properties=named)
+    fields = [("id", pa.int64()), ("at", arrow), ("payload", pa.string()), ("ext", pa.string())]
+    return pa.schema([*fields, ("tags", pa.list_(pa.string())), pa.field("must", pa.int64(), nullable=False)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit"), [("date", "identity"), ("date", "month"), ("timestamp", "hour"), ("timestamptz", "day")]
+)
+def test_exactly_the_partitions_that_are_old_as_a_whole_lose_the_columns(
+    client: IndexClient, served: Served, kind: str, unit: str
+) -> None:
+    seed = first_seed()
+    rng = random.Random(f"{seed} {kind} {unit}")
+    arrow = create(served, kind, UNITS.get(unit, IdentityTransform()))
+    span_h = {"hour": 12, "month": 24 * 400}.get(unit, 24 * 12)
+    rows: dict[int, dict[str, Any]] = {}
+    for first in (0, 30):
+        new = {}
+        for number in range(first, first + 30):
+            at = NOW - timedelta(hours=rng.randrange(span_h), minutes=rng.choice([0, 37, 38]))
+            value: Any = at.date() if kind == "date" else at if kind == "timestamptz" else at.replace(tzinfo=None)
+            new[number] = {"id": number, "at": rng.choice([value, value, value, value, None]), "must": number}
+            new[number] |= {"payload": f"p{number}", "ext": rng.choice([None, "e"]), "tags": ["a", None]}
+        append(client, "db.t", pa.Table.from_pylist(list(new.values()), schema=arrow))
+        rows |= new
+    ages_h = {"payload": span_h // 2, "tags": span_h // 2, "ext": span_h // 4}
+    policy = ", ".join(f"{name}: {age}h" for name, age in ages_h.items())
+    change_table_properties(client, "db.t", {COLUMNS: policy}, [])
+    expected: dict[int, dict[str, Any]] = {}
+    lost = 0
+    for number, row in rows.items():
+        expected[number] = dict(row)
+        if row["at"] is None:
+            continue
+        at = row["at"]
+        moment = datetime(at.year, at.month, at.day, tzinfo=UTC) if type(at) is date else at.replace(tzinfo=UTC)
+        for name, age_h in ages_h.items():
+            if until(unit, moment) <= NOW - timedelta(hours=age_h):
+                expected[number][name] = None
+                lost += 1
+    assert 0 < lost < 3 * len(rows), seed
+    dry = expire_columns(client, "db.t", dry_run=True, now_ms=NOW_MS)
+    assert dry.files_before > 0
+    assert dry.bytes_after < dry.bytes_before
+    assert read(client) == rows, seed
+    report = expire_columns(client, "db.t", now_ms=NOW_MS)
+    assert report.errors == []
+    assert read(client) == expected, seed
+    assert expire_columns(client, "db.t", now_ms=NOW_MS).files_before == 0
+    compact(client, "db.t")
+    assert read(client) == expected, seed
+    # What a plan leaves out by the counts of the new files is null there.
+    kept = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
+    assert sorted(kept) == sorted(number for number, row in expected.items() if row["payload"] is not None)
+
+
+def read(client: IndexClient) -> dict[int, dict[str, Any]]:
+    found = scan(client, "db.t", ["id", "at", "must", "payload", "ext", "tags"]).to_arrow().to_pylist()
+    return {row["id"]: row for row in found}
+
+
+def test_health_counts_what_the_service_will_drop_and_the_command_drops_it(client: IndexClient, served: Served) -> None:
+    arrow = create(served, "date", DayTransform())
+    old = date.today() - timedelta(days=40)  # the server has the system clock
+    rows = [
+        {"id": n, "at": old + timedelta(days=10 * n), "payload": "x" * 50, "ext": None, "tags": None, "must": n}
+        for n in range(4)
+    ]
+    append(client, "db.t", pa.Table.from_pylist(rows, schema=arrow))
+    assert problems(client) == []
+    change_namespace_properties(client, "db", {COLUMNS: "payload: 15 days"}, [])
+    (problem,) = client.health("db.t")["problems"]
+    assert problem["problem"] == "expired columns"
+    assert problem["detail"].startswith("3 data files")
+    environment = {"SEAMARK_URL": client.url}
+    shown = CliRunner().invoke(cli, ["run", "column-ttl", "db.t", "--dry-run"], env=environment)
+    assert "3 files" in shown.output
+    done = CliRunner().invoke(cli, ["run", "column-ttl", "db.t"], env=environment)
+    assert done.exit_code == 0, done.output
+    assert problems(client) == []
+    assert [row["payload"] for _, row in sorted(read(client).items())] == [None, None, None, "x" * 50]
+
+
+def problems(client: IndexClient) -> list[str]:
+    return [problem["problem"] for problem in client.health("db.t")["problems"]]
+
+
+@pytest.mark.parametrize(
+    ("properties", "reason"),
+    [
+        ({}, "No column of the table has an age"),
+        ({COLUMNS: "must: 1d"}, "is required"),
+        ({COLUMNS: "at: 1d"}, "source of a partition field"),
+        ({COLUMNS: "nothing: 1d"}, "There is no column"),
+        ({COLUMNS: "payload: soon"}, "must list different columns"),
+        ({COLUMNS: "payload: 1d", TIME_COLUMN: "id"}, "is not partitioned by a day"),
+    ],
+)
+def test_policies_that_cannot_be_followed_are_refused(
+    client: IndexClient, served: Served, properties: dict[str, str], reason: str
+) -> None:
+    arrow = create(served, "date", DayTransform())
+    row = {"id": 1, "at": date(2020, 1, 1), "payload": "p", "ext": "e", "tags": ["t"], "must": 1}
+    append(client, "db.t", pa.Table.from_pylist([row], schema=arrow))
+    change_table_properties(client, "db.t", properties, [])
+    with pytest.raises(BadRequest, match=reason):
+        expire_columns(client, "db.t")
+    assert read(client) == {1: row}

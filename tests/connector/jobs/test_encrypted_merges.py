@@ -1,0 +1,166 @@
+"""MERGE FILES, DROP COLUMNS and compaction of encrypted files: rows stay, and are as protected as they were."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.client.values import At
+from seamark.connector.jobs.file_merges import drop_columns, merge_files
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.connector.parquet.encryption.keys import KMS_CLASS
+from seamark.connector.read.lineage import NAMES
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import compact
+from seamark.connector.write.upserts import MERGE_ON_READ, delete
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from tests.connector.jobs.test_file_merges import ARROW, create, rows
+from tests.connector.parquet import encrypted
+from tests.connector.served import Served
+from tests.seeds import first_seed
+
+CONFIGURATIONS: list[Any] = [
+    None,
+    {"columns": None},
+    {"columns": {"k1": ["payload"], "k2": ["price", "place.city"]}, "plaintext_footer": True},
+    {"columns": {"k1": ["id", "payload"]}, "encryption_algorithm": "AES_GCM_CTR_V1", "double_wrapping": False},
+]
+
+
+@pytest.fixture
+def kms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
+
+
+def encrypt(path: str, configuration: Any) -> None:
+    """In place: no writer of tables encrypts."""
+    with pq.ParquetFile(path) as file:
+        groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
+    given = dict(configuration)
+    properties = encrypted.encryption_of(encrypted.configuration(given.pop("columns"), **given))
+    with pq.ParquetWriter(path, groups[0].schema, encryption_properties=properties, write_page_index=True) as writer:
+        for group in groups:
+            writer.write_table(group)
+
+
+def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
+    opened = open_table(client, "db.t", At(ref=MAIN))
+    names = [*ARROW.names, *NAMES] if lineage else ARROW.names
+    reader = TaskReader(plan_read(opened, names, TRUE), opened.storage, keys=encrypted.keys())
+    found = [row for batch in reader.read_all(plan(client, opened)) for row in batch.to_pylist()]
+    assert len({row["id"] for row in found}) == len(found)
+    return {row["id"]: row for row in found}
+
+
+def paths(client: IndexClient) -> list[str]:
+    return [str(path).removeprefix("file://") for path in client.files("db.t", content="data")["file_path"].to_pylist()]
+
+
+def protections(path: str) -> set[tuple[str, str]]:
+    """(column, its master key) of the encrypted columns of a file."""
+    with SourceFile(path, Storage(), keys=encrypted.keys()) as source:
+        opened = source.encryption
+        if opened is None:
+            return set()
+        footer = json.loads(opened.footer_metadata or b"")["masterKeyID"]
+        masters = {name: json.loads(metadata)["masterKeyID"] for name, metadata in opened.keys.items()}
+        leaves = [leaf.path for leaf, cipher in zip(source.leaves, opened.ciphers[0], strict=True) if cipher]
+        return {(name, masters.get(name, footer)) for name in leaves}
+
+
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_rows_stay_in_files_that_are_protected_as_before(
+    client: IndexClient, served: Served, kms: None, version: int
+) -> None:
+    rng = random.Random(first_seed() + version)
+    create(served, version)
+    owners: dict[int, set[tuple[str, str]]] = {}
+    known: set[str] = set()
+    first = 0
+    for configuration in rng.sample([*CONFIGURATIONS, *CONFIGURATIONS], 8):
+        size = rng.choice([20, 700])
+        append(client, "db.t", rows(rng, range(first, first + size)))
+        new = [path for path in paths(client) if path not in known]
+        known.update(new)
+        for path in new if configuration is not None else []:
+            encrypt(path, configuration)
+        owners |= dict.fromkeys(range(first, first + size), protections(new[0]))
+        first += size
+    model = read(client, lineage=version == 3)
+    merged = merge_files(client, "db.t")
+    assert merged.errors == []
+    assert merged.files_after < merged.files_before
+    assert merged.row_groups_copied > 0
+    assert read(client, lineage=version == 3) == model
+    _check_files(client, owners, {"payload": True})
+    dropped = drop_columns(client, "db.t", ["payload"], where="part = 1")
+    assert dropped.errors == []
+    assert dropped.commits > 0
+    for row in model.values():
+        row["payload"] = None if row["part"] == 1 else row["payload"]
+    after = read(client)
+    assert after == {number: {name: row[name] for name in ARROW.names} for number, row in model.items()}
+    _check_files(client, owners, {"payload": False})
+
+
+def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], has: dict[str, bool]) -> None:
+    """Each row is in a file whose columns have the keys that they had; manifests have no bounds of these columns."""
+    tasks = {task.path: task for task in plan(client, open_table(client, "db.t", At(ref=MAIN)), stats=ARROW.names)}
+    for path, task in tasks.items():
+        local = path.removeprefix("file://")
+        found = {(name, key) for name, key in protections(local) if not name.startswith("_")}
+        with pq.ParquetFile(local, decryption_properties=encrypted.decryption()) as file:
+            ids = file.read(["id"])["id"].to_pylist()
+            lacks = {name for name in has if name not in file.schema_arrow.names}
+        for number in ids:
+            assert found == {(name, key) for name, key in owners[number] if name not in lacks}
+        if found:
+            secret = {"id": 1, "payload": 3, "price": 4, "place.city": 7}
+            bounds = {*(task.file.get("lower-bounds") or {"keys": []})["keys"]}
+            assert not bounds & {secret[name] for name, _ in found if name in secret}
+
+
+def test_small_encrypted_files_are_encoded_and_encrypted(client: IndexClient, served: Served, kms: None) -> None:
+    """All files of the partition are small; deleted rows are gone."""
+    create(served, 2)
+    for number in range(4):
+        append(client, "db.t", rows(random.Random(number), range(number * 20, number * 20 + 20)))
+    delete(client, "db.t", where="id IN (3, 44)", mode=MERGE_ON_READ)
+    for path in paths(client):
+        encrypt(path, CONFIGURATIONS[2])
+    before = read(client)
+    assert len(before) == 78
+    report = compact(client, "db.t")
+    assert (report.errors, report.files_after) == ([], 2)
+    assert read(client) == before
+    for path in paths(client):
+        assert protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
+
+
+def test_a_key_that_is_missing_leaves_the_table_and_no_file(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    create(served, 2)
+    for number in range(2):
+        append(client, "db.t", rows(random.Random(number), range(number * 700, number * 700 + 700)))
+    for path in paths(client):
+        encrypt(path, CONFIGURATIONS[3])
+    key_file = tmp_path / "keys.json"
+    key_file.write_text('{"keys": {"kf": "AAAAAAAAAAAAAAAAAAAAAA=="}}')
+    monkeypatch.setenv("SEAMARK_PARQUET_KEY_FILE", str(key_file))
+    before = sorted(tmp_path.rglob("*.parquet"))
+    report = merge_files(client, "db.t")
+    assert report.commits == 0
+    assert "its key is unknown: the master key 'kf' did not wrap this key" in report.errors[0]
+    assert sorted(tmp_path.rglob("*.parquet")) == before

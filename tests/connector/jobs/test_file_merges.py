@@ -1,0 +1,311 @@
+"""MERGE FILES and DROP COLUMNS against a model: the rows stay, deletes stay deleted, and dropped columns are null."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DoubleType, LongType, NestedField, StringType, StructType
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
+from seamark.connector.jobs import file_merges
+from seamark.connector.jobs.file_merges import drop_columns, merge_files
+from seamark.connector.parquet.copy.assembly import FileAssembler
+from seamark.connector.read.lineage import NAMES
+from seamark.connector.read.scans import scan
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write import compaction
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import compact
+from seamark.connector.write.upserts import MERGE_ON_READ, delete
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.seeds import first_seed
+
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "part", LongType(), required=False),
+    NestedField(3, "payload", StringType(), required=False),
+    NestedField(4, "price", DoubleType(), required=False),
+    NestedField(
+        5,
+        "place",
+        StructType(
+            NestedField(6, "city", StringType(), required=False), NestedField(7, "note", StringType(), required=False)
+        ),
+        required=False,
+    ),
+    NestedField(8, "fixed", LongType(), required=True),
+)
+BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
+ARROW = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("part", pa.int64()),
+        ("payload", pa.string()),
+        ("price", pa.float64()),
+        ("place", pa.struct([("city", pa.string()), ("note", pa.string())])),
+        pa.field("fixed", pa.int64(), nullable=False),
+    ]
+)
+PROPERTIES = {"write.target-file-size-bytes": "400000", "write.parquet.row-group-size-bytes": "32000"}
+"""Row groups of 4,000 bytes are copied."""
+
+
+def rows(rng: random.Random, ids: range) -> pa.Table:
+    values = [
+        {
+            "id": number,
+            "part": number % 2,
+            "payload": rng.choice([None, rng.randbytes(20).hex()]),
+            "price": rng.random(),
+            "place": rng.choice([None, {"city": f"c{number}", "note": None}]),
+            "fixed": number,
+        }
+        for number in ids
+    ]
+    return pa.Table.from_pylist(values, schema=ARROW)
+
+
+def create(served: Served, version: int) -> None:
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        properties = {"format-version": str(version), **PROPERTIES}
+        catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
+
+
+def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
+    names = [field.name for field in ARROW]
+    found = scan(client, "db.t", [*names, *NAMES] if lineage else names).to_arrow().to_pylist()
+    assert len({row["id"] for row in found}) == len(found)
+    return {row["id"]: row for row in found}
+
+
+def store_as_required(path: str, names: list[str]) -> None:
+    """Writes the file again with these columns required where none of their values is null, as Spark writes them."""
+    path = path.removeprefix("file://")
+    with pq.ParquetFile(path) as file:
+        table = file.read()
+    fields = [
+        field.with_nullable(not (field.name in names and column.null_count == 0) and field.nullable)
+        for field, column in zip(table.schema, table.columns, strict=True)
+    ]
+    pq.write_table(table.cast(pa.schema(fields)), path, store_schema=False)
+
+
+def test_columns_that_files_store_as_required_are_copied(client: IndexClient, served: Served) -> None:
+    """A merge with files whose column is optional encodes the required ones."""
+    create(served, 2)
+    rng = random.Random(3)
+    for start in range(0, 2700, 900):
+        append(client, "db.t", rows(rng, range(start, start + 900)))
+    required = sorted(_paths(client))
+    for path in required:
+        store_as_required(path, ["id", "price"])
+    assert merge_files(client, "db.t", where="part = 0").row_groups_copied == 3
+    (path,) = _paths(client) - set(required)
+    assert [field.name for field in pq.read_schema(path.removeprefix("file://")) if not field.nullable] == [
+        *("id", "price", "fixed")
+    ]
+    append(client, "db.t", rows(rng, range(2700, 3600)))
+    before = read(client)
+    report = merge_files(client, "db.t", where="part = 1")
+    assert (report.row_groups_copied, sum(report.row_groups_encoded.values())) == (1, 3)
+    assert read(client) == before
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_random_merges_and_drops_keep_all_else(client: IndexClient, served: Served, version: int) -> None:
+    seed = first_seed()
+    rng = random.Random(f"{seed} {version}")
+    create(served, version)
+    lineage = version == 3
+    copied, next_id, known = 0, 0, set[str]()
+    for _ in range(6):
+        for _ in range(rng.randint(2, 4)):
+            size = rng.choice([5, 300, 900])
+            append(client, "db.t", rows(rng, range(next_id, next_id + size)))
+            next_id += size
+            if rng.random() < 0.6:
+                for path in _paths(client) - known:
+                    store_as_required(path, rng.sample(["id", "price", "payload"], rng.randint(1, 2)))
+            known = _paths(client)
+        if rng.random() < 0.7:
+            gone = rng.sample(range(next_id), rng.choice([3, 60]))
+            delete(client, "db.t", keys=pa.table({"id": gone}), mode=MERGE_ON_READ)
+        before = read(client, lineage=lineage)
+        choice = rng.choice(["merge", "compact", "drop", "drop nested"])
+        part = rng.choice([0, 1])
+        if choice == "merge":
+            report = merge_files(client, "db.t", where=f"part = {part}")
+        elif choice == "compact":
+            report = compact(client, "db.t")
+        else:
+            column = "payload" if choice == "drop" else "place.note"
+            report = drop_columns(client, "db.t", [column], where=f"part = {part}")
+            assert drop_columns(client, "db.t", [column], where=f"part = {part}").commits == 0
+            for row in before.values():
+                if row["part"] == part and choice == "drop":
+                    row["payload"] = None
+                elif row["part"] == part and row["place"] is not None:
+                    row["place"]["note"] = None
+        assert not report.errors, (seed, report.errors)
+        copied += report.row_groups_copied
+        known = _paths(client)
+        assert read(client, lineage=lineage) == before, (seed, choice)
+    assert copied > 0, seed
+    files = client.files("db.t", content="data").to_pylist()
+    for file in files:
+        path = file["file_path"].removeprefix("file://")
+        assert file["record_count"] == pq.read_metadata(path).num_rows
+    with catalog_at(served.url) as catalog:
+        if version == 2:
+            assert sorted(catalog.load_table("db.t").scan().to_arrow()["id"].to_pylist()) == sorted(before)
+
+
+def test_what_cannot_be_null_is_not_dropped(client: IndexClient, served: Served) -> None:
+    create(served, 2)
+    append(client, "db.t", rows(random.Random(1), range(10)))
+    for column, reason in (
+        ("nothing", "no column"),
+        ("fixed", "is required"),
+        ("part", "source of a partition field"),
+    ):
+        with pytest.raises(BadRequest, match=reason):
+            drop_columns(client, "db.t", [column])
+    with pytest.raises(BadRequest, match="part of the partition"):
+        drop_columns(client, "db.t", ["payload"], where="id < 5")
+    with pytest.raises(BadRequest, match="Name at least one"):
+        drop_columns(client, "db.t", [])
+
+
+def test_rows_that_are_deleted_meanwhile_stay_deleted(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(served, 3)
+    for number in range(3):
+        append(client, "db.t", rows(random.Random(number), range(number * 500, number * 500 + 500)))
+    before = read(client)
+    rewrite = compaction.rewrite_rows
+
+    def meddled(*given: Any) -> Any:
+        new = rewrite(*given)
+        delete(client, "db.t", keys=pa.table({"id": [1, 501, 777]}), mode=MERGE_ON_READ)
+        append(client, "db.t", rows(random.Random(9), range(5000, 5010)))
+        return new
+
+    monkeypatch.setattr(file_merges, "rewrite_rows", meddled)
+    report = drop_columns(client, "db.t", ["payload"])
+    assert (report.commits, report.rows_deleted, report.errors) == (1, 3, [])
+    after = read(client)
+    assert after.keys() == (before.keys() - {1, 501, 777}) | set(range(5000, 5010))
+    assert all(row["payload"] is None for number, row in after.items() if number < 5000)
+    assert any(row["payload"] is not None for number, row in after.items() if number >= 5000)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_merge_that_fails_leaves_the_table_and_no_file(
+    client: IndexClient, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    create(served, 2)
+    for part in range(3):
+        append(client, "db.t", rows(random.Random(part), range(part * 500, part * 500 + 500)))
+    before, files = read(client), _paths(client)
+    folder = Path(min(files).removeprefix("file://")).parent.parent
+    on_disk = Counter(folder.rglob("*.parquet"))
+    add, calls = FileAssembler.add, list[int]()
+
+    def failing(self: FileAssembler, picks: Any) -> None:
+        add(self, picks)
+        calls.append(1)
+        if len(calls) > number:
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr(FileAssembler, "add", failing)
+    with pytest.raises(OSError, match="disk is full"):
+        merge_files(client, "db.t")
+    assert (read(client), _paths(client)) == (before, files)
+    assert Counter(folder.rglob("*.parquet")) == on_disk
+
+
+def _paths(client: IndexClient) -> set[str]:
+    return set(client.files("db.t", content="data")["file_path"].to_pylist())
+
+
+def test_nan_counts_of_copied_row_groups_are_true_or_absent(client: IndexClient, served: Served) -> None:
+    create(served, 2)
+    rng = random.Random(7)
+    nans = 0
+    for number in range(4):
+        table = rows(rng, range(number * 400, number * 400 + 400))
+        prices = [float("nan") if number == 2 and place % 9 == 0 else rng.random() for place in range(400)]
+        nans += sum(price != price for price in prices)
+        append(client, "db.t", table.set_column(3, "price", pa.array(prices)))
+    assert merge_files(client, "db.t").row_groups_copied == 8
+    opened = open_table(client, "db.t", At())
+    counted = 0
+    for task in plan(client, opened, stats=["price"]):
+        counts = task.file["nan-value-counts"]
+        known = dict(zip(counts["keys"], counts["values"], strict=True))
+        read = pq.read_table(task.path.removeprefix("file://"), columns=["price"])["price"].to_pylist()
+        assert known[4] == sum(price != price for price in read)
+        counted += known[4]
+    assert counted == nans > 0
+
+
+def test_files_that_are_encrypted_are_refused_and_stay(client: IndexClient, served: Served) -> None:
+    create(served, 2)
+    append(client, "db.t", rows(random.Random(1), range(600)))
+    append(client, "db.t", rows(random.Random(1), range(600, 1200)))
+    before = client.files("db.t").num_rows
+    path = client.files("db.t", content="data")["file_path"][0].as_py().removeprefix("file://")
+    table = pq.ParquetFile(path).read()
+    for plaintext_footer in (False, True):
+        keys = encryption.EncryptionConfiguration(
+            footer_key="f", column_keys={"c": ["payload"]}, plaintext_footer=plaintext_footer, double_wrapping=False
+        )
+        properties = encryption.CryptoFactory(_Kms).file_encryption_properties(encryption.KmsConnectionConfig(), keys)
+        with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+            writer.write_table(table)
+        merged = merge_files(client, "db.t", where="part = 0")
+        merged_too = merge_files(client, "db.t", where="part = 1")
+        errors = [*merged.errors, *merged_too.errors]
+        assert len(errors) == 1
+        assert "encrypted" in errors[0]
+        with pytest.raises(Unreadable, match="encrypted"):
+            drop_columns(client, "db.t", ["payload"])
+    assert client.files("db.t").num_rows == before - 1, "the other partition was merged"
+
+
+class _Kms(encryption.KmsClient):
+    def __init__(self, _: encryption.KmsConnectionConfig) -> None:
+        super().__init__()
+
+    def wrap_key(self, key_bytes: bytes, _: str) -> bytes:
+        return key_bytes.hex().encode()
+
+    def unwrap_key(self, wrapped_key: bytes, _: str) -> bytes:
+        return bytes.fromhex(wrapped_key.decode())
+
+
+def test_metrics_of_merged_files_bound_their_rows(client: IndexClient, served: Served) -> None:
+    create(served, 2)
+    for number in range(4):
+        append(client, "db.t", rows(random.Random(number), range(number * 400, number * 400 + 400)))
+    report = merge_files(client, "db.t")
+    assert report.row_groups_copied > 0
+    for low in (0, 399, 400, 801, 1599):
+        found = scan(client, "db.t", ["id"], where=f"id >= {low} AND id <= {low}").to_arrow()
+        assert found["id"].to_pylist() == [low]

@@ -1,0 +1,259 @@
+"""Rewritten manifests: random histories with writers in between; the live entries are the same before and after, by
+PyIceberg's reader of manifests, and a plan of a partition reads fewer manifests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyiceberg.expressions import EqualTo
+from pyiceberg.expressions.visitors import manifest_evaluator
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.table import Table
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.jobs import run_manifests
+from seamark.connector.jobs.manifests import rewrite_manifests
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.commit.rewriting import manifest_rewrite
+from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
+from tests.connector.jobs.test_orphan_files import all_files
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import BY_PART, create, read, rows
+from tests.seeds import first_seed
+
+BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(8), "id_bucket"))
+NO_MERGE = {"commit_manifest-merge_enabled": "false"}
+
+
+def entries(table: Table) -> Counter[tuple[Any, ...]]:
+    """What must stay of each live entry of the current snapshot."""
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    found: Counter[tuple[Any, ...]] = Counter()
+    for manifest in snapshot.manifests(table.io):
+        next_row_id = manifest.first_row_id if hasattr(manifest, "first_row_id") else None
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            file = entry.data_file
+            row_id = getattr(file, "first_row_id", None)
+            if row_id is None and next_row_id is not None:
+                row_id, next_row_id = next_row_id, next_row_id + file.record_count
+            found[
+                manifest.partition_spec_id,
+                file.content,
+                file.file_path,
+                tuple(file.partition),
+                file.record_count,
+                entry.snapshot_id,
+                entry.sequence_number,
+                tuple(sorted((file.lower_bounds or {}).items())),
+                row_id,
+            ] += 1
+    return found
+
+
+def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
+    held = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
+    return Counter(tuple(row.values()) for row in held.to_pylist())
+
+
+def touched(table: Table, column: str, value: int) -> int:
+    """Data manifests that a plan by PyIceberg reads for an equality."""
+    snapshot, scan = table.current_snapshot(), table.scan(EqualTo(column, value))
+    assert snapshot is not None
+    evaluators: dict[int, Callable[[Any], bool]] = {
+        spec_id: manifest_evaluator(spec, table.schema(), scan.partition_filters[spec_id], case_sensitive=True)
+        for spec_id, spec in table.specs().items()
+    }
+    return sum(
+        evaluators[manifest.partition_spec_id](manifest)
+        for manifest in snapshot.manifests(table.io)
+        if manifest.content == 0
+    )
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("case", range(2))
+def test_live_entries_stay_the_same_in_random_histories(
+    client: IndexClient, served: Served, version: int, case: int
+) -> None:
+    rng, rewritten = random.Random(first_seed() * 10 + case), 0
+    with catalog_at(served.url) as catalog:
+        more = {"commit_manifest_target-size-bytes": str(rng.choice((9000, 20_000, 8 << 20)))}
+        create(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **more)
+        for step in range(20):
+            ids, work = sorted(rng.sample(range(300), rng.randint(1, 40))), rng.random()
+            if work < 0.4:
+                append(client, "db.t", rows([1000 * step + number for number in ids]))
+            elif work < 0.6:
+                upsert(client, "db.t", rows(ids, f"{step}"), keys=["id"], mode=rng.choice(MODES))
+            elif work < 0.75:
+                delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
+            elif work < 0.82:
+                compact(client, "db.t", policy=CompactionPolicy(20_000, 3))
+            elif work < 0.86 and len(catalog.load_table("db.t").specs()) == 1:
+                with catalog.load_table("db.t").update_spec() as update:
+                    update.add_field("text", IdentityTransform(), "by_text")
+            table = catalog.load_table("db.t")
+            if rng.random() < 0.6 or table.current_snapshot() is None:
+                continue
+            before, held = entries(table), read(client)
+            ids_before = lineage(client) if version == 3 else None
+            report = rewrite_manifests(client, "db.t", min_count=2)
+            table = catalog.load_table("db.t")
+            snapshot = table.current_snapshot()
+            assert snapshot is not None
+            assert entries(table) == before
+            assert read(client) == held
+            assert ids_before is None or lineage(client) == ids_before
+            if report["snapshot-id"] is not None:
+                rewritten += 1
+                assert snapshot.snapshot_id == report["snapshot-id"]
+                assert len(snapshot.manifests(table.io)) == (
+                    report["manifests"] - report["manifests-before"] + report["manifests-after"]
+                )
+                assert report["manifests-after"] < report["manifests-before"]
+                assert rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"] is None, "it comes to an end"
+        assert rewritten > 1
+
+
+def test_a_plan_of_a_partition_reads_few_manifests(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
+        for number in range(30):
+            append(client, "db.t", rows(range(number * 30, number * 30 + 30)))
+        table = catalog.load_table("db.t")
+        assert [touched(table, "part", part) for part in range(3)] == [30, 30, 30]
+        planned = rewrite_manifests(client, "db.t", dry_run=True)
+        assert catalog.load_table("db.t").metadata_location == table.metadata_location
+        report = rewrite_manifests(client, "db.t")
+        assert planned == {**report, "snapshot-id": None, "bytes-after": 0}
+        assert report["partition-manifests-before"] == 30
+        found = [touched(catalog.load_table("db.t"), "part", part) for part in range(3)]
+        assert sum(found) / 3 == pytest.approx(report["partition-manifests-after"], abs=0.01)
+        assert max(found) <= 2 + report["manifests-after"] // 3
+        assert 3 <= report["manifests-after"] <= sum(found) <= report["manifests-after"] + 2
+
+
+def test_writers_in_between_keep_their_changes_and_never_fail(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the writing of the manifests and their commit: an append leaves the rewrite valid; a change that removes
+    a file replaces one of the manifests, so that the rewrite reads them again, at most three times."""
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, BY_PART, **NO_MERGE)
+        for number in range(6):
+            append(client, "db.t", rows([number, number + 100]))
+        commit = ManifestRewrite._commit
+        works: list[Callable[[], Any]] = []
+
+        async def after_writer(self: ManifestRewrite, *given: Any) -> Any:
+            if works:
+                await asyncio.to_thread(works.pop())
+            return await commit(self, *given)
+
+        monkeypatch.setattr(ManifestRewrite, "_commit", after_writer)
+        # The writer comes while the lock is free: in the server, in the moment before it is taken.
+        rewrite = served.server.parts.manifest_rewrite
+        monkeypatch.setattr(rewrite, "_publisher", _Unlocked(rewrite._publisher))
+        works.append(lambda: append(client, "db.t", rows([7])))
+        report = rewrite_manifests(client, "db.t", min_count=2)
+        assert (report["conflicts"], report["manifests-before"]) == (0, 6)
+        assert read(client)[7, 1, "7"] == 1
+
+        def change() -> None:
+            upsert(client, "db.t", rows([0, 1, 2], "new"), keys=["id"], mode="copy-on-write")
+
+        for number in range(5):
+            append(client, "db.t", rows([200 + number]))
+        works.append(change)
+        report = rewrite_manifests(client, "db.t", min_count=2)
+        assert report["snapshot-id"] is not None
+        assert read(client)[0, 0, "new0"] == 1
+        for number in range(5):
+            append(client, "db.t", rows([300 + number]))
+        works.extend([change] * manifest_rewrite.ATTEMPTS)
+        table = catalog.load_table("db.t")
+        report = rewrite_manifests(client, "db.t", min_count=2)
+        assert (report["snapshot-id"], report["conflicts"] > 0) == (None, True)
+        assert run_manifests(client, ("db", "t")) == {}
+        held = read(client)
+        assert held.total() == 12 + 1 + 10
+        served.run(rewrite._cleanup.close())
+        named: set[Path] = set()
+        for snapshot in catalog.load_table("db.t").metadata.snapshots:
+            named.add(Path(snapshot.manifest_list.removeprefix("file://")))
+            named |= {Path(manifest.manifest_path.removeprefix("file://")) for manifest in snapshot.manifests(table.io)}
+        assert {path for path in all_files(table) if path.suffix == ".avro"} == named, "given up files are deleted"
+
+
+class _Unlocked:
+    """A publisher whose lock excludes nobody."""
+
+    def __init__(self, publisher: Any) -> None:
+        self._publisher = publisher
+
+    def lock(self, *_: Any) -> Any:
+        return nullcontext()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._publisher, name)
+
+
+def test_a_policy_decides_how_many_manifests_are_too_many(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
+        for number in range(4):
+            append(client, "db.t", rows([number]))
+        assert run_manifests(client, ("db", "t")) != {}, "a partition is in four of them"
+        for number in range(3):
+            append(client, "db.t", rows([10 + number]))
+        append(client, "db.t", rows([20]))
+        assert run_manifests(client, ("db", "t"))["manifests_after"] == 1
+        append(client, "db.t", rows([21]))
+        assert run_manifests(client, ("db", "t")) == {}
+        with catalog.load_table("db.t").transaction() as transaction:
+            transaction.set_properties({"seamark.manifests.min-count": "x"})
+        with pytest.raises(BadRequest, match="min-count"):
+            rewrite_manifests(client, "db.t")
+
+
+def test_old_tables_are_refused(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 1)
+        with pytest.raises(BadRequest, match="format version 1"):
+            rewrite_manifests(client, "db.t")
+
+
+def test_the_commands_say_what_they_did(client: IndexClient, served: Served) -> None:
+    def said(*arguments: str) -> str:
+        done = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, BY_PART, **NO_MERGE)
+        assert "has no snapshot" in said("statistics", "db.t")
+        for number in range(4):
+            append(client, "db.t", rows(range(number * 3, number * 3 + 3)))
+        assert "12 of 12 data files (12 rows) would be read" in said("statistics", "db.t", "--dry-run")
+        assert "3 columns, 3 partitions; 12 of 12 data files (12 rows) were read" in said("statistics", "db.t")
+        assert "4 of 4 manifests of db.t would become 1" in said("manifests", "db.t", "--dry-run")
+        assert "in 1 of them on average, before in 4" in said("manifests", "db.t")
+        assert "no manifests to rewrite" in said("manifests", "db.t")
+        assert "nothing to split" in said("split-buckets", "db.t")

@@ -1,0 +1,68 @@
+"""Jobs say how many files and bytes they have read, and in the end all of those that they expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pyiceberg.partitioning import PartitionSpec
+
+from seamark.connector.client import progress
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import change_table_properties
+from seamark.connector.client.progress import JobProgress, advance, expect, part, reporting
+from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.jobs.statistics import compute_statistics
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import create, rows
+
+
+@pytest.fixture(autouse=True)
+def _every_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_PAUSE_S", 0.0)
+
+
+def jobs() -> dict[str, Callable[[IndexClient], object]]:
+    return {
+        "indexing": lambda client: run_indexing(client, ("db", "t")),
+        "statistics": lambda client: compute_statistics(client, "db.t"),
+        "compaction": lambda client: compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2)),
+        "clustering": lambda client: cluster_incrementally(client, "db.t", full=True),
+    }
+
+
+@pytest.mark.parametrize("name", list(jobs()))
+def test_a_job_reads_what_it_expects(client: IndexClient, served: Served, name: str) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, PartitionSpec())
+        for number in range(6):
+            append(client, "db.t", rows(range(9 * number, 9 * number + 9)))
+        client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
+        change_table_properties(client, "db.t", {"seamark.clustering.columns": "id"}, ())
+        size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
+    seen: list[JobProgress] = []
+    with reporting(seen.append):
+        jobs()[name](client)
+    assert seen[0] == JobProgress(0, 6, 0, size_bytes)
+    assert seen[-1] == JobProgress(6, 6, size_bytes, size_bytes)
+    done = [one.bytes_done for one in seen]
+    assert done == sorted(done)
+    if name != "compaction":  # which copies the files of a partition together
+        assert len(set(done)) > 3
+
+
+def test_a_batch_counts_once_whether_it_counts_its_files_or_not() -> None:
+    seen: list[JobProgress] = []
+    with reporting(seen.append):
+        expect(4, 40)
+        with part(2, 20):
+            advance(1, 10)
+            advance(1, 10)
+        with part(2, 20):  # as on a cluster
+            pass
+    assert seen[-1] == JobProgress(4, 4, 40, 40)
+    advance(1, 1)  # nobody listens

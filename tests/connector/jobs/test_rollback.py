@@ -1,0 +1,185 @@
+"""A rolled-back job against a model: the files that it replaced are back, and what writers did since stays."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import Table
+
+from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT, At
+from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.manifests import rewrite_manifests
+from seamark.connector.jobs.rollback import undo_job
+from seamark.connector.read.scans import scan
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.upserts import MODES, delete, upsert
+from tests.connector.jobs.test_manifests import NO_MERGE, entries
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import BY_PART, create, read, rows
+from tests.seeds import first_seed
+
+LINEAGE = ["id", "_row_id", "_last_updated_sequence_number"]
+
+
+def paths(client: IndexClient, at: At = CURRENT) -> set[str]:
+    return {task.path for task in plan(client, open_table(client, "db.t", at))}
+
+
+def lineage(client: IndexClient) -> set[tuple[Any, ...]]:
+    return {tuple(row.values()) for row in scan(client, "db.t", LINEAGE).to_arrow().to_pylist()}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_random_histories_around_a_job_and_its_rollback(client: IndexClient, served: Served, version: int) -> None:
+    """Whether the rollback is possible or refused, the rows are those of the model, and each row keeps its id."""
+    rng = random.Random(f"{first_seed()} {version}")
+    outcomes = Counter[str]()
+    with catalog_at(served.url) as catalog:
+        for _ in range(12):
+            spec = rng.choice([PartitionSpec(), BY_PART])
+            create(catalog, version, spec)
+            model: dict[int, str] = {}
+
+            def change(text: str, model: dict[int, str] = model, spec: PartitionSpec = spec) -> None:
+                ids = rng.sample(range(40), rng.randint(1, 8))
+                if rng.random() < 0.6:
+                    blind = spec is not BY_PART and rng.random() < 0.4
+                    how: dict[str, Any] = {"strategy": "equality"} if blind else {"mode": rng.choice([*MODES, None])}
+                    upsert(client, "db.t", rows(ids, text), keys=["id"], **how)
+                    model.update((one, f"{text}{one}") for one in ids)
+                else:
+                    delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
+                    for one in ids:
+                        model.pop(one, None)
+
+            for number in range(rng.randint(3, 7)):
+                change(f"before {number}:")
+            before = paths(client)
+            if compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2)).commits:
+                compacted = paths(client)
+                snapshot_id = open_table(client, "db.t", CURRENT).snapshot_id
+                for number in range(rng.randint(0, 2)):
+                    if rng.random() < 0.5:
+                        ids = list(range(100 + 10 * number, 105 + 10 * number))
+                        append(client, "db.t", rows(ids, "new:"))
+                        model.update((one, f"new:{one}") for one in ids)
+                    else:
+                        change(f"after {number}:")
+                now = paths(client)
+                kept = lineage(client) if version == 3 else set()
+                try:
+                    undo_job(client, "db.t", snapshot_id)
+                except Conflict:
+                    outcomes["refused"] += 1
+                else:
+                    outcomes["undone"] += 1
+                    assert paths(client) == (before - (compacted - now)) | (now - compacted)
+                assert not kept or lineage(client) == kept
+                assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+                change("then:")
+                compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
+                assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+            catalog.drop_table("db.t")
+    assert min(outcomes["undone"], outcomes["refused"]) > 0, outcomes
+
+
+def test_the_newest_job_that_is_not_undone_is_undone_and_another_is_named(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+    append(client, "db.t", rows(range(3)))
+    with pytest.raises(BadRequest, match="No snapshot of the branch"):
+        undo_job(client, "db.t")
+    with pytest.raises(BadRequest, match="only snapshots that replace files"):
+        undo_job(client, "db.t", open_table(client, "db.t", CURRENT).snapshot_id)
+    append(client, "db.t", rows(range(3, 6)))
+    before = paths(client)
+    compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
+    job = open_table(client, "db.t", CURRENT).snapshot_id
+    done = undo_job(client, "db.t")
+    assert (done.undone_id, done.files_restored, done.files_removed) == (job, 2, 1)
+    assert paths(client) == before
+    with pytest.raises(BadRequest, match="No snapshot of the branch"):
+        undo_job(client, "db.t")
+    with pytest.raises(Conflict, match="replaced or deleted"):
+        undo_job(client, "db.t", job)
+
+
+def test_a_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+    for number in range(3):
+        append(client, "db.t", rows([number]))
+    compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
+    expire(client, "db.t", older_than_ms=1 << 45, retain_last=1)
+    with pytest.raises(BadRequest, match="expired"):
+        undo_job(client, "db.t")
+    assert read(client).total() == 3
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_rewritten_manifests_are_undone_below_later_commits_or_not_at_all(
+    client: IndexClient, served: Served, version: int
+) -> None:
+    """In random histories: all live entries stay as they are, in the manifests of before where no commit was since."""
+    rng = random.Random(f"{first_seed()} {version}")
+    outcomes = Counter[str]()
+    with catalog_at(served.url) as catalog:
+        for later in ("nothing", "append", "delete"):
+            create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **NO_MERGE)
+            for number in range(rng.randint(3, 6)):
+                append(client, "db.t", rows(range(9 * number, 9 * number + 9)))
+                if rng.random() < 0.3:
+                    delete(client, "db.t", keys=pa.table({"id": [9 * number]}), mode=rng.choice(MODES))
+            before = manifests_of(catalog.load_table("db.t"))
+            rewritten = rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"]
+            assert rewritten is not None
+            if later == "append":
+                append(client, "db.t", rows(range(100, 103)))
+            elif later == "delete":
+                delete(client, "db.t", keys=pa.table({"id": list(range(0, 12))}), mode=MODES[0])
+            now = catalog.load_table("db.t")
+            kept, held = entries(now), read(client)
+            lived = lineage(client) if version == 3 else set()
+            try:
+                done = undo_job(client, "db.t")
+            except Conflict:
+                outcomes[f"refused after {later}"] += 1
+            else:
+                assert done.undone_id == rewritten
+                outcomes[f"undone after {later}"] += 1
+                listed = manifests_of(catalog.load_table("db.t"))
+                assert before <= listed
+                assert (listed == before) == (later == "nothing")
+                with pytest.raises(BadRequest, match="No snapshot of the branch"):
+                    undo_job(client, "db.t")
+                with pytest.raises(Conflict, match="replaced"):
+                    undo_job(client, "db.t", rewritten)
+            assert entries(catalog.load_table("db.t")) == kept
+            assert read(client) == held
+            assert not lived or lineage(client) == lived
+            append(client, "db.t", rows(range(200, 203)))  # also after it, the table is a table
+            assert read(client).total() == held.total() + 3
+            catalog.drop_table("db.t")
+    assert outcomes["undone after nothing"], outcomes
+    assert outcomes["undone after append"], outcomes
+    assert outcomes["refused after delete"], outcomes
+
+
+def manifests_of(table: Table) -> set[str]:
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    return {
+        manifest.manifest_path
+        for manifest in snapshot.manifests(table.io)
+        if manifest.has_added_files() or manifest.has_existing_files()
+    }

@@ -1,0 +1,215 @@
+"""Statements that maintain tables: what the grammar takes, what it leaves to the engine, and what runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
+from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.statement_runs import run_statement
+from seamark.connector.jobs.statements import (
+    DropColumns,
+    MergeFiles,
+    StatementAnswer,
+    StatementJob,
+    TableStatement,
+    parse_statement,
+)
+from seamark.connector.write.appends import append
+from tests.connector.jobs.test_file_merges import create, read, rows
+from tests.connector.served import Served
+from tests.seeds import first_seed
+
+PROTOTYPE = "day < DATE '2026-01-01'"
+
+
+@pytest.mark.parametrize(
+    ("text", "statement"),
+    [
+        ("ALTER TABLE db.t MERGE FILES", MergeFiles(("db", "t"))),
+        ("alter table t merge files;", MergeFiles(("t",))),
+        ("ALTER TABLE a.b.t MERGE FILES TARGET SIZE '512MB' ; ", MergeFiles(("a", "b", "t"), None, 512 << 20)),
+        (f"ALTER TABLE db.t PARTITION ({PROTOTYPE}) MERGE FILES", MergeFiles(("db", "t"), PROTOTYPE)),
+        (
+            "ALTER TABLE db.t PARTITION ( (a IN (1, 2)) AND b = ')' ) DROP COLUMNS (payload, ext)",
+            DropColumns(("db", "t"), "(a IN (1, 2)) AND b = ')'", ("payload", "ext")),
+        ),
+        (
+            'ALTER TABLE "D b".`t``x` PARTITION (TRUE) DROP COLUMNS ("Pay""load", `a`.b)',
+            DropColumns(("D b", "t`x"), "TRUE", ('Pay"load', "a.b")),
+        ),
+        (
+            "-- a comment\nALTER /* of */ TABLE t -- 'x\nPARTITION(x = 'it''s -- (')DROP COLUMNS(c)",
+            DropColumns(("t",), "x = 'it''s -- ('", ("c",)),
+        ),
+    ],
+)
+def test_statements_are_read(text: str, statement: TableStatement) -> None:
+    assert parse_statement(text) == statement
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT 1",
+        "ALTER TABLE t DROP COLUMNS (a, b)",
+        "ALTER TABLE t DROP COLUMN a",
+        "ALTER TABLE t ADD COLUMNS (a int)",
+        "ALTER TABLE t PARTITION (a = 1) RENAME TO PARTITION (a = 2)",
+        "ALTER TABLE MERGE FILES",
+        "ALTER TABLE t PARTITION () DROP COLUMNS (a)",
+        "ALTER TABLE t PARTITION (a = 1 DROP COLUMNS (b)",
+        "ALTER VIEW v MERGE FILES",
+        "alternative",
+        "",
+        "-" * 40,
+    ],
+)
+def test_other_statements_are_left_to_the_engine(text: str) -> None:
+    assert parse_statement(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ALTER TABLE t MERGE FILES TARGET SIZE 512", "TARGET SIZE and a size in quotes"),
+        ("ALTER TABLE t MERGE FILES TARGET SIZE '0MB'", "a size"),
+        ("ALTER TABLE t MERGE FILES TARGET SIZE '12 parsecs'", "a size"),
+        ("ALTER TABLE t MERGE FILES NOW", "the end of the statement"),
+        ("ALTER TABLE t\nMERGE FILES NOW", "line 2, column 13, near 'NOW'"),
+        ("ALTER TABLE t PARTITION (a = 1) DROP COLUMNS b", "the columns in parentheses"),
+        ("ALTER TABLE t PARTITION (a = 1) DROP COLUMNS ()", "the names of columns"),
+        ("ALTER TABLE t PARTITION (a = 1) DROP COLUMNS (b c)", "closing parenthesis"),
+        ("ALTER TABLE t PARTITION (a = 1) DROP COLUMNS (b,)", "the names of columns"),
+    ],
+)
+def test_mistakes_are_refused_with_their_place(text: str, expected: str) -> None:
+    with pytest.raises(BadRequest, match=expected):
+        parse_statement(text)
+
+
+def test_any_spacing_quotes_and_comments_read_the_same() -> None:
+    seed = first_seed()
+    rng = random.Random(seed)
+    blanks = [" ", "\n", "\t ", " /* ; ( */ ", " -- '(\n"]
+    for _ in range(300):
+        levels = tuple(rng.choice(["db", "T", "über", "t_1", "a b", 'x"y', "merge"]) for _ in range(rng.randint(1, 3)))
+        columns = tuple(rng.choice(["c", "Files", "e f", "g`h"]) for _ in range(rng.randint(1, 4)))
+        where = rng.choice(["a = 1", "True", "(x = ')') AND y IN (1, 2)", "b LIKE '%''(%'"])
+        is_drop = rng.random() < 0.5
+        quote = rng.choice('"`')
+
+        def quoted(name: str, quote: str = quote) -> str:
+            plain = name.isidentifier() and rng.random() < 0.5
+            return name if plain else quote + name.replace(quote, quote * 2) + quote
+
+        words = ["ALTER", "TABLE", ".".join(map(quoted, levels)), "PARTITION", f"({where})"]
+        words += ["DROP", "COLUMNS", f"({', '.join(map(quoted, columns))})"] if is_drop else ["MERGE", "FILES"]
+        cased = [
+            rng.choice([word, word.lower()]) if n != 2 and word.isupper() else word for n, word in enumerate(words)
+        ]
+        text = "".join(word + rng.choice(blanks) for word in cased)
+        expected = DropColumns(levels, where, columns) if is_drop else MergeFiles(levels, where)
+        assert parse_statement(text) == expected, (seed, text)
+
+
+def test_statements_run_and_readers_see_null_in_the_partitions_alone(client: IndexClient, served: Served) -> None:
+    create(served, 2)
+    rng = random.Random(1)
+    for first in range(0, 1200, 400):
+        append(client, "db.t", rows(rng, range(first, first + 400)))
+    before = read(client)
+    merge = parse_statement("ALTER TABLE db.t PARTITION (part = 0) MERGE FILES TARGET SIZE '1MB'")
+    assert merge is not None
+    done = run_statement(client, merge, utc=False)
+    assert (done.files_before, done.files_after, done.commits) == (3, 1, 1)
+    assert read(client) == before
+    drop = parse_statement("ALTER TABLE db.t PARTITION (part = 0) DROP COLUMNS (PAYLOAD, place.note)")
+    assert drop is not None
+    # As the proxy of Trino runs it.
+    job = StatementJob(served.url, None, drop, utc=True)
+    argv = [sys.executable, "-m", "seamark.connector.jobs.statement_runs"]
+    output = subprocess.run(argv, input=msgspec.json.encode(job), capture_output=True, check=True, timeout=120).stdout
+    answer = msgspec.json.decode(output, type=StatementAnswer)
+    assert answer.error == ""
+    assert answer.result is not None
+    assert answer.result.files_before == 1
+    for row in before.values():
+        if row["part"] == 0:
+            row["payload"] = None
+            if row["place"] is not None:
+                row["place"]["note"] = None
+    assert read(client) == before
+
+
+def test_the_process_of_a_statement_says_what_the_table_refuses(client: IndexClient, served: Served) -> None:
+    create(served, 2)
+    append(client, "db.t", rows(random.Random(1), range(10)))
+    for name, reason in (("fixed", "is required"), ("part", "is the source of a partition field")):
+        with pytest.raises(BadRequest, match=reason):
+            run_statement(client, DropColumns(("db", "t"), "TRUE", (name,)), utc=True)
+    with pytest.raises(BadRequest, match="part of the partition"):
+        run_statement(client, MergeFiles(("db", "t"), "id < 5"), utc=True)
+
+
+@pytest.mark.slow
+def test_a_statement_that_is_killed_leaves_the_table_whole_and_its_files_are_removed(
+    client: IndexClient, served: Served
+) -> None:
+    create(served, 2)
+    rng = random.Random(first_seed())
+    for first in range(0, 4000, 500):
+        append(client, "db.t", rows(rng, range(first, first + 500)))
+    rows_before, dropped = read(client), read(client)
+    for row in dropped.values():
+        row["payload"] = None
+    argv = [sys.executable, "-m", "seamark.connector.jobs.statement_runs"]
+    sent = msgspec.json.encode(StatementJob(served.url, None, DropColumns(("db", "t"), "TRUE", ("payload",)), utc=True))
+    killed = 0
+    for _ in range(8):
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            process.communicate(sent, timeout=rng.uniform(0.8, 2.5))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            killed += 1
+        found = read(client)
+        parts = {part: [row for row in found.values() if row["part"] == part] for part in (0, 1)}
+        for part, there in parts.items():
+            expected = [[model[row["id"]] for row in there] for model in (rows_before, dropped)]
+            assert there in expected, part
+        assert len(found) == len(rows_before)
+    assert killed
+    run_statement(client, DropColumns(("db", "t"), "TRUE", ("payload",)), utc=True)
+    assert read(client) == dropped
+    location = Path(json.loads(client.load_table("db.t").metadata)["location"].removeprefix("file://"))
+    for path in location.rglob("*.parquet"):
+        os.utime(path, (1, 1))
+    day_ago_ms = time.time_ns() // 1_000_000 - 86_400_000
+    remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms)
+    remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms)
+    known = {path for snapshot in snapshots_of(client) for path in paths_at(client, snapshot)}
+    assert {str(path) for path in location.rglob("*.parquet")} <= known
+    assert read(client) == dropped
+
+
+def snapshots_of(client: IndexClient) -> list[int]:
+    loaded = json.loads(client.load_table("db.t", history=True).metadata)
+    return [snapshot["snapshot-id"] for snapshot in loaded["snapshots"]]
+
+
+def paths_at(client: IndexClient, snapshot_id: int) -> list[str]:
+    files = client.files("db.t", at=At(snapshot_id=snapshot_id))["file_path"].to_pylist()
+    return [path.removeprefix("file://") for path in files]

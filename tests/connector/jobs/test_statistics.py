@@ -1,0 +1,232 @@
+"""Statistics of tables: random histories, against exact counts of the rows that a scan reads."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField
+
+from seamark.connector.client.errors import Conflict
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs import statistics
+from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.jobs import run_statistics
+from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.statistics import compute_statistics
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.metaserver.errors import BadRequest
+from tests.connector.jobs.test_orphan_files import age_all
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import BY_PART, create, rows
+from tests.seeds import first_seed
+
+
+def counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
+    """By field id, of the current snapshot."""
+    metadata = catalog.load_table(table).metadata
+    (found,) = [file for file in metadata.statistics if file.snapshot_id == metadata.current_snapshot_id]
+    return {blob.fields[0]: int((blob.properties or {})["ndv"]) for blob in found.blob_metadata}
+
+
+def exact(client: IndexClient, table: str = "db.t") -> list[int]:
+    held = scan(client, table).to_arrow()
+    return [len(set(held[name].to_pylist()) - {None}) for name in held.column_names]
+
+
+def files_of(catalog: RestCatalog) -> set[Path]:
+    metadata = catalog.load_table("db.t").metadata
+    named = [file.statistics_path for file in (*metadata.statistics, *metadata.partition_statistics)]
+    return {Path(path.removeprefix("file://")) for path in named}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_statistics_of_random_histories_are_within_the_error_of_sketches(
+    client: IndexClient, served: Served, version: int
+) -> None:
+    """Values of removed rows are counted until a tenth of the rows was removed, so the bound above allows for them."""
+    rng, incremental = random.Random(first_seed()), 0
+    with catalog_at(served.url) as catalog:
+        create(catalog, version, rng.choice((PartitionSpec(), BY_PART)))
+        ever: set[int] = set()
+        for step in range(14):
+            work = rng.random()
+            ids = [rng.randrange(60_000) for _ in range(rng.choice((5, 900, 9000)))]
+            if work < 0.45 or step == 0:
+                append(client, "db.t", rows(ids))
+                ever |= set(ids)
+            elif work < 0.65:
+                upsert(client, "db.t", rows(sorted(set(ids[:900])), "n"), keys=["id"], mode=rng.choice(MODES))
+                ever |= set(ids)
+            elif work < 0.8:
+                delete(client, "db.t", keys=pa.table({"id": sorted(set(ids))}), mode=rng.choice(MODES))
+            else:
+                compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
+            if rng.random() < 0.6:
+                continue
+            report = compute_statistics(client, "db.t")
+            incremental += report.columns_read == 0 and report.files < report.files_total
+            found, live = counts(catalog), exact(client)
+            for column, count in enumerate(live, 1):
+                error = 0 if count <= 4096 else 0.05 * count
+                removed = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
+                assert count - error <= found[column] <= count + error + removed, (step, column, count, found)
+        assert incremental, "no statistics were computed from those before"
+
+
+def test_only_new_files_are_read_and_the_result_is_that_of_a_full_run(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, BY_PART)
+        append(client, "db.t", rows(range(30_000)))
+        assert compute_statistics(client, "db.t").files == 3
+        append(client, "db.t", rows(range(30_000, 31_000)))
+        append(client, "db.t", rows(range(31_000, 32_000)))
+        planned = compute_statistics(client, "db.t", dry_run=True)
+        report = compute_statistics(client, "db.t")
+        assert (report.files, report.files_total, report.rows, report.columns_read) == (6, 9, 2000, 0)
+        assert (planned.files, planned.rows) == (report.files, report.rows)
+        one = counts(catalog)
+        assert compute_statistics(client, "db.t", full=True).files == 9
+        assert counts(catalog) == one
+        # A replacement of counted files is read only if rows were added before it.
+        compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
+        assert compute_statistics(client, "db.t").files == 0
+        assert counts(catalog) == one
+        append(client, "db.t", rows(range(32_000, 33_000)))
+        compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
+        assert compute_statistics(client, "db.t").files == 3
+        assert exact(client)[0] == pytest.approx(counts(catalog)[1], rel=0.05)
+
+
+def test_columns_whose_values_went_or_whose_type_changed_are_read_whole(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        schema = Schema(
+            NestedField(1, "id", LongType(), required=False), NestedField(2, "n", IntegerType(), required=False)
+        )
+        table = catalog.create_table("db.t", schema, properties={"format-version": "2"})
+
+        def some(ids: range) -> pa.Table:
+            return pa.table({"id": pa.array(ids, pa.int64()), "n": pa.array([i % 500 for i in ids], pa.int32())})
+
+        append(client, "db.t", some(range(3000)))
+        assert compute_statistics(client, "db.t").columns_read == 2
+        with table.update_schema() as update:
+            update.update_column("n", LongType())
+        with catalog.load_table("db.t").update_schema() as update:
+            update.add_column("more", LongType())
+        append(client, "db.t", pa.table({"id": [3000], "n": pa.array([9000], pa.int64()), "more": [1]}))
+        assert client.health("db.t")["problems"][-1]["problem"] == "stale statistics"
+        assert compute_statistics(client, "db.t").columns_read == 2
+        assert counts(catalog) == {1: 3001, 2: 501, 3: 1}
+        delete(client, "db.t", keys=pa.table({"id": list(range(2000))}))
+        assert compute_statistics(client, "db.t").columns_read == 3
+        assert counts(catalog) == {1: 1001, 2: 501, 3: 1}
+
+
+def test_a_policy_decides_when_and_for_which_columns(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, **{"seamark_statistics_columns": "id, gone", "seamark_statistics_changed-percent": "20"})
+        assert compute_statistics(client, "db.t").snapshot_id is None
+        append(client, "db.t", rows(range(100)))
+        assert run_statistics(client, ("db", "t"))["rows"] == 100
+        assert counts(catalog) == {1: 100}
+        append(client, "db.t", rows(range(100, 119)))
+        assert run_statistics(client, ("db", "t")) == {}
+        append(client, "db.t", rows(range(119, 130)))
+        assert run_statistics(client, ("db", "t"))["rows"] == 30
+        assert counts(catalog) == {1: 130}
+        assert run_statistics(client, ("db", "t")) == {}
+        with catalog.load_table("db.t").transaction() as transaction:
+            transaction.set_properties({"seamark.statistics.changed-percent": "0"})
+        with pytest.raises(BadRequest, match="changed-percent"):
+            compute_statistics(client, "db.t")
+
+
+def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        append(client, "db.t", rows(range(100)))
+        compute_statistics(client, "db.t")
+        (path,) = files_of(catalog)
+        whole = path.read_bytes()
+        for content in (b"", whole[:40], whole[:100] + b"\xff" * 8 + whole[108:], None):
+            path.unlink()
+            if content is not None:
+                path.write_bytes(content)
+            append(client, "db.t", rows(range(100, 101)))
+            report = compute_statistics(client, "db.t")
+            assert report.files in (report.files_total, 1)
+            assert counts(catalog)[1] == 101
+            with catalog.load_table("db.t").update_statistics() as update:
+                update.remove_statistics(catalog.load_table("db.t").metadata.current_snapshot_id)
+
+
+def test_expiration_and_removal_of_orphans_treat_statistics_as_files_of_their_snapshot(
+    client: IndexClient, served: Served
+) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, BY_PART)
+        for number in range(3):
+            append(client, "db.t", rows(range(number * 10, number * 10 + 10)))
+            compute_statistics(client, "db.t")
+        named = files_of(catalog)
+        assert len(named) == 6
+        folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
+        orphan = folder / "metadata" / "left.stats"
+        orphan.write_bytes(b"left over")
+        age_all(catalog.load_table("db.t"))
+        assert remove_orphan_files(client, "db.t").files == 1
+        assert not orphan.exists()
+        assert all(path.exists() for path in named)
+        expire(client, "db.t", older_than_ms=1 << 60)
+        left = files_of(catalog)
+        assert len(left) == 2
+        assert {path for path in named if path.exists()} == left
+
+
+def test_a_refused_commit_leaves_no_file(client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise Conflict("refused")
+
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2, BY_PART)
+        append(client, "db.t", rows(range(10)))
+        folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
+        before = set(folder.rglob("*"))
+        monkeypatch.setattr(statistics, "update_table", refuse)
+        with pytest.raises(Conflict):
+            compute_statistics(client, "db.t")
+        assert set(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_partition_statistics_are_the_totals_of_partitions(client: IndexClient, served: Served, version: int) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, version, BY_PART)
+        append(client, "db.t", rows(range(300)))
+        delete(client, "db.t", keys=pa.table({"id": [0, 1, 3]}), mode="merge-on-read")
+        assert compute_statistics(client, "db.t").partitions == 3
+        (path,) = [path for path in files_of(catalog) if path.suffix == ".parquet"]
+        found = pq.read_table(path).to_pylist()
+        assert [row["partition"]["part"] for row in found] == [0, 1, 2]
+        assert [row["data_record_count"] for row in found] == [100, 100, 100]
+        assert sum(row["position_delete_record_count"] for row in found) == 3
+        vectors = [row["dv_count"] for row in found] if version == 3 else []
+        deletes = [row["position_delete_file_count"] for row in found]
+        assert (vectors or deletes) == [1, 1, 0]
+        assert not vectors or deletes == [0, 0, 0]
+        snapshot = catalog.load_table("db.t").current_snapshot()
+        assert snapshot is not None
+        assert [row["last_updated_snapshot_id"] == snapshot.snapshot_id for row in found] == [True, True, False]

@@ -1,0 +1,168 @@
+"""Advice on column TTLs: what plans and scan reports read is never advised, whatever the age; what nobody reads is."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from pyiceberg.transforms import DayTransform, MonthTransform
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import advise_ttl
+from seamark.connector.jobs.statement_runs import run_statement
+from seamark.connector.jobs.statements import parse_statement
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import compact
+from seamark.metaserver.catalog.column_usage import COLUMNS_MAX, ColumnRead
+from seamark.metaserver.cli.main import cli
+from seamark.metaserver.store.model import ALL_AGES
+from seamark.metaserver.store.operations import AddColumnReads
+from tests.connector.jobs.test_column_ttl import create
+from tests.connector.served import Served
+from tests.seeds import first_seed
+
+TODAY = datetime.now(UTC).date()
+COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
+
+
+def fill(client: IndexClient, served: Served, transform: Any, ages_d: range, kind: str = "date") -> None:
+    arrow = create(served, kind, transform)
+    rows = []
+    for number, age_d in enumerate(ages_d):
+        day = TODAY - timedelta(days=age_d)
+        value = day if kind == "date" else datetime(day.year, day.month, day.day, 12)
+        rows.append({"id": number, "at": value, "payload": "p" * 99, "ext": "e", "tags": ["t"], "must": number})
+    append(client, "db.t", pa.Table.from_pylist(rows, schema=arrow))
+
+
+def counted_before(client: IndexClient, served: Served, *columns: int, days: int = 40, age_d: int = ALL_AGES) -> None:
+    """Reads of these columns some days ago."""
+    entry = served.run(served.server.parts.catalog.tables.load(("db",), "t")).entry
+    today = served.server.parts.catalog.column_usage.today
+    reads = tuple((column, age_d, 1) for column in (*columns, -2))
+    served.run(served.server.parts.store.transact([AddColumnReads(entry.uuid, today - days, reads)]))
+
+
+def advised(client: IndexClient, days: int = 30) -> dict[str, int]:
+    return {one["column"]: one["older-than-days"] for one in advise_ttl(client, "db.t", days)["advice"]}
+
+
+def test_columns_are_advised_from_the_age_on_that_no_read_reached(client: IndexClient, served: Served) -> None:
+    fill(client, served, DayTransform(), range(0, 400, 10))
+    counted_before(client, served, 1)
+    assert advised(client) == {"id": 7, "payload": 7, "ext": 7, "tags": 7}
+    # Partitions of up to 35 days ago, of which the oldest ended 29 days ago.
+    recent = f"at >= DATE '{TODAY - timedelta(days=35)}'"
+    scan(client, "db.t", ["payload"], recent).to_arrow()
+    assert advised(client) == {"id": 7, "payload": 30, "ext": 7, "tags": 7}
+    scan(client, "db.t", ["id"], f"ext = 'e' AND at >= DATE '{TODAY - timedelta(days=205)}'").to_arrow()
+    assert advised(client) == {"id": 365, "payload": 30, "ext": 365, "tags": 7}
+    scan(client, "db.t", ["tags"]).to_arrow()
+    assert advised(client) == {"id": 365, "payload": 30, "ext": 365}
+    compact(client, "db.t")  # no query
+    found = advise_ttl(client, "db.t")
+    assert (found["reads"], found["reads-with-columns"], found["confidence"]) == (4, 4, 1.0)
+    payload = next(one for one in found["advice"] if one["column"] == "payload")
+    assert payload["partitions"] == payload["files"] == 36
+    environment = {"SEAMARK_URL": client.url}
+    shown = CliRunner().invoke(cli, ["advise", "ttl", "db.t"], env=environment)
+    assert shown.exit_code == 0, shown.output
+    assert payload["statement"] in " ".join(shown.output.split())
+    statement = parse_statement(payload["statement"])
+    assert statement is not None
+    done = run_statement(client, statement, utc=True)
+    assert done.files_before == 36
+    rows = scan(client, "db.t", ["at"], "payload IS NOT NULL").to_arrow()["at"].to_pylist()
+    assert min(rows) == TODAY - timedelta(days=30)
+    assert "payload" not in advised(client)
+
+
+def test_random_reads_are_never_advised(client: IndexClient, served: Served) -> None:
+    seed = first_seed()
+    rng = random.Random(seed)
+    kind = rng.choice(["date", "timestamp"])
+    fill(client, served, rng.choice([DayTransform(), MonthTransform()]), range(0, 900, 30), kind)
+    counted_before(client, served, 1, age_d=0)
+    read: dict[str, date] = {}
+    for _ in range(12):
+        oldest = TODAY - timedelta(days=rng.randrange(900))
+        columns = rng.sample(list(COLUMNS), rng.randint(1, 2))
+        literal = f"DATE '{oldest}'" if kind == "date" else f"TIMESTAMP '{oldest} 00:00:00'"
+        scan(client, "db.t", columns, f"at >= {literal}").to_arrow()
+        for column in columns:
+            read[column] = min(oldest, read.get(column, oldest))
+        for column, age_d in advised(client).items():
+            first_read = read.get(column)
+            assert first_read is None or first_read > TODAY - timedelta(days=age_d) - timedelta(days=31), (seed, column)
+    for one in advise_ttl(client, "db.t")["advice"]:
+        statement = parse_statement(one["statement"])
+        assert statement is not None
+        run_statement(client, statement, utc=True)
+        kept = set(scan(client, "db.t", ["at"], f"{one['column']} IS NULL").to_arrow()["at"].to_pylist())
+        lost = {value if kind == "date" else value.date() for value in kept}
+        assert all(one["column"] not in read or day < read[one["column"]] for day in lost), (seed, one)
+
+
+def test_scan_reports_count_and_those_without_columns_lower_the_confidence(client: IndexClient, served: Served) -> None:
+    fill(client, served, DayTransform(), range(0, 100, 10))
+    counted_before(client, served, 1)
+
+    def report(**fields: Any) -> None:
+        given = {
+            "report-type": "scan-report",
+            "table-name": "db.t",
+            "snapshot-id": 1,
+            "filter": True,
+            "schema-id": 0,
+            "projected-field-ids": [],
+            "projected-field-names": [],
+            "metrics": {},
+            **fields,
+        }
+        client._request("POST", "/v1/namespaces/db/tables/t/metrics", {}, json.dumps(given).encode())
+
+    spark = {"metadata": {"engine-name": "spark"}}
+    report(**spark, **{"projected-field-ids": [3], "projected-field-names": ["payload"]})
+    assert advised(client) == {"id": 7, "ext": 7, "tags": 7}
+    sanitized = {"type": "eq", "term": "ext", "value": "(hash-12345678)"}
+    report(**spark, filter=sanitized, **{"projected-field-ids": [1]})
+    assert advised(client) == {"tags": 7}
+    assert advise_ttl(client, "db.t")["confidence"] == 1.0
+    report(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # of an engine that names all columns always
+    report(**{"projected-field-ids": ["x"], "filter": {"type": "no"}})
+    found = advise_ttl(client, "db.t")
+    assert (found["reads"], found["reads-with-columns"], found["confidence"]) == (5, 3, 0.6)
+    assert advised(client) == {"tags": 7}
+    report(**spark, **{"projected-field-ids": [1, 2, 3, 4, 5, 6]})
+    assert advised(client) == {}
+
+
+def test_there_is_a_reason_where_there_is_no_advice(client: IndexClient, served: Served) -> None:
+    fill(client, served, DayTransform(), range(0, 100, 10))
+    assert "has not seen a read" in advise_ttl(client, "db.t")["reason"]
+    scan(client, "db.t", ["id"]).to_arrow()
+    assert "since 0 days" in advise_ttl(client, "db.t")["reason"]
+    with pytest.raises(BadRequest, match="unread-days"):
+        advise_ttl(client, "db.t", 0)
+
+
+def test_counters_are_bounded_and_many_columns_count_as_all(client: IndexClient, served: Served) -> None:
+    fill(client, served, DayTransform(), range(0, 100, 10))
+    usage = served.server.parts.catalog.column_usage
+    uuid = served.run(served.server.parts.catalog.tables.load(("db",), "t")).entry.uuid
+    usage._limit = 3
+    for number in range(5):
+        for _ in range(2):
+            usage.add(ColumnRead(uuid, frozenset((number + 1,)), 0))
+    usage.add(ColumnRead("of no table", frozenset((1,)), 0))
+    found = served.run(usage.of_table(uuid))
+    assert {one.column_id: one.reads for one in found} == {1: 2, 2: 2, 3: 2, -2: 6}
+    usage.add(ColumnRead(uuid, frozenset(range(1, COLUMNS_MAX + 2)), 0))
+    assert {one.column_id for one in served.run(usage.of_table(uuid))} == {0, 1, 2, 3, -2}

@@ -1,0 +1,151 @@
+"""Little of the work of rewrites is wasted: one job rewrites files of a table at a time, files that writers will soon
+replace are left out, and no rewrite is given up because of a part of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionSpec
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.rewrite_lease import RewriteRunning, rewrite_lease
+from seamark.connector.client.values import At
+from seamark.connector.jobs.jobs import JOBS
+from seamark.connector.read.settled_files import select_settled
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write import replacements
+from seamark.connector.write.appends import append, commit
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.metaserver.iceberg.metadata.compaction import AGAIN
+from tests.connector.jobs.test_expiration import needed, stored
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import BY_PART, create, read, read_stock, rows
+from tests.seeds import first_seed
+
+SMALL = CompactionPolicy(1 << 20, 2)
+
+
+def test_one_job_rewrites_files_of_a_table_and_the_other_is_due_again(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+    with rewrite_lease(client, "db.t"):
+        for service in ("compaction", "bucket-splitting"):
+            assert JOBS[service](client, ("db", "t")).keys() == {AGAIN}
+        with pytest.raises(RewriteRunning, match="Another job rewrites files"), rewrite_lease(client, "db.t"):
+            pass
+    with rewrite_lease(client, "db.t"):
+        pass
+    assert JOBS["compaction"](client, ("db", "t")) == {}
+
+
+def test_files_are_settled_by_their_age_once_rows_were_changed(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+    for number in range(3):
+        append(client, "db.t", rows(range(10 * number, 10 * number + 10)))
+    opened = open_table(client, "db.t", At(), history=True)
+    tasks = list(plan(client, opened, sequence_numbers=True))
+    newest_ms = max(snapshot.timestamp_ms for snapshot in opened.history)
+    assert select_settled(opened, tasks, 1 << 40, newest_ms) == tasks  # nobody has changed rows
+    upsert(client, "db.t", rows([1], "new"), keys=["id"], mode="copy-on-write")
+    opened = open_table(client, "db.t", At(), history=True)
+    times = {snapshot.sequence_number: 1000 * snapshot.sequence_number for snapshot in opened.history}
+    history = tuple(
+        msgspec.structs.replace(snapshot, timestamp_ms=times[snapshot.sequence_number]) for snapshot in opened.history
+    )
+    opened = dataclasses.replace(opened, history=history)
+    tasks = list(plan(client, opened, sequence_numbers=True))
+    for age_ms, numbers in ((500, [2, 3]), (1500, [2]), (2500, []), (0, [2, 3, 4])):
+        kept = select_settled(opened, tasks, age_ms, 4400)
+        assert sorted(int(task.file["data-sequence-number"]) for task in kept) == numbers, age_ms
+    assert select_settled(opened, tasks, 500, 10_000) == tasks  # the change is old
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_what_is_left_of_a_rewrite_is_committed(
+    client: IndexClient, served: Served, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writers change random rows of random partitions while a compaction is under way: the partitions of which enough
+    is left are committed, the new files of the others are deleted, and the rows are those of the writers."""
+    rng = random.Random(f"{first_seed()} {version}")
+    parts = 0
+    with catalog_at(served.url) as catalog:
+        for number in range(6):
+            create(catalog, version, rng.choice([BY_PART, BY_PART, PartitionSpec()]))
+            model = {key: f"{number}{key}" for key in range(60)}
+            for first in range(0, 60, 15):
+                append(client, "db.t", rows(range(first, first + 15), f"{number}"))
+            rates = {part: rng.choice([0.1, 0.9]) for part in rng.sample(range(3), 2)}
+            changed = [key for key in range(60) if rng.random() < rates.get(key % 3, 0)]
+
+            def write(changed: list[int] = changed, model: dict[int, str] = model) -> None:
+                half = rng.randint(0, len(changed))
+                upsert(client, "db.t", rows(changed[:half], "new"), keys=["id"], mode=rng.choice(MODES))
+                model.update({key: f"new{key}" for key in changed[:half]})
+                delete(client, "db.t", keys=pa.table({"id": changed[half:]}), mode=rng.choice(MODES))
+                for key in changed[half:]:
+                    del model[key]
+
+            works = [write]
+
+            def after_writer(*given: Any, works: list[Any] = works, **named: Any) -> Any:
+                if works:
+                    works.pop()()
+                return commit(*given, **named)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(replacements, "commit", after_writer)
+                report = compact(client, "db.t", policy=SMALL)
+            found = {row[0]: row[2] for row in read(client)}
+            assert found == model, f"seed {first_seed()}, round {number}"
+            assert report.bytes_wasted == sum(report.wasted_by.values()) <= report.bytes_read
+            assert report.commits + report.conflicts == 1
+            parts += bool(report.commits and report.bytes_before < report.bytes_read - 1)
+            table = catalog.load_table("db.t")
+            assert {path for path in stored(table) if "_seamark" not in path.parts} <= needed(table)
+            catalog.drop_table("db.t")
+    assert parts
+
+
+def test_deletes_and_overwrites_of_an_engine_that_a_compaction_overtook_are_committed(
+    client: IndexClient, served: Served
+) -> None:
+    """PyIceberg loads the table, a job replaces its files, and then PyIceberg commits: it need not repeat, and no row
+    is lost or comes back."""
+    rng = random.Random(first_seed())
+    undone = 0
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        model: dict[int, str] = {}
+        for number in range(8):
+            for first in range(0, 20, 10):
+                added = range(100 * number + first, 100 * number + first + 10)
+                append(client, "db.t", rows(added))
+                model.update({key: str(key) for key in added})
+            late = catalog.load_table("db.t")
+            if rng.random() < 0.3:
+                upsert(client, "db.t", rows([100 * number], "new"), keys=["id"], mode="copy-on-write")
+                model[100 * number] = f"new{100 * number}"
+                late = catalog.load_table("db.t")
+            overtaken = bool(compact(client, "db.t", policy=SMALL).commits)
+            gone = rng.sample(range(100 * number + 1, 100 * number + 20), 3)
+            if rng.random() < 0.5:
+                late.delete(f"id in ({', '.join(map(str, gone))})")
+                for key in gone:
+                    del model[key]
+            else:
+                late.append(rows(range(100 * number + 50, 100 * number + 53), "late"))
+                model.update({key: f"late{key}" for key in range(100 * number + 50, 100 * number + 53)})
+            summary = catalog.load_table("db.t").current_snapshot().summary  # type: ignore[union-attr]
+            assert summary is not None
+            undone += overtaken and "seamark.replacements-undone" in summary.additional_properties
+            assert {row[0]: row[2] for row in read(client)} == model, f"seed {first_seed()}, round {number}"
+            assert {row[0]: row[2] for row in read_stock(catalog)} == model
+    assert undone > 1

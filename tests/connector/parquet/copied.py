@@ -1,0 +1,69 @@
+"""Merges files by the copy of their row groups, as the tests of the copy need it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
+from seamark.connector.parquet.copy.leaves import match
+from seamark.connector.parquet.copy.sinks import open_sink
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.connector.parquet.encryption.footers import FileEncryption, FileKeys
+
+
+def with_ids(schema: pa.Schema) -> pa.Schema:
+    """The schema with a field id on every node, as in files of Iceberg tables; the ids follow the names."""
+    return pa.schema([_with_id(field, 1 + number * 100) for number, field in enumerate(schema)])
+
+
+def _with_id(field: pa.Field, number: int) -> pa.Field:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_with_id(child, number + 1 + place * 10) for place, child in enumerate(kind)])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_with_id(kind.key_field, number + 1), _with_id(kind.item_field, number + 2))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_with_id(kind.value_field, number + 1))
+    return pa.field(field.name, kind, field.nullable, {"PARQUET:field_id": str(number)})
+
+
+def skeleton(path: Path, schema: pa.Schema) -> SourceFile:
+    """A file without rows."""
+    with pq.ParquetWriter(path, schema, store_schema=False, store_decimal_as_integer=True):
+        pass
+    return SourceFile(str(path), Storage())
+
+
+def merge(
+    paths: Sequence[Path],
+    out: Path,
+    schema: pa.Schema,
+    storage: Storage | None = None,
+    *,
+    keys: FileKeys | None = None,
+    encryption: FileEncryption | None = None,
+) -> None:
+    """Copies all row groups of the files into one with the columns of `schema`. Unreadable, and ValueError for files
+    whose chunks cannot be copied; `out` does not exist then."""
+    with ExitStack() as opened:
+        target = opened.enter_context(skeleton(out.with_suffix(".skeleton"), schema))
+        assembler = FileAssembler(open_sink(str(out), storage or Storage()), target.footer, encryption)
+        try:
+            for path in paths:
+                source = opened.enter_context(SourceFile(str(path), storage or Storage(), keys=keys))
+                found = match(target.leaves, source.leaves)
+                if found.reason or min(found.columns) < 0:
+                    raise ValueError(found.reason or "a column is missing")
+                for number, group in enumerate(source.footer.groups):
+                    if group.rows:
+                        assembler.add([Pick(source, number, found.columns, range(len(target.leaves)))])
+            assembler.close()
+        except BaseException:
+            assembler.abort()
+            raise

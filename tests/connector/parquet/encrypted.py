@@ -1,0 +1,63 @@
+"""Writes and reads encrypted files by pyarrow, as the tests of encryption need them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from seamark.connector.parquet.encryption.keys import ParquetKeys
+
+MASTER_KEYS = {name: bytes([number]) * 16 for number, name in enumerate(("kf", "k1", "k2", "other"), 1)}
+
+
+class PyArrowKms(pe.KmsClient):  # type: ignore[misc]
+    """A client of pyarrow's kind, which shares no code with Seamark's."""
+
+    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str:
+        nonce = bytes(12)
+        return base64.b64encode(AESGCM(MASTER_KEYS[master_key_identifier]).encrypt(nonce, key_bytes, b"w")).decode()
+
+    def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> bytes:
+        return AESGCM(MASTER_KEYS[master_key_identifier]).decrypt(bytes(12), base64.b64decode(wrapped_key), b"w")
+
+
+def keys(replaced: Mapping[str, str] | None = None) -> ParquetKeys:
+    return ParquetKeys(PyArrowKms(), replaced)
+
+
+def _factory() -> pe.CryptoFactory:
+    return pe.CryptoFactory(lambda _: PyArrowKms())
+
+
+def encryption_of(config: pe.EncryptionConfiguration) -> Any:
+    return _factory().file_encryption_properties(pe.KmsConnectionConfig(), config)
+
+
+def configuration(columns: Mapping[str, list[str]] | None = None, **options: Any) -> pe.EncryptionConfiguration:
+    """Without `columns`: one key for all."""
+    return pe.EncryptionConfiguration(
+        footer_key="kf",
+        column_keys=columns or {},
+        uniform_encryption=not columns,
+        cache_lifetime=timedelta(minutes=5),
+        **options,
+    )
+
+
+def decryption() -> Any:
+    return _factory().file_decryption_properties(
+        pe.KmsConnectionConfig(), pe.DecryptionConfiguration(cache_lifetime=timedelta(minutes=5))
+    )
+
+
+def read(path: Path) -> pa.Table:
+    with pq.ParquetFile(path, decryption_properties=decryption(), page_checksum_verification=True) as file:
+        return file.read()

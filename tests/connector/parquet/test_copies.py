@@ -1,0 +1,356 @@
+"""Copied row groups against reading, concatenating and dropping columns: by pyarrow, DuckDB and DataFusion."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import datafusion
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.copy import source
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.connector.parquet.metrics import Metrics, leaves_of, modes_of
+from seamark.metaserver.iceberg.files import _footer, thrift
+from seamark.metaserver.iceberg.files import footer as footer_module
+from seamark.metaserver.iceberg.files.footer import (
+    PATCH,
+    ParquetFooter,
+    encode_footer,
+    encode_group,
+    patched,
+    read_footer,
+)
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from tests.connector.parquet.copied import merge, with_ids
+from tests.seeds import first_seed
+
+KINDS: dict[str, tuple[pa.DataType, Any]] = {
+    "long": (pa.int64(), lambda rng: rng.randrange(-(1 << 60), 1 << 60)),
+    "int": (pa.int32(), lambda rng: rng.randrange(100)),
+    "text": (pa.string(), lambda rng: rng.choice(["a", "ü" * 5, "x" * rng.randrange(300)])),
+    "binary": (pa.binary(), lambda rng: rng.randbytes(rng.randrange(20))),
+    "double": (pa.float64(), lambda rng: rng.choice([rng.random(), float("inf"), -0.0])),
+    "flag": (pa.bool_(), lambda rng: rng.random() < 0.5),
+    "day": (pa.date32(), lambda rng: datetime.date(2020, 1, 1) + datetime.timedelta(rng.randrange(3000))),
+    "moment": (
+        pa.timestamp("us", "UTC"),
+        lambda rng: datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(seconds=rng.random() * 1e8),
+    ),
+    "price": (pa.decimal128(12, 2), lambda rng: decimal.Decimal(rng.randrange(10**9)) / 100),
+    "wide": (pa.decimal128(38, 5), lambda rng: decimal.Decimal(rng.randrange(10**20)) / 10**5),
+    "tags": (
+        pa.list_(pa.field("element", pa.string())),
+        lambda rng: [rng.choice("abc") for _ in range(rng.randrange(4))],
+    ),
+    "place": (
+        pa.struct([pa.field("lat", pa.float64()), pa.field("name", pa.string())]),
+        lambda rng: {"lat": rng.random(), "name": rng.choice(["here", None])},
+    ),
+    "props": (
+        pa.map_(pa.string(), pa.int64()),
+        lambda rng: [(f"k{number}", number) for number in range(rng.randrange(3))],
+    ),
+}
+CODECS = ["none", "snappy", "gzip", "zstd", "lz4", "brotli"]
+
+
+def random_rows(rng: random.Random, schema: pa.Schema, rows: int) -> pa.Table:
+    columns = []
+    for field in schema:
+        draw = KINDS[field.name][1]
+        values = [None if field.nullable and rng.random() < 0.2 else draw(rng) for _ in range(rows)]
+        columns.append(pa.array(values, field.type))
+    return pa.table(columns, schema=schema)
+
+
+def write(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None) -> None:
+    """By a random writer's settings. `encryption`: of pyarrow's writer, which then writes no Bloom filters."""
+    names = [column.path for column in leaf_columns(rows.schema)]
+    flat = [field.name for field in rows.schema if field.type in (pa.int64(), pa.string())]
+    encodings = {name: "DELTA_BINARY_PACKED" for name in ("long", "int") if name in rows.schema.names}
+    blooms = {name: {"ndv": 100, "fpp": 0.01} for name in flat}
+    plain = rng.random() < 0.5
+    pq.write_table(
+        rows,
+        path,
+        row_group_size=rng.choice([7, 100, 1000]),
+        compression=rng.choice(CODECS),
+        use_dictionary=False if plain else names,
+        column_encoding=encodings if plain and rng.random() < 0.5 else None,
+        data_page_version=rng.choice(["1.0", "2.0"]),
+        data_page_size=rng.choice([100, 1 << 20]),
+        write_page_index=rng.random() < 0.6,
+        write_page_checksum=rng.random() < 0.5,
+        store_schema=rng.random() < 0.5,
+        store_decimal_as_integer=True,
+        bloom_filter_options=blooms if rng.random() < 0.5 and encryption is None else None,
+        sorting_columns=[pq.SortingColumn(0)] if rng.random() < 0.3 else None,
+        encryption_properties=encryption,
+    )
+
+
+def leaf_columns(schema: pa.Schema) -> list[Any]:
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, schema):
+        pass
+    found = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    return [found.column(number) for number in range(len(found))]
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> None:
+    seed = first_seed() + number
+    rng = random.Random(seed)
+    names = rng.sample(list(KINDS), rng.randint(1, len(KINDS)))
+    nullable = {name: rng.random() < 0.8 for name in names}
+    schema = with_ids(pa.schema([pa.field(name, KINDS[name][0], nullable[name]) for name in names]))
+    parts, paths = [], []
+    for part in range(rng.randint(1, 5)):
+        rows = random_rows(rng, schema, rng.choice([1, 50, 500]))
+        columns = rng.sample(names, len(names))  # each file has its own order
+        write(rng, tmp_path / f"{part}.parquet", rows.select(columns))
+        parts.append(rows)
+        paths.append(tmp_path / f"{part}.parquet")
+    kept = rng.sample(names, rng.randint(1, len(names)))
+    out = tmp_path / "out.parquet"
+    merge(paths, out, pa.schema([schema.field(name) for name in kept]))
+    expected = pa.concat_tables(parts).select(kept)
+    with pq.ParquetFile(out, page_checksum_verification=True) as file:
+        got = file.read()
+    assert got.cast(expected.schema).equals(expected), seed
+    counts = ", ".join(f'count("{name}")' for name in kept)
+    counted = duckdb.sql(f"SELECT {counts} FROM '{out}'").fetchall()[0]
+    assert counted == tuple(len(column) - column.null_count for column in expected.columns), seed
+    assert duckdb.sql(f"SELECT * FROM '{out}'").to_arrow_table().num_rows == expected.num_rows
+    session = datafusion.SessionContext()
+    session.register_parquet("t", str(out))
+    read = pa.Table.from_batches(session.sql(f'SELECT "{kept[0]}" FROM t').collect())
+    assert sorted(map(repr, read.column(0).to_pylist())) == sorted(map(repr, expected.column(0).to_pylist())), seed
+    if "long" in kept and expected["long"].drop_null():
+        wanted = expected["long"].drop_null()[0].as_py()
+        matching = sum(value == wanted for value in expected["long"].to_pylist())
+        for engine in (
+            duckdb.sql(f"SELECT count(*) FROM '{out}' WHERE long = {wanted}").fetchall()[0],
+            tuple(session.sql(f"SELECT count(*) FROM t WHERE long = {wanted}").collect()[0].column(0).to_pylist()),
+        ):
+            assert engine == (matching,), seed
+
+
+def test_page_indexes_and_bloom_filters_are_those_of_the_copied_chunks(tmp_path: Path) -> None:
+    schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
+    paths = []
+    for part in range(3):
+        rows = pa.table({"long": range(part, 30_000, 3), "text": [f"{part}-{n}" for n in range(10_000)]}, schema=schema)
+        paths.append(tmp_path / f"{part}.parquet")
+        pq.write_table(
+            rows,
+            paths[-1],
+            data_page_size=4096,
+            max_rows_per_page=500,
+            write_page_index=True,
+            use_dictionary=False,
+            bloom_filter_options={"long": {"ndv": 10_000, "fpp": 0.001}},
+        )
+    out = tmp_path / "out.parquet"
+    merge(paths, out, schema)
+    with SourceFile(str(out), Storage()) as merged:
+        for number, path in enumerate(paths):
+            with SourceFile(str(path), Storage()) as given_file:
+                for column in range(2):
+                    copied, given = merged.footer.groups[number], given_file.footer.groups[0]
+                    assert merged.column_index(copied, column) == given_file.column_index(given, column) is not None
+                    assert merged.bloom(copied, column) == given_file.bloom(given, column)
+                    _check_offset_index(merged, number, column)
+                assert merged.bloom(merged.footer.groups[number], 0) is not None
+    # DuckDB uses the filters: a value of another residue is in the range of each row group and in one filter.
+    probe = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
+    assert [excluded for *_, excluded in probe].count(False) == 1
+    session = datafusion.SessionContext()
+    session.register_parquet("t", str(out))
+    plan = session.sql("EXPLAIN ANALYZE SELECT text FROM t WHERE long = 16002").to_pydict()["plan"][0]
+    pruned = next(part for part in plan.replace(",", "\n").splitlines() if "page_index_rows_pruned" in part)
+    assert "=0" not in pruned.replace(" ", ""), plan
+
+
+def _check_offset_index(file: SourceFile, number: int, column: int) -> None:
+    """Each page of the offset index begins with a page header."""
+    index = file.offset_index(file.footer.groups[number], column)
+    assert index is not None
+    pages = thrift.read(index)[0][1][1][1]
+    assert len(pages) > 5
+    for page in pages:
+        offset, size = page[1][1], page[2][1]
+        end, kind, _, packed, _ = _footer.page_at(file.read(offset, size), 0)
+        assert (kind, end + packed) == (0, size)
+
+
+def test_a_footer_is_encoded_as_it_was(tmp_path: Path) -> None:
+    rng = random.Random(first_seed())
+    for number in range(20):
+        names = rng.sample(list(KINDS), rng.randint(1, len(KINDS)))
+        path = tmp_path / f"{number}.parquet"
+        write(rng, path, random_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
+        raw = _footer_of(path)
+        footer = read_footer(raw)
+        groups = [_same(footer, group) for group in footer.groups]
+        assert raw == encode_footer(
+            version=footer.version,
+            schema=footer.schema,
+            rows=footer.rows,
+            groups=groups,
+            key_values=footer.key_values,
+            created_by=footer.created_by,
+            orders=footer.orders,
+            others=footer.others,
+        )
+
+
+def _same(footer: ParquetFooter, group: Any) -> bytes:
+    values = np.stack([group.values(name) for name in PATCH], axis=1)
+    return encode_group(patched(footer, group.chunks, values, [None] * len(values)), group.fields)
+
+
+def _footer_of(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+
+
+def test_hostile_files_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    """Truncated files, footers with other bytes, and other lengths: a refusal, or the same rows as pyarrow reads."""
+    rng = random.Random(first_seed())
+    schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
+    rows = random_rows(rng, schema, 300)
+    good = tmp_path / "good.parquet"
+    write(rng, good, rows)
+    data = good.read_bytes()
+    length = int.from_bytes(data[-8:-4], "little")
+    refused = 0
+    for number in range(150):
+        broken = bytearray(data)
+        choice = number % 3
+        if choice == 0:
+            broken = broken[: rng.randrange(len(broken))]
+        elif choice == 1:
+            broken[len(data) - 8 - rng.randrange(length) - 1] ^= 1 << rng.randrange(8)
+        else:
+            broken[-8:-4] = rng.randrange(1 << 32).to_bytes(4, "little")
+        path, out = tmp_path / "broken.parquet", tmp_path / "out.parquet"
+        path.write_bytes(broken)
+        try:
+            merge([good, path], out, schema)
+        except (Unreadable, ValueError):
+            refused += 1
+            assert not out.exists()
+        else:
+            assert pq.read_metadata(out).num_rows >= 300
+            out.unlink()
+        assert path.read_bytes() == broken
+    assert refused > 100
+
+
+def test_chunks_that_overlap_are_refused(tmp_path: Path) -> None:
+    schema = with_ids(pa.schema([("long", pa.int64()), ("int", pa.int32())]))
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"long": range(100), "int": range(100)}, schema=schema), path, use_dictionary=False)
+    data, raw = path.read_bytes(), _footer_of(path)
+    footer = read_footer(raw)
+    group = footer.groups[0]
+    values = np.stack([group.values(name) for name in PATCH], axis=1)
+    values[1, PATCH["data_page"]] = values[0, PATCH["data_page"]]
+    forged = encode_footer(
+        version=2,
+        schema=footer.schema,
+        rows=footer.rows,
+        groups=[encode_group(patched(footer, group.chunks, values, [None, None]), group.fields)],
+        key_values=(),
+        created_by=None,
+        orders=footer.orders,
+        others={},
+    )
+    path.write_bytes(data[: -8 - len(raw)] + forged + len(forged).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(Unreadable, match="overlap"):
+        SourceFile(str(path), Storage())
+
+
+def test_files_of_duckdb_and_pyarrow_become_one(tmp_path: Path) -> None:
+    schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
+    one, other, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    duckdb.sql(
+        "COPY (SELECT range AS long, 'd' || range AS text FROM range(1000)) "
+        f"TO '{one}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ROW_GROUP_SIZE 2048)"
+    )
+    pq.write_table(pa.table({"long": [1], "text": ["p"]}, schema=schema), other)
+    merge([one, other], out, schema)
+    assert pq.read_table(out)["text"].to_pylist() == [f"d{n}" for n in range(1000)] + ["p"]
+
+
+class Objects(Storage):
+    """Local files as an object store gives them: by range reads and output streams."""
+
+    def open(self, location: str) -> tuple[fs.FileSystem, str]:
+        filesystem, path = super().open(location)
+        return fs.SubTreeFileSystem("/", filesystem), path.lstrip("/")
+
+
+@pytest.mark.parametrize("block", [100, 1000, 4096, 1 << 20])
+def test_objects_are_copied_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    rng = random.Random(first_seed())
+    schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string()), ("tags", KINDS["tags"][0])]))
+    monkeypatch.setattr(source, "BLOCK_BYTES", block)
+    monkeypatch.setattr(source, "PAGE_HEADER_MAX_BYTES", 2000)
+    monkeypatch.setattr(footer_module, "PAGE_HEADER_MAX_BYTES", 2000)
+    parts, paths = [], []
+    for part in range(4):
+        parts.append(random_rows(rng, schema, 400))
+        paths.append(tmp_path / f"{part}.parquet")
+        write(rng, paths[-1], parts[-1])
+    merge(paths, tmp_path / "local.parquet", schema)
+    merge(paths, tmp_path / "object.parquet", schema, Objects())
+    assert (tmp_path / "object.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
+
+
+def test_nan_in_the_statistics_of_a_copied_chunk_makes_no_bound() -> None:
+    """As parquet-java writes them; the rows of that chunk may be larger than the other bounds."""
+    schema = Schema((Field(1, "d", False, "double"),), 0)
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"d": [1.0, 100.0, 5.0, 7.0]}), sink, row_group_size=2)
+    data = bytes(sink.getvalue())
+    size = int.from_bytes(data[-8:-4], "little")
+
+    def bounds(first_max: float) -> list[list[Any]]:
+        fields, _ = thrift.read(data[-8 - size : -8])
+        statistics = fields[4][1][1][0][1][1][1][0][3][1][12][1]
+        statistics[5] = statistics[5][0], struct.pack("<d", first_max)
+        footer = thrift.write(fields)
+        encoded = pa.BufferReader(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+        metrics = Metrics(leaves_of(schema), modes_of(schema, {}, UNSORTED))
+        metrics.add_copied({})
+        metrics.add_copied({})
+        found = metrics.of(pq.read_metadata(encoded))
+        return [found[name]["values"] for name in ("lower-bounds", "upper-bounds")]
+
+    assert bounds(100.0) == [[struct.pack("<d", 1.0).hex().upper()], [struct.pack("<d", 100.0).hex().upper()]]
+    assert bounds(float("nan")) == [[], []]
+
+
+def test_a_statistic_of_text_that_is_no_utf8_makes_no_bound() -> None:
+    schema = Schema((Field(1, "s", False, "string"),), 0)
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"s": [b"a", b"\xff"]}), sink)
+    metrics = Metrics(leaves_of(schema), modes_of(schema, {}, UNSORTED))
+    metrics.add_copied({})
+    found = metrics.of(pq.read_metadata(pa.BufferReader(sink.getvalue())))
+    assert found["lower-bounds"]["values"] == found["upper-bounds"]["values"] == []

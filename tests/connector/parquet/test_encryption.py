@@ -1,0 +1,466 @@
+"""Copies of encrypted files against reading, concatenating and dropping columns; changed bytes, other keys, limits."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
+import pytest
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.copy import reencryption
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.connector.parquet.encryption import modules
+from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey
+from seamark.connector.parquet.encryption.keys import (
+    EncryptionScheme,
+    GivenKeys,
+    ParquetKeys,
+    keys_of_environment,
+    scheme_of,
+)
+from seamark.connector.parquet.encryption.kms import KeyUnavailable, MasterKeyFile
+from seamark.connector.parquet.encryption.modules import Module, ModuleCipher
+from seamark.metaserver.iceberg.files import _footer
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from tests.connector.parquet import encrypted
+from tests.connector.parquet.copied import merge, with_ids
+from tests.connector.parquet.test_copies import KINDS, Objects, leaf_columns, random_rows, write
+from tests.seeds import first_seed
+
+KEY = b"0123456789abcdef"
+SIMPLE = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
+
+
+def draw_configuration(rng: random.Random, schema: pa.Schema) -> pe.EncryptionConfiguration:
+    paths = [column.path for column in leaf_columns(schema)]
+    columns: dict[str, list[str]] = {}
+    if rng.random() < 0.7:
+        for path in rng.sample(paths, rng.randint(1, len(paths))):
+            columns.setdefault(rng.choice(["k1", "k2"]), []).append(path)
+    return encrypted.configuration(
+        columns,
+        encryption_algorithm=rng.choice(["AES_GCM_V1", "AES_GCM_CTR_V1"]),
+        plaintext_footer=rng.random() < 0.5,
+        double_wrapping=rng.random() < 0.5,
+        data_key_length_bits=rng.choice([128, 192, 256]),
+    )
+
+
+def scheme(path: Path, target: pa.Schema) -> EncryptionScheme:
+    with SourceFile(str(path), Storage(), keys=encrypted.keys()) as source:
+        assert source.encryption is not None
+        paths = [leaf.path for leaf in source.leaves]
+        columns = [paths.index(column.path) for column in leaf_columns(target)]
+        return scheme_of(source.encryption, paths, columns)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number: int) -> None:
+    """Encrypted with new keys, with other master keys, or no longer; from encrypted files and others; columns are left
+    out."""
+    seed = first_seed() + number
+    rng = random.Random(seed)
+    names = rng.sample(list(KINDS), rng.randint(1, 6))
+    schema = with_ids(pa.schema([pa.field(name, KINDS[name][0], rng.random() < 0.8) for name in names]))
+    kept = rng.sample(names, rng.randint(1, len(names)))
+    target = pa.schema([schema.field(name) for name in kept])
+    parts, paths, schemes = [], [], []
+    for part in range(rng.randint(1, 4)):
+        parts.append(random_rows(rng, schema, rng.choice([1, 50, 500])))
+        paths.append(tmp_path / f"{part}.parquet")
+        is_encrypted = part == 0 or rng.random() < 0.7
+        columns = rng.sample(names, len(names))
+        properties = encrypted.encryption_of(draw_configuration(rng, schema)) if is_encrypted else None
+        write(rng, paths[-1], parts[-1].select(columns), properties)
+        if is_encrypted:
+            schemes.append(scheme(paths[-1], target))
+    out = tmp_path / "out.parquet"
+    chosen = rng.choice([*schemes, None])
+    keys = encrypted.keys({"kf": "other"} if rng.random() < 0.5 else None)
+    merge(paths, out, target, keys=keys, encryption=None if chosen is None else keys.new_encryption(chosen))
+    expected = pa.concat_tables(parts).select(kept)
+    got = pq.read_table(out) if chosen is None else encrypted.read(out)
+    assert got.cast(expected.schema).equals(expected), seed
+    with SourceFile(str(out), Storage(), keys=keys) as merged:
+        given = [SourceFile(str(path), Storage(), keys=keys) for path in paths]
+        try:
+            _check_indexes(merged, [(source, group) for source in given for group in source.footer.groups])
+        finally:
+            for source in given:
+                source.close()
+
+
+def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> None:
+    """Column indexes and Bloom filters are those of the old files, and offset indexes name the new pages."""
+    for copied, (source, group) in zip(merged.footer.groups, groups, strict=True):
+        columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged.leaves]
+        for column, old in enumerate(columns):
+            assert merged.column_index(copied, column) == source.column_index(group, old)
+            assert merged.bloom(copied, column) == source.bloom(group, old)
+            index = merged.offset_index(copied, column)
+            assert (index is None) == (source.offset_index(group, old) is None)
+            if index is None:
+                continue
+            found = []
+
+            class _Nowhere:
+                at = 0
+
+                def write(self, data: bytes) -> None:
+                    self.at += len(data)
+
+            found = merged.reencrypt(copied, column, None, _Nowhere()).pages  # type: ignore[arg-type]
+            ends = [begin for begin, _, _ in found[1:]] + [int(copied.ends[column])]
+            same = [(begin, begin, end - begin) for (begin, _, _), end in zip(found, ends, strict=True)]
+            table = reencryption.MovedPages(same).table()
+            assert _footer.move_pages(index, table) == index
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("ctr_pages", [False, True])
+def test_given_keys_of_the_footer_and_of_columns(tmp_path: Path, signed: bool, ctr_pages: bool) -> None:
+    """All columns with the footer's key, which pyarrow reads, then one with another key; objects are read in blocks."""
+    rows = pa.table({"long": range(5000), "text": [f"t{n % 9}" for n in range(5000)]}, schema=SIMPLE)
+    one, two, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    algorithm = "AES_GCM_CTR_V1" if ctr_pages else "AES_GCM_V1"
+    prefixed = pe.create_encryption_properties(
+        KEY, aad_prefix=b"table", store_aad_prefix=False, encryption_algorithm=algorithm, plaintext_footer=signed
+    )
+    options: dict[str, Any] = {"write_page_index": True, "write_page_checksum": True, "data_page_size": 500}
+    pq.write_table(rows, one, encryption_properties=prefixed, **options)
+    with pytest.raises(Unreadable, match="its AAD prefix is not in the file, and none was given"):
+        merge([one], out, SIMPLE, keys=GivenKeys(KEY))
+    footer = FileKey(os.urandom(32), None)
+    merge(
+        [one, one],
+        two,
+        SIMPLE,
+        Objects(),
+        keys=GivenKeys(KEY, aad_prefix=b"table"),
+        encryption=FileEncryption(
+            footer, [footer, FileKey(KEY, b"m")], signed=signed, ctr_pages=ctr_pages, aad_prefix=b"x"
+        ),
+    )
+    given = GivenKeys(footer.key, {"text": KEY})
+    again = FileKey(KEY, None)
+    merge([two], out, SIMPLE, keys=given, encryption=FileEncryption(again, [again, again], signed=signed))
+    got = pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY))
+    assert got.equals(pa.concat_tables([rows, rows]))
+    with pytest.raises(Unreadable, match="no key was given for the column text"):
+        merge([two], tmp_path / "none.parquet", SIMPLE, keys=GivenKeys(footer.key))
+
+
+def test_files_of_duckdb_are_read_and_it_reads_ours(tmp_path: Path) -> None:
+    one, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
+    con = duckdb.connect()
+    con.sql("SET force_mbedtls_unsafe = 'true'")
+    con.sql(f"PRAGMA add_parquet_key('k', '{KEY.decode()}')")
+    con.sql(
+        "COPY (SELECT range AS long, 'd' || range % 9 AS text FROM range(5000)) TO "
+        f"'{one}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ENCRYPTION_CONFIG {{footer_key: 'k'}})"
+    )
+    key = FileKey(KEY, None)
+    merge([one, one], out, SIMPLE, keys=GivenKeys(KEY), encryption=FileEncryption(key, [key, key]))
+    text = f"SELECT count(*), sum(long), max(text) FROM read_parquet('{out}', encryption_config = {{footer_key: 'k'}})"
+    assert con.sql(text).fetchall() == [(10_000, 24_995_000, "d8")]
+    assert pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY)).num_rows == 10_000
+
+
+def _encrypted_file(path: Path, rows: pa.Table, **options: Any) -> None:
+    config = encrypted.configuration({"k1": ["text"]}, double_wrapping=False, **options)
+    pq.write_table(
+        rows,
+        path,
+        encryption_properties=encrypted.encryption_of(config),
+        row_group_size=200,
+        data_page_size=400,
+        compression="none",
+        use_dictionary=["text"],
+        write_page_index=True,
+        write_page_checksum=True,
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["AES_GCM_V1", "AES_GCM_CTR_V1"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_changed_byte_is_refused_or_changes_no_row(tmp_path: Path, algorithm: str, signed: bool) -> None:
+    _change_bytes(tmp_path, algorithm, signed=signed, module_bytes=1, footer_bytes=14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["AES_GCM_V1", "AES_GCM_CTR_V1"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_changed_bytes_of_each_module_are_refused_or_change_no_row(
+    tmp_path: Path, algorithm: str, signed: bool
+) -> None:
+    _change_bytes(tmp_path, algorithm, signed=signed, module_bytes=12, footer_bytes=200)
+
+
+def _places(rng: random.Random, data: bytes, module_bytes: int, footer_bytes: int) -> list[int]:
+    """So many places of each encrypted module before the footer (page headers, pages, indexes), one of them in its
+    length, and of the footer with its length; also one of the magic at each end."""
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    places = [rng.randrange(4), len(data) - 1 - rng.randrange(4)]
+    places += rng.sample(range(footer, len(data) - 8), footer_bytes) + rng.sample(
+        range(len(data) - 8, len(data) - 4), 1
+    )
+    begin = 4
+    while begin < footer:
+        end = begin + 4 + int.from_bytes(data[begin : begin + 4], "little")
+        places += [begin + rng.randrange(4), *rng.sample(range(begin + 4, end), module_bytes - 1)]
+        begin = end
+    assert begin == footer
+    return places
+
+
+def _change_bytes(folder: Path, algorithm: str, *, signed: bool, module_bytes: int, footer_bytes: int) -> None:
+    """Pages of AES-CTR have no tag; their CRC finds the change."""
+    rng = random.Random(first_seed())
+    rows = pa.table({"long": range(500), "text": [f"secret {n % 9}" for n in range(500)]}, schema=SIMPLE)
+    good, broken, out = folder / "good.parquet", folder / "broken.parquet", folder / "out.parquet"
+    config = encrypted.configuration(
+        {"k1": ["text"], "k2": ["long"]}, encryption_algorithm=algorithm, plaintext_footer=signed
+    )
+    pq.write_table(
+        rows,
+        good,
+        encryption_properties=encrypted.encryption_of(config),
+        row_group_size=200,
+        write_page_index=True,
+        write_page_checksum=True,
+    )
+    data, keys = good.read_bytes(), encrypted.keys()
+    encryption = scheme(good, SIMPLE)
+    places = _places(rng, data, module_bytes, footer_bytes)
+    refused = 0
+    for place in places:
+        changed = bytearray(data)
+        changed[place] ^= 1 << rng.randrange(8)
+        broken.write_bytes(changed)
+        try:
+            merge([broken], out, SIMPLE, keys=keys, encryption=keys.new_encryption(encryption))
+        except (Unreadable, ValueError):
+            refused += 1
+            assert not out.exists(), place
+        else:
+            assert encrypted.read(out).equals(rows), place
+            out.unlink()
+        assert broken.read_bytes() == changed
+    assert refused > 0.95 * len(places)
+
+
+def test_swapped_modules_are_refused(tmp_path: Path) -> None:
+    """The pages of two row groups have the same keys and sizes; their positions are authenticated."""
+    rows = pa.table({"long": [*range(200), *range(200)], "text": ["same"] * 400}, schema=SIMPLE)
+    path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
+    _encrypted_file(path, rows)
+    with SourceFile(str(path), Storage(), keys=encrypted.keys()) as source:
+        first, second = ((int(group.begins[1]), int(group.ends[1])) for group in source.footer.groups)
+    data = path.read_bytes()
+    assert first[1] - first[0] == second[1] - second[0]
+    swapped = data[: first[0]] + data[slice(*second)] + data[first[1] : second[0]] + data[slice(*first)]
+    path.write_bytes(swapped + data[second[1] :])
+    with pytest.raises(Unreadable, match="cannot be decrypted: the key is another, or the file was changed"):
+        merge([path], out, SIMPLE, keys=encrypted.keys())
+    assert not out.exists()
+
+
+def test_lengths_are_checked_before_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pa.table({"long": range(200), "text": ["t"] * 200}, schema=SIMPLE)
+    path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
+    _encrypted_file(path, rows)
+    with SourceFile(str(path), Storage(), keys=encrypted.keys()) as source:
+        begin = int(source.footer.groups[0].begins[1])
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, begin, 0xFFFF_FFF0)
+    (tmp_path / "long.parquet").write_bytes(data)
+    with pytest.raises(Unreadable, match=r"the page header at .* has 4,294,967,284 bytes; its column chunk has"):
+        merge([tmp_path / "long.parquet"], out, SIMPLE, keys=encrypted.keys())
+    monkeypatch.setattr(reencryption, "PAGE_BYTES_MAX", 20)
+    with pytest.raises(Unreadable, match="the limit is 20"):
+        merge([path], out, SIMPLE, keys=encrypted.keys())
+    assert not out.exists()
+
+
+def test_more_pages_than_ordinals_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = with_ids(pa.schema([("long", pa.int64())]))
+    path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
+    pages = {"use_dictionary": False, "data_page_size": 1, "max_rows_per_page": 1, "write_batch_size": 1}
+    pq.write_table(pa.table({"long": range(101)}, schema=schema), path, **pages)
+    key = FileKey(KEY, None)
+    with pytest.raises(ValueError, match=r"the row group 32,768 or the column 0 exceeds 32,767"):
+        ModuleCipher(KEY, b"", ctr_pages=False).chunk(32_768, 0)
+    monkeypatch.setattr(modules, "ORDINAL_MAX", 99)
+    with pytest.raises(Unreadable, match="a column chunk has more than 100 pages, the most that are encrypted"):
+        merge([path], out, schema, encryption=FileEncryption(key, [key]))
+    assert not out.exists()
+
+
+def test_no_value_of_an_encrypted_column_is_in_the_new_file(tmp_path: Path) -> None:
+    """Neither in pages nor in statistics, indexes or Bloom filters, although the old file is not encrypted."""
+    rows = pa.table({"long": range(400), "text": [f"secret {n:05}" for n in range(400)]}, schema=SIMPLE)
+    path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
+    blooms = {"text": {"ndv": 400, "fpp": 0.01}}
+    pq.write_table(rows, path, compression="none", write_page_index=True, bloom_filter_options=blooms)
+    assert b"secret 00000" in path.read_bytes()
+    with SourceFile(str(path), Storage()) as source:
+        bloom = source.bloom(source.footer.groups[0], 1)
+    for signed in (False, True):
+        footer, column = FileKey(KEY, None), FileKey(os.urandom(16), b"name")
+        encryption = FileEncryption(footer, [None, column], signed=signed)
+        merge([path], out, SIMPLE, encryption=encryption)
+        data = out.read_bytes()
+        assert b"secret" not in data
+        assert bloom is not None
+        assert bloom[1] not in data
+        assert (b"text" in data) == signed
+        given = GivenKeys(KEY, {"text": column.key})
+        with SourceFile(str(out), Storage(), keys=given) as copied:
+            assert copied.bloom(copied.footer.groups[0], 1) == bloom
+        merge([out], tmp_path / "plain.parquet", SIMPLE, keys=given)
+        assert pq.read_table(tmp_path / "plain.parquet").equals(rows)
+        out.unlink()
+        (tmp_path / "plain.parquet").unlink()
+
+
+class _LeakingKms:
+    """A service whose errors contain what it was given and what it knows."""
+
+    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str:
+        raise RuntimeError(f"{key_bytes!r} {KEY!r}")
+
+    def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> bytes:
+        raise RuntimeError(f"{wrapped_key!r} {KEY!r}")
+
+
+def test_no_key_is_in_an_error_or_a_repr(tmp_path: Path) -> None:
+    path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
+    _encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
+    encryption = scheme(path, SIMPLE)
+    texts = []
+    leaking = ParquetKeys(_LeakingKms())
+    with pytest.raises(
+        Unreadable, match=r"its key is unknown: the key service failed to unwrap a key .*RuntimeError"
+    ) as e:
+        merge([path], out, SIMPLE, keys=leaking)
+    texts += [str(e.value), repr(e.value)]
+    with pytest.raises(KeyUnavailable) as f:
+        leaking.new_encryption(encryption)
+    texts += [str(f.value), repr(f.value), repr(f.value.__cause__), repr(f.value.__context__)]
+    with pytest.raises(Unreadable, match="this process has no key") as e:
+        merge([path], out, SIMPLE)
+    with pytest.raises(Unreadable, match="another") as e:
+        merge([path], out, SIMPLE, keys=GivenKeys(KEY, {"text": KEY}))
+    texts += [str(e.value)]
+    key = FileKey(KEY, None)
+    objects = [GivenKeys(KEY, {"a": KEY}), ParquetKeys(MasterKeyFile({"a": KEY})), MasterKeyFile({"a": KEY}), key]
+    objects += [FileEncryption(key, [key]), ModuleCipher(KEY, b"", ctr_pages=True)]
+    texts += [repr(one) for one in [*objects, encryption, ModuleCipher(KEY, b"", ctr_pages=True).chunk(0, 0)]]
+    for text in texts:
+        for secret in (KEY.decode(), KEY.hex(), base64.b64encode(KEY).decode(), repr(KEY)):
+            assert secret not in text, text
+    assert not out.exists()
+
+
+def test_the_environment_names_the_keys(tmp_path: Path) -> None:
+    def environment(file: Any) -> dict[str, str]:
+        path = tmp_path / "keys.json"
+        path.write_text(file if isinstance(file, str) else json.dumps(file))
+        return {"SEAMARK_PARQUET_KEY_FILE": str(path)}
+
+    assert keys_of_environment({}) is None
+    text = base64.b64encode(KEY).decode()
+    found = keys_of_environment(environment({"keys": {"kf": text, "k1": text}, "replaced": {"k1": "kf"}}))
+    assert found is not None
+    path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
+    _encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
+    merge([path], out, SIMPLE, keys=encrypted.keys(), encryption=found.new_encryption(scheme(path, SIMPLE)))
+    with SourceFile(str(out), Storage(), keys=found) as source:
+        assert source.encryption is not None
+        assert [json.loads(metadata)["masterKeyID"] for metadata in source.encryption.keys.values()] == ["kf"]
+    file = pq.ParquetFile(out, decryption_properties=found.decryption_properties())
+    assert file.read().to_pylist() == [{"long": 1, "text": "t"}]
+    file.close()
+    named = keys_of_environment({"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:PyArrowKms"})
+    merge([path], out := tmp_path / "plain.parquet", SIMPLE, keys=named)
+    assert pq.read_table(out).num_rows == 1
+    for file, message in (
+        ({"keys": {"kf": "!!!"}}, "has a key that is not base64"),
+        ({"keys": {"kf": "AAAA"}}, "the master key 'kf' has 3 bytes; AES keys have 16, 24 or 32"),
+        ({"kf": text}, "is not a JSON object such as"),
+        ("no JSON", "is not a JSON object such as"),
+    ):
+        with pytest.raises(BadRequest, match=re.escape(message)) as e:
+            keys_of_environment(environment(file))
+        assert text not in str(e.value)
+    for name in ("no.such:Kms", "json:nothing", "json"):
+        with pytest.raises(BadRequest, match="not module:name of a class"):
+            keys_of_environment({"SEAMARK_PARQUET_KMS": name})
+    with pytest.raises(BadRequest, match="cannot be read: No such file"):
+        keys_of_environment({"SEAMARK_PARQUET_KEY_FILE": str(tmp_path / "none.json")})
+
+
+def test_key_metadata_of_other_tools_is_refused() -> None:
+    keys = encrypted.keys()
+    for metadata, message in (
+        (None, "of 0 bytes is not of parquet's key tools"),
+        (b"kf", "is not of parquet's key tools"),
+        (b'{"x": ' + b"[" * 60_000, "is not of parquet's key tools"),
+        (b'{"keyMaterialType": "PKMT2"}', "has the type 'PKMT2'"),
+        (b'{"keyMaterialType": "PKMT1", "internalStorage": false, "keyReference": "footerKey"}', "is in another file"),
+    ):
+        with pytest.raises(KeyUnavailable, match=re.escape(message)):
+            keys.key(metadata, None)
+
+
+def test_a_module_opens_at_its_position_only() -> None:
+    cipher = ModuleCipher(KEY, b"file", ctr_pages=False)
+    sealed = memoryview(bytes(cipher.chunk(3, 4).encrypt(Module.DATA_PAGE, b"values", 5)))
+    assert cipher.chunk(3, 4).decrypt(Module.DATA_PAGE, sealed, 5) == b"values"
+    other = ModuleCipher(KEY, b"other", ctr_pages=False)
+    for chunk, module, page in (
+        (cipher.chunk(2, 4), Module.DATA_PAGE, 5),
+        (cipher.chunk(3, 5), Module.DATA_PAGE, 5),
+        (cipher.chunk(3, 4), Module.DATA_PAGE_HEADER, 5),
+        (cipher.chunk(3, 4), Module.DATA_PAGE, 6),
+        (cipher.chunk(3, 4), Module.COLUMN_INDEX, None),
+        (other.chunk(3, 4), Module.DATA_PAGE, 5),
+    ):
+        with pytest.raises(ValueError, match="the key is another, or the file was changed"):
+            chunk.decrypt(module, sealed, page)
+
+
+def test_structures_with_bytes_after_them_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """parquet-java encrypts the whole buffer of a structure."""
+    rows = pa.table({"long": range(500), "text": [f"t{n % 9}" for n in range(500)]}, schema=SIMPLE)
+    path, padded, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    pq.write_table(
+        rows, path, write_page_index=True, data_page_size=200, bloom_filter_options={"text": {"ndv": 9, "fpp": 0.1}}
+    )
+    footer, text = FileKey(KEY, None), FileKey(os.urandom(16), b"text")
+    encrypt, encrypt_footer = modules.ChunkCipher.encrypt, ModuleCipher.encrypt_footer
+
+    def with_padding(self: Any, module: Module, plain: bytes, page: int | None = None) -> bytes:
+        is_bare = module in (Module.DATA_PAGE, Module.DICTIONARY_PAGE, Module.BLOOM_BITSET)
+        return encrypt(self, module, plain if is_bare else bytes(plain) + bytes(37), page)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(modules.ChunkCipher, "encrypt", with_padding)
+        patch.setattr(ModuleCipher, "encrypt_footer", lambda self, plain: encrypt_footer(self, plain + bytes(37)))
+        merge([path], padded, SIMPLE, encryption=FileEncryption(footer, [footer, text]))
+    merge([padded], out, SIMPLE, keys=GivenKeys(KEY, {"text": text.key}))
+    assert pq.read_table(out).equals(rows)
+    with SourceFile(str(out), Storage()) as made, SourceFile(str(path), Storage()) as given:
+        _check_indexes(made, [(given, group) for group in given.footer.groups])

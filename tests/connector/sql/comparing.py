@@ -1,0 +1,29 @@
+"""Results of two engines, made comparable."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from seamark.connector.sql.session import SqlResult
+
+
+def comparable(value: Any) -> Any:
+    """Sums of doubles depend on the order; zeros of both signs are equal, and either stands for a group."""
+    match value:
+        case float():
+            return "NaN" if math.isnan(value) else float(f"{value:.6g}") + 0.0
+        case datetime() if value.tzinfo is not None:
+            return value.astimezone(UTC).isoformat()
+        case Decimal():
+            return str(value)
+    return value
+
+
+def rows_of(result: SqlResult) -> Counter[str]:
+    table = result.to_arrow()
+    columns = [[comparable(one) for one in column.to_pylist()] for column in table.columns]
+    return Counter(map(repr, zip(*columns, strict=True)))

@@ -1,0 +1,270 @@
+"""Random queries in the SQL entry's dialect, and the tables that they read: nulls, NaN, zeros with a sign, decimals,
+dates, times with and without a zone, and texts beyond ASCII."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+
+import pyarrow as pa
+
+COLUMNS = {
+    "id": pa.int64(),
+    "k": pa.int32(),
+    "name": pa.string(),
+    "price": pa.decimal128(12, 2),
+    "rate": pa.decimal128(5, 4),
+    "x": pa.float64(),
+    "y": pa.float32(),
+    "d": pa.date32(),
+    "ts": pa.timestamp("us"),
+    "tz": pa.timestamp("us", tz="UTC"),
+    "ok": pa.bool_(),
+}
+SCHEMA = pa.schema(list(COLUMNS.items()))
+TABLES = ("t1", "t2", "t3")
+_DAY_US = 86_400_000_000
+_NAMES = ("", "a", "A", "ab", "Ärger", "b%c", "b_c", "zz top", "日本", "🙂x", " lead")
+_FLOATS = (0.0, -0.0, 1.5, -2.25, float("nan"), float("inf"), float("-inf"), 1e10, 0.1)
+
+
+def random_rows(rng: random.Random, rows: int) -> pa.Table:
+    def maybe(value: object) -> object:
+        return None if rng.random() < 0.12 else value
+
+    values: dict[str, list[object]] = {name: [] for name in COLUMNS}
+    for _ in range(rows):
+        values["id"].append(maybe(rng.randint(-5, 40)))
+        values["k"].append(maybe(rng.choice((-3, 0, 1, 2, 3, 7))))
+        values["name"].append(maybe(rng.choice(_NAMES)))
+        values["price"].append(maybe(rng.randint(-50_000, 50_000)))
+        values["rate"].append(maybe(rng.randint(0, 9999)))
+        values["x"].append(maybe(rng.choice(_FLOATS)))
+        values["y"].append(maybe(rng.choice(_FLOATS)))
+        values["d"].append(maybe(rng.randint(19_000, 19_060)))
+        values["ts"].append(maybe(rng.randint(19_000, 19_060) * _DAY_US + rng.choice((0, 1, 43_200_000_001))))
+        values["tz"].append(maybe(rng.randint(19_000, 19_060) * _DAY_US + rng.choice((0, 3_600_000_000))))
+        values["ok"].append(maybe(rng.random() < 0.5))
+    arrays = []
+    for name, kind in COLUMNS.items():
+        if pa.types.is_decimal(kind):
+            scaled = [None if one is None else Decimal(str(one)).scaleb(-kind.scale) for one in values[name]]
+            arrays.append(pa.array(scaled, kind))
+        elif pa.types.is_timestamp(kind):
+            arrays.append(pa.array(values[name], pa.int64()).cast(kind))
+        elif pa.types.is_date(kind):
+            arrays.append(pa.array(values[name], pa.int32()).cast(kind))
+        else:
+            arrays.append(pa.array(values[name], kind))
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+class RandomQueries:
+    """Draws queries. Their rows have one order only where `ordered` says so."""
+
+    def __init__(self, rng: random.Random, schema: str) -> None:
+        self._rng = rng
+        self._schema = schema
+
+    def query(self) -> str:
+        draw = self._rng.random()
+        if draw < 0.3:
+            return self._plain()
+        if draw < 0.6:
+            return self._grouped()
+        if draw < 0.75:
+            return self._joined()
+        if draw < 0.85:
+            return self._nested()
+        if draw < 0.93:
+            word = self._rng.choice(("UNION", "UNION ALL", "EXCEPT", "INTERSECT"))
+            column = self._rng.choice(("id", "name", "price", "d", "k"))
+            sides = [f"SELECT {column} FROM {self._table()}" for _ in range(2)]
+            return f" {word} ".join(sides) + f" WHERE {self.condition()}"
+        return self._windowed()
+
+    def _table(self) -> str:
+        return f"{self._schema}.{self._rng.choice(TABLES)}"
+
+    def _plain(self) -> str:
+        outputs = ", ".join(self.expression() for _ in range(self._rng.randint(1, 4)))
+        return f"SELECT {outputs} FROM {self._table()} WHERE {self.condition()}"
+
+    def _grouped(self) -> str:
+        key = self._rng.choice(("k", "name", "d", "ok", "year(d)", "month(ts)", "x", "k % 2", "substr(name, 1, 1)"))
+        aggregates = ", ".join(self._aggregate() for _ in range(self._rng.randint(1, 4)))
+        having = f" HAVING count(*) > {self._rng.randint(0, 3)}" if self._rng.random() < 0.3 else ""
+        return f"SELECT {key}, {aggregates} FROM {self._table()} WHERE {self.condition()} GROUP BY {key}{having}"
+
+    def _joined(self) -> str:
+        kind = self._rng.choice(("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
+        key = self._rng.choice(("id", "k", "name", "d", "x", "price"))
+        where = self.condition("a.") if self._rng.random() < 0.8 else "TRUE"
+        outputs = "a.id, b.id, a.name, b.price, a.x"
+        return f"SELECT {outputs} FROM {self._table()} a {kind} {self._table()} b ON a.{key} = b.{key} WHERE {where}"
+
+    def _nested(self) -> str:
+        condition, one, other = self.condition(), self._table(), self._table()
+        of_a, of_b = self.condition("a."), self.condition("b.")
+        total = f"WITH w AS (SELECT k, sum(price) AS total FROM {one} GROUP BY k)"
+        return self._rng.choice(
+            (
+                f"SELECT id, name FROM {one} WHERE k IN (SELECT k FROM {other} WHERE {condition})",
+                f"SELECT id FROM {one} WHERE k NOT IN (SELECT k FROM {other} WHERE k IS NOT NULL AND {condition})",
+                f"SELECT id FROM {one} a WHERE EXISTS (SELECT 1 FROM {other} b WHERE b.id = a.id AND {of_b})",
+                f"SELECT id, (SELECT max(price) FROM {other} b WHERE b.k = a.k) FROM {one} a",
+                f"{total} SELECT w.k, total / 3, a.id FROM w JOIN {other} a ON w.k = a.k WHERE {of_a}",
+                f"SELECT count(*), sum(p) FROM (SELECT DISTINCT k, price AS p FROM {one} WHERE {condition}) q",
+            )
+        )
+
+    def _windowed(self) -> str:
+        function = self._rng.choice(("rank()", "dense_rank()", "count(*)", "sum(k)", "max(price)"))
+        return (
+            f"SELECT id, {function} OVER (PARTITION BY k ORDER BY d, ts) FROM {self._table()} WHERE {self.condition()}"
+        )
+
+    def _aggregate(self) -> str:
+        return self._rng.choice(
+            (
+                "count(*)",
+                "count(DISTINCT k)",
+                "count(price)",
+                "sum(price)",
+                "avg(price)",
+                "sum(k)",
+                "avg(k)",
+                "min(x)",
+                "max(x)",
+                "max(y)",
+                "min(name)",
+                "max(d)",
+                "min(ts)",
+                "max(tz)",
+                "sum(price * rate)",
+                "sum(price) / count(*)",
+                "avg(rate)",
+                "count_if(ok)",
+                "bool_and(ok)",
+                "sum(price) FILTER (WHERE ok)",
+                "count(*) FILTER (WHERE x > 1)",
+                "sum(CASE WHEN ok THEN price ELSE 0 END)",
+                "100.0 * sum(price) / nullif(sum(rate), 0)",
+            )
+        )
+
+    def condition(self, prefix: str = "", depth: int = 2) -> str:
+        draw = self._rng.random()
+        if depth and draw < 0.45:
+            word = self._rng.choice(("AND", "OR"))
+            return f"({self.condition(prefix, depth - 1)} {word} {self.condition(prefix, depth - 1)})"
+        if depth and draw < 0.6:
+            return f"NOT ({self.condition(prefix, depth - 1)})"
+        return self._comparison(prefix)
+
+    def _comparison(self, p: str) -> str:
+        op = self._rng.choice(("=", "<>", "<", "<=", ">", ">="))
+        number = self._rng.randint(-3, 30)
+        day = f"2022-01-{self._rng.randint(8, 31):02d}"
+        return self._rng.choice(
+            (
+                f"{p}id {op} {number}",
+                f"{p}id {op} {p}k",
+                f"{p}k IN (1, {number}, NULL)" if self._rng.random() < 0.3 else f"{p}k IN (1, 3)",
+                f"{p}k NOT IN (1, {number})",
+                f"{p}price {op} {number * 10}",
+                f"{p}price {op} {number}.5",
+                f"{p}price BETWEEN -100 AND {number * 10}.25",
+                f"{p}x {op} 1.5",
+                f"{p}x {op} {p}y",
+                f"{p}y {op} 1.5E0",
+                f"{p}x IN (0E0, 1.5E0)",
+                f"{p}x BETWEEN -3E0 AND 2E0",
+                f"{p}name {op} 'b'",
+                f"{p}name LIKE '{self._rng.choice(('a%', '%b%', '_', 'b!_c', '%x'))}'",
+                f"{p}name LIKE 'b!_%' ESCAPE '!'",
+                f"{p}d {op} DATE '{day}'",
+                f"{p}d {op} CAST({p}ts AS date)",
+                f"{p}ts {op} TIMESTAMP '{day} 12:00:00'",
+                f"{p}ts {op} DATE '{day}'",
+                f"{p}tz {op} TIMESTAMP '{day} 01:00:00 UTC'",
+                f"{p}d + INTERVAL '1' month > DATE '{day}'",
+                f"{p}ok",
+                f"{p}{self._rng.choice(list(COLUMNS))} IS {self._rng.choice(('', 'NOT '))}NULL",
+                f"{p}k IS DISTINCT FROM {number}",
+                f"year({p}d) = 2022",
+                f"length({p}name) > 1",
+            )
+        )
+
+    def expression(self) -> str:
+        number = self._rng.randint(1, 9)
+        return self._rng.choice(
+            (
+                *COLUMNS,
+                f"id + {number}",
+                f"id * k - {number}",
+                f"id / {number}",
+                f"-id % {number}",
+                f"-k / {number}",
+                "price * rate",
+                "price + rate",
+                f"price - {number}",
+                f"price / {number}",
+                f"rate / {number}.5",
+                f"price % {number}",
+                "x * 2",
+                "x + y",
+                "-x",
+                "x > 1",
+                "NOT (x > y)",
+                "x = y",
+                "x <> y",
+                "coalesce(k, 0)",
+                "coalesce(price, 0)",
+                "nullif(k, 1)",
+                "CASE WHEN ok THEN k ELSE id END",
+                "CASE k WHEN 1 THEN 'one' WHEN 2 THEN 'two' END",
+                "if(ok, price, 1.5)",
+                "upper(name)",
+                "lower(name)",
+                "length(name)",
+                f"substr(name, {number % 3 + 1}, 2)",
+                f"substr(name, {number % 3 + 1})",
+                "strpos(name, 'b')",
+                "replace(name, 'a', 'xy')",
+                "name || '!' ",
+                "starts_with(name, 'a')",
+                "year(d)",
+                "month(d)",
+                "day(d)",
+                "quarter(ts)",
+                "day_of_week(d)",
+                "week(d)",
+                "hour(ts)",
+                "extract(day FROM ts)",
+                "date_trunc('month', d)",
+                "date_trunc('week', d)",
+                "date_trunc('hour', ts)",
+                "date_diff('day', d, DATE '2022-01-20')",
+                "date_diff('hour', ts, TIMESTAMP '2022-01-20 00:00:00')",
+                "d + INTERVAL '1' month",
+                "ts - INTERVAL '3' hour",
+                "CAST(ts AS date)",
+                "CAST(d AS timestamp)",
+                "CAST(id AS double)",
+                "CAST(price AS double)",
+                "CAST(price AS bigint)",
+                "CAST(price AS decimal(10, 1))",
+                "CAST(id AS varchar)",
+                "CAST(d AS varchar)",
+                "round(price)",
+                "round(price, 1)",
+                "abs(price)",
+                "abs(k)",
+                "floor(x)",
+                "sqrt(x)",
+                "greatest(k, id)",
+                "least(price, rate)",
+            )
+        )

@@ -1,0 +1,69 @@
+"""Random queries give the same rows whether conditions and joins leave files and rows out or not."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+
+from seamark.connector.sql import reads
+from seamark.connector.sql.session import SqlSession
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
+from tests.seeds import first_seed
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("pruned"))
+    served.start()
+    rng = random.Random(5)
+    with catalog_at(served.url) as catalog:
+        for name in TABLES:
+            table = catalog.create_table(f"db.{name}", schema=SCHEMA)
+            for _ in range(4):
+                table.append(random_rows(rng, 12))
+            table.delete("id = 3")
+    yield served
+    served.stop()
+
+
+def check(url: str, seed: int, queries: int) -> Counter[str]:
+    told: Counter[str] = Counter()
+    drawn = RandomQueries(random.Random(seed), "db")
+    with SqlSession(url) as session:
+        for number in range(queries):
+            text = drawn.query()
+            pruned = session.sql(text)
+            told["files left out"] += sum(one.considered_files - one.files for one in pruned.explanation.tables)
+            told["joins"] += sum(len(one.joins) for one in pruned.explanation.tables)
+            found = rows_of(pruned)
+            with patch.object(reads, "find_scans", lambda *_, **__: ()):
+                whole = session.sql(text)
+                assert all(one.files == one.considered_files for one in whole.explanation.tables)
+                assert found == rows_of(whole), f"seed {seed}, query {number}: {text}"
+    return told
+
+
+def test_pruned_queries_have_the_rows_of_whole_tables(served: Served) -> None:
+    told = check(served.url, first_seed(), 60)
+    assert told["files left out"] > 0
+
+
+@pytest.mark.slow
+def test_a_thousand_pruned_queries_have_the_rows_of_whole_tables(served: Served) -> None:
+    told = check(served.url, first_seed(), 1000)
+    assert told["files left out"] > 100
+
+
+def test_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None:
+    with SqlSession(served.url) as session:
+        text = "SELECT count(*) FROM db.t1 a JOIN db.t2 b ON a.id = b.id WHERE b.name = 'nothing has this name'"
+        found = session.sql(text)
+        assert found.explanation.tables[0].joins == (("id", 0),)
+        assert found.to_arrow().column(0).to_pylist() == [0]

@@ -1,0 +1,270 @@
+"""Only what the translation lists reaches DuckDB, and DuckDB itself opens nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import duckdb
+import pytest
+from sqlglot import exp
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Demand, choose
+from seamark.connector.sql.duckdb_engine import DuckDBLimits, open_connection
+from seamark.connector.sql.queries import DuckDBQuery, translate
+from seamark.connector.sql.scopes import UnsupportedInDuckDB
+from seamark.connector.sql.spark_engine import spark_text
+from seamark.connector.sql.statement import Kind, parse
+from seamark.connector.sql.types import BIGINT, DATE, DOUBLE, INTEGER, VARCHAR, SqlType, decimal, duckdb_name
+
+COLUMNS = {"id": BIGINT, "k": INTEGER, "name": VARCHAR, "x": DOUBLE, "price": decimal(12, 2)}
+TPCH = Path(__file__).parents[2] / "deploy" / "tpch.sql"
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def translated(text: str) -> DuckDBQuery:
+    return translate(parse(text).tree, lambda _: COLUMNS, NOW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM read_parquet('s3://bucket/x')",
+        "SELECT * FROM glob('/*')",
+        "SELECT * FROM TABLE(read_text('/etc/passwd'))",
+        "SELECT * FROM duckdb_settings()",
+        "SELECT * FROM pragma_version()",
+        "SELECT * FROM query('SELECT 1')",
+        "SELECT * FROM s.t, LATERAL (SELECT 1)",
+        "SELECT * FROM UNNEST(ARRAY[1])",
+        "SELECT getenv('HOME')",
+        "SELECT current_setting('secret_directory')",
+        "SELECT version()",
+        "SELECT read_blob('/etc/passwd')",
+        "SELECT error('x')",
+        "SELECT list_transform(ARRAY[1], x -> x)",
+        "SELECT reduce(ARRAY[1], 0, (s, x) -> s + x, s -> s)",
+        "SELECT name COLLATE nocase FROM s.t",
+        "SELECT id FROM s.t TABLESAMPLE BERNOULLI (10)",
+        "SELECT COLUMNS('x') FROM s.t",
+        "SELECT repeat('x', 1000000000)",
+        "SELECT id FROM s.t QUALIFY row_number() OVER (ORDER BY id) = 1",
+        "WITH RECURSIVE w(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM w) SELECT * FROM w",
+        "SELECT CAST(name AS integer) FROM s.t",
+        "SELECT DISTINCT ON (id) id FROM s.t",
+    ],
+)
+def test_what_is_not_listed_is_not_translated(text: str) -> None:
+    with pytest.raises((UnsupportedInDuckDB, BadRequest)):
+        translated(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ATTACH '/tmp/x.db' AS x",
+        "COPY (SELECT 1) TO '/tmp/x'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET threads = 1",
+        "PRAGMA version",
+        "CALL pragma_version()",
+        "EXPORT DATABASE '/tmp/x'",
+        "CREATE MACRO m() AS 1",
+        "CREATE SECRET s (TYPE s3)",
+        "EXECUTE IMMEDIATE 'SELECT 1'",
+        "SHOW TABLES",
+        "USE x",
+    ],
+)
+def test_statements_of_other_kinds_are_no_queries(text: str) -> None:
+    try:
+        kind = parse(text).kind
+    except BadRequest:
+        return
+    assert kind is not Kind.QUERY
+
+
+@pytest.mark.parametrize("text", ["SELECT 1; SELECT 2", "", ";", "SELECT 1; DROP TABLE s.t", "SELEC 1", "SELECT (1"])
+def test_a_text_that_is_not_one_statement_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT " + "(" * 5_000 + "1" + ")" * 5_000,
+        "SELECT " + "NOT " * 5_000 + "TRUE",
+        "SELECT 1" + " + 1" * 30_000,
+        "SELECT '" + "x" * 200_000 + "'",
+        "SELECT " + "CASE WHEN id > 1 THEN " * 900 + "1" + " END" * 900 + " FROM s.t",
+        "SELECT " + "price / (" * 60 + "price" + ")" * 60 + " FROM s.t",
+        "SELECT " + "(x = " * 40 + "x" + " = TRUE)" * 0 + ")" * 40 + " FROM s.t",
+    ],
+)
+def test_texts_that_explode_are_refused(text: str) -> None:
+    with pytest.raises((BadRequest, UnsupportedInDuckDB)):
+        translated(text)
+
+
+def test_no_identifier_of_a_statement_reaches_duckdb() -> None:
+    found = translated('SELECT "id" AS "a; DROP", t."NAME" FROM s."t" AS "t" WHERE name = \'it\'\'s\'')
+    source = "(SELECT * FROM t0 LIMIT 4611686018427387904) AS r0"
+    expected = ("SELECT r0.c0 AS c0, r0.c2 AS c1", f"FROM {source}", "WHERE (r0.c2 = 'it''s')")
+    assert found.text == " ".join(expected)
+    assert [name for name, _ in found.columns] == ["a; DROP", "NAME"]
+    assert list(found.tables[0].used) == ["id", "name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("SELECT nope FROM s.t", "does not exist"),
+        ("SELECT id FROM s.t a, s.t b", "ambiguous"),
+        ("SELECT name + 1 FROM s.t", "not defined for the types"),
+        ("SELECT id FROM s.t WHERE name = 1", "convert one with CAST"),
+        ("SELECT 1 UNION SELECT 'a'", "use CAST"),
+        ("SELECT 1, 2 UNION SELECT 1", "2 and 1 columns"),
+        ("SELECT DATE '2024-13-01'", "not a valid date"),
+        ("SELECT id FROM s.t LIMIT -1", "number of rows"),
+        ("SELECT id FROM s.t ORDER BY 3", "has 1 columns"),
+        ("SELECT 99999999999999999999", "out of the range"),
+    ],
+)
+def test_mistakes_are_named(text: str, why: str) -> None:
+    with pytest.raises(BadRequest, match=why):
+        translated(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("id + k", BIGINT),
+        ("k + 1", INTEGER),
+        ("price * price", decimal(24, 4)),
+        ("price / 8", decimal(23, 13)),
+        ("sum(price) / 3", decimal(38, 6)),
+        ("avg(price)", decimal(12, 2)),
+        ("avg(k)", DOUBLE),
+        ("sum(k)", BIGINT),
+        ("1.50", decimal(3, 2)),
+        ("1e0", DOUBLE),
+    ],
+)
+def test_types_are_those_of_trino(text: str, kind: SqlType) -> None:
+    assert translated(f"SELECT {text} FROM s.t").columns[0][1] == kind
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT * FROM read_csv('{file}')",
+        "SELECT * FROM read_text('{file}')",
+        "SELECT * FROM '{file}'",
+        "SELECT * FROM glob('/*')",
+        "COPY (SELECT 1) TO '{file}.out'",
+        "ATTACH '{file}.db'",
+        "INSTALL httpfs",
+        "LOAD '{file}'",
+        "SET enable_external_access = true",
+        "SET lock_configuration = false",
+        "RESET memory_limit",
+        "SET profiling_output = '{file}.out'",
+        "EXPORT DATABASE '{file}.d'",
+        "CREATE SECRET s (TYPE s3)",
+        "SELECT getenv('HOME')",
+        "SELECT * FROM a_python_variable",
+        "IMPORT DATABASE '{file}'",
+    ],
+)
+def test_duckdb_opens_nothing_whatever_it_is_told(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "secret.csv"
+    file.write_text("secret\n1\n")
+    a_python_variable = [1]
+    assert a_python_variable
+    with closing(open_connection(DuckDBLimits(memory_bytes=256 << 20))) as con, pytest.raises(duckdb.Error):
+        con.execute(text.format(file=file)).fetchall()
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
+
+
+def test_the_engine_is_chosen_by_bytes_and_by_what_the_statement_does() -> None:
+    both = frozenset({DUCKDB, TRINO})
+    small, large = Demand(Kind.QUERY, 10), Demand(Kind.QUERY, LARGE_BYTES)
+    assert choose(small, AUTO, both).engine == DUCKDB
+    assert choose(large, AUTO, both).engine == TRINO
+    assert choose(large, AUTO, frozenset({DUCKDB})).engine == DUCKDB
+    assert choose(small, TRINO, both).engine == TRINO
+    assert choose(Demand(Kind.QUERY, 0, "of a function"), AUTO, both).engine == TRINO
+    assert choose(Demand(Kind.MERGE), AUTO, frozenset({DUCKDB, SPARK})).engine == SPARK
+    assert choose(Demand(Kind.INSERT), AUTO, both).engine == DUCKDB
+
+
+@pytest.mark.parametrize(
+    ("demand", "wanted"),
+    [
+        (Demand(Kind.QUERY, 0, "of a function"), AUTO),
+        (Demand(Kind.QUERY, 0, "of a function"), DUCKDB),
+        (Demand(Kind.MERGE), AUTO),
+        (Demand(Kind.OTHER), AUTO),
+        (Demand(Kind.QUERY), TRINO),
+        (Demand(Kind.QUERY), "presto"),
+    ],
+)
+def test_without_an_engine_the_reason_is_given(demand: Demand, wanted: str) -> None:
+    with pytest.raises(BadRequest, match=r"DuckDB|Spark|not a query|not configured|must be"):
+        choose(demand, wanted, frozenset({DUCKDB}))
+
+
+_DECIMALS = ("acctbal", "retailprice", "supplycost", "totalprice", "quantity", "extendedprice", "discount", "tax")
+_TABLES = {
+    "region": "r",
+    "nation": "n",
+    "supplier": "s",
+    "customer": "c",
+    "part": "p",
+    "partsupp": "ps",
+    "orders": "o",
+    "lineitem": "l",
+}
+
+
+def _columns_of_tpch(node: exp.Table, names: Iterable[str]) -> dict[str, SqlType]:
+    found = {}
+    for name in sorted(names):
+        prefix, _, rest = name.partition("_")
+        if prefix == _TABLES[node.name.lower()]:
+            kind = (
+                BIGINT if rest.endswith("key") else INTEGER if rest in ("size", "availqty", "linenumber") else VARCHAR
+            )
+            kind = decimal(12, 2) if rest in _DECIMALS else DATE if rest.endswith("date") else kind
+            found[name] = kind
+    return found
+
+
+def test_the_22_queries_of_tpc_h_are_translated_and_duckdb_takes_them() -> None:
+    text = "\n".join(line for line in TPCH.read_text().splitlines() if not line.startswith("--"))
+    names = set(re.findall(r"\b(?:r|n|s|c|p|ps|o|l)_\w+", text))
+    queries = [one for one in text.split(";") if one.strip()]
+    with closing(open_connection(DuckDBLimits(memory_bytes=256 << 20))) as con:
+        for query in queries:
+            found = translate(parse(query).tree, lambda node: _columns_of_tpch(node, names), NOW)
+            for table in found.tables:
+                empty = (f"CAST(NULL AS {duckdb_name(kind)}) AS c{n}" for n, kind in enumerate(table.columns.values()))
+                con.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {', '.join(empty)} LIMIT 0")
+            con.execute(found.text).fetchall()
+    assert len(queries) == 22
+
+
+def test_merge_is_written_in_sparks_words_if_it_means_the_same_there() -> None:
+    text = "MERGE INTO s.t USING s.u AS u ON t.id = u.id WHEN MATCHED THEN UPDATE SET x = u.x + 1"
+    found = spark_text(parse(text).tree, "sea", "lake", None)
+    assert found.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
+    for expression in ("u.x / 2", "CAST(u.name AS integer)", "length(u.name)"):
+        with pytest.raises(BadRequest, match="may mean something else"):
+            spark_text(parse(text.replace("u.x + 1", expression)).tree, "sea", "lake", None)

@@ -1,0 +1,212 @@
+"""ALTER TABLE … MERGE FILES and DROP COLUMNS through the proxy: Trino says who may, and the client gets an answer in
+Trino's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from seamark.connector.jobs.statements import (
+    DropColumns,
+    MergeFiles,
+    StatementAnswer,
+    StatementJob,
+    StatementResult,
+)
+from seamark.connector.trino.protocol import table_statements
+from tests.connector.trino.protocol import END, PLANNING, Page, Trino, failed, fake_trino, rules_of, table
+from tests.connector.trino.rig import Rig, proxied
+
+SESSION = {"X-Trino-User": "anna", "X-Trino-Catalog": "lake", "X-Trino-Schema": "db"}
+MERGE = "ALTER TABLE t MERGE FILES"
+DROP = "ALTER TABLE t PARTITION (day < 3) DROP COLUMNS (X, y.z)"
+RESULT = StatementResult(5, 1, 500, 400, 3, 1, 1, 0)
+
+
+@dataclass
+class Jobs:
+    """What ran; `ends` lets the jobs end."""
+
+    ran: list[StatementJob] = field(default_factory=list)
+    ends: asyncio.Event = field(default_factory=asyncio.Event)
+    killed: int = 0
+    answer: StatementAnswer = field(default_factory=lambda: StatementAnswer(RESULT))
+
+    async def run(self, job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
+        self.ran.append(job)
+        try:
+            await self.ends.wait()
+        except asyncio.CancelledError:
+            self.killed += 1
+            raise
+        return self.answer
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    made = Jobs()
+    monkeypatch.setattr(table_statements, "run_in_process", made.run)
+    return made
+
+
+@asynccontextmanager
+async def rigged(refused: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
+    """`refused`: a word of the statements that Trino refuses."""
+
+    def play(text: str) -> list[Page]:
+        if refused and refused in text:
+            return [PLANNING, failed("PERMISSION_DENIED", f"Access Denied: {text}")]
+        return [PLANNING, END]
+
+    async with (
+        fake_trino(play) as trino,
+        proxied(trino.url, **{"maintenance": 1, "token": "writer", **settings}) as rig,
+    ):
+        yield trino, rig
+
+
+async def post(rig: Rig, text: str, **headers: str) -> dict[str, Any]:
+    status, _, body = await rig.ask("POST", "/v1/statement", data=text.encode(), headers={**SESSION, **headers})
+    assert status == 200
+    answer: dict[str, Any] = json.loads(body)
+    return answer
+
+
+async def follow(rig: Rig, answer: dict[str, Any]) -> dict[str, Any]:
+    while "nextUri" in answer:
+        assert answer["nextUri"].startswith(rig.url)
+        status, _, body = await rig.ask("GET", answer["nextUri"].removeprefix(rig.url))
+        assert status == 200
+        answer = json.loads(body)
+    return answer
+
+
+async def test_the_client_gets_the_counts_of_the_job(jobs: Jobs) -> None:
+    async with rigged() as (trino, rig):
+        begun = await post(rig, MERGE)
+        assert begun["stats"]["state"] == "RUNNING"
+        jobs.ends.set()
+        ended = await follow(rig, begun)
+        assert [column["name"] for column in ended["columns"]][:2] == ["files_before", "files_after"]
+        assert ended["data"] == [[5, 1, 500, 400, 3, 1, 1, 0]]
+        assert ended["id"] == begun["id"]
+        assert [job.statement for job in jobs.ran] == [MergeFiles(("db", "t"))]
+        assert jobs.ran[0].token == "writer"
+        assert trino.asked == [
+            'EXPLAIN (TYPE VALIDATE) ALTER TABLE "lake"."db"."t" EXECUTE optimize',
+            'SELECT 1 FROM "lake"."db"."t" WHERE FALSE',
+        ]
+        assert trino.judged == ["q1?pruned=true"] or trino.judged == ["q1"]
+
+
+async def test_a_drop_needs_the_right_to_update_each_column(jobs: Jobs) -> None:
+    async with rigged() as (trino, rig):
+        jobs.ends.set()
+        await follow(rig, await post(rig, DROP))
+        assert trino.asked == [
+            'EXPLAIN (TYPE VALIDATE) UPDATE "lake"."db"."t" SET "x" = NULL, "y" = NULL',
+            'SELECT "x", "y" FROM "lake"."db"."t" WHERE FALSE AND (day < 3\n)',
+        ]
+        assert [job.statement for job in jobs.ran] == [DropColumns(("db", "t"), "day < 3", ("X", "y.z"))]
+
+
+@pytest.mark.parametrize("refused", ["EXPLAIN", "SELECT"])
+@pytest.mark.parametrize("text", [MERGE, DROP])
+async def test_what_trino_refuses_does_not_run(jobs: Jobs, text: str, refused: str) -> None:
+    async with rigged(refused) as (_, rig):
+        answer = await follow(rig, await post(rig, text))
+        assert answer["error"]["errorName"] == "PERMISSION_DENIED"
+        assert jobs.ran == []
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        rules_of(table(filters=["country = 'FR'"])),
+        rules_of(table(masks={"other": "NULL"})),
+        rules_of(table(), table("u", filters=["a = 1"])),
+        rules_of(table("u")),
+        {},
+    ],
+)
+async def test_a_row_filter_or_a_mask_forbids_it(jobs: Jobs, rules: dict[str, Any]) -> None:
+    async with rigged() as (trino, rig):
+        trino.rules = rules
+        for text in (MERGE, DROP):
+            answer = await follow(rig, await post(rig, text))
+            assert answer["error"]["errorName"] == "PERMISSION_DENIED"
+        assert jobs.ran == []
+
+
+async def test_a_failed_job_is_a_failed_statement(jobs: Jobs) -> None:
+    jobs.answer, _ = StatementAnswer(error="x is required"), jobs.ends.set()
+    async with rigged() as (_, rig):
+        answer = await follow(rig, await post(rig, DROP))
+        assert answer["error"]["message"] == "x is required"
+        assert answer["stats"]["state"] == "FAILED"
+        assert "data" not in answer
+
+
+async def test_a_cancelled_statement_kills_its_job(jobs: Jobs) -> None:
+    async with rigged() as (_, rig):
+        begun = await post(rig, MERGE)
+        while not jobs.ran:
+            await asyncio.sleep(0.01)
+        target = begun["nextUri"].removeprefix(rig.url)
+        assert (await rig.ask("DELETE", target))[0] == 204
+        while not jobs.killed:
+            await asyncio.sleep(0.01)
+        assert (await rig.ask("GET", target))[0] == 404
+        assert (await rig.ask("DELETE", target))[0] == 404
+        assert (await rig.ask("POST", target))[0] == 405
+
+
+async def test_one_runs_and_ten_wait_and_the_next_is_refused(jobs: Jobs) -> None:
+    async with rigged() as (_, rig):
+        begun = [await post(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
+        assert len(jobs.ran) == 1
+        refused = await post(rig, MERGE)
+        assert refused["error"]["errorName"] == "QUERY_QUEUE_FULL"
+        jobs.ends.set()
+        ended = [await follow(rig, one) for one in begun]
+        assert all("data" in one for one in ended)
+        assert len(jobs.ran) == len(begun)
+
+
+@pytest.mark.parametrize(
+    ("text", "headers"),
+    [
+        ("ALTER TABLE t DROP COLUMN x", {}),
+        ("ALTER TABLE t EXECUTE optimize", {}),
+        ("ALTER TABLE hive.db.t MERGE FILES", {}),
+        ('ALTER TABLE "t$files" MERGE FILES', {}),
+        (MERGE, {"X-Trino-Catalog": "hive"}),
+        (MERGE, {"X-Trino-Schema": ""}),
+        (MERGE, {"X-Seamark": "off"}),
+    ],
+)
+async def test_other_statements_go_to_trino(jobs: Jobs, text: str, headers: dict[str, str]) -> None:
+    async with rigged() as (trino, rig):
+        await post(rig, text, **headers)
+        assert trino.asked == [text]
+        assert jobs.ran == []
+
+
+async def test_without_the_option_trino_gets_all(jobs: Jobs) -> None:
+    async with rigged(maintenance=0) as (trino, rig):
+        await post(rig, MERGE)
+        assert trino.asked == [MERGE]
+
+
+async def test_mistakes_and_transactions_are_refused_before_trino_is_asked(jobs: Jobs) -> None:
+    async with rigged() as (trino, rig):
+        assert (await post(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
+        refused = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})
+        assert refused["error"]["errorName"] == "NOT_SUPPORTED"
+        assert trino.asked == []

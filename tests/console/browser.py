@@ -1,0 +1,94 @@
+"""A Chromium for the tests of the console. It notes errors, and requests to another host."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.async_api import Browser, Page, Request, async_playwright
+
+REPO = Path(__file__).resolve().parents[2]
+AXE = REPO / ".cache" / "console" / "node_modules" / "axe-core" / "axe.min.js"
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@dataclass
+class Watched:
+    """A page, with what it did."""
+
+    page: Page
+    url: str
+    errors: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+
+    async def open(self, address: str) -> None:
+        """Shows a page of the console, from `#`, and waits until its data are there."""
+        await self.page.goto(f"{self.url}/{address}")
+        await self.settle()
+
+    async def settle(self) -> None:
+        await self.page.wait_for_selector("h1")
+        await self.page.wait_for_selector(".loading, [aria-busy=true]", state="detached")
+
+    async def run(self, expression: str) -> Any:
+        """The value of JavaScript. As in the console of a browser: the page's policy forbids it to others."""
+        session = await self.page.context.new_cdp_session(self.page)
+        answer = await session.send(
+            "Runtime.evaluate", {"expression": expression, "awaitPromise": True, "returnByValue": True}
+        )
+        await session.detach()
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    async def violations(self) -> list[str]:
+        """What axe finds that is serious or critical."""
+        await self.run(AXE.read_text() + "\n;0")
+        found = await self.run("axe.run(document).then((result) => result.violations)")
+        return [
+            f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+
+
+@asynccontextmanager
+async def open_browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(ARGUMENTS))
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def open_page(browser: Browser, url: str, theme: str = "light") -> AsyncIterator[Watched]:
+    context = await browser.new_context(
+        viewport={"width": 1360, "height": 900}, color_scheme="dark" if theme == "dark" else "light"
+    )
+    page = await context.new_page()
+    watched = Watched(page, url)
+
+    def on_request(request: Request) -> None:
+        watched.hosts.add(urlsplit(request.url).netloc)
+
+    page.on("request", on_request)
+    page.on("console", lambda message: message.type == "error" and watched.errors.append(message.text))
+    page.on("pageerror", lambda error: watched.errors.append(str(error)))
+    try:
+        yield watched
+    finally:
+        await context.close()

@@ -1,0 +1,72 @@
+"""What the server sends to a browser before a user has signed in."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+from seamark.metaserver.api.console.console import FOLDER, POLICY, load_assets
+from tests.console.browser import REPO
+from tests.console.world import create_tokens
+from tests.server.rig import running
+
+
+async def test_page_and_assets_are_public_complete_and_under_one_policy(tmp_path: Path) -> None:
+    await create_tokens(tmp_path)
+    async with running(tmp_path, auth="token") as server:
+        async with server.http.get(f"{server.url}/") as answer:
+            page = await answer.text()
+            assert (answer.status, answer.content_type) == (200, "text/html")
+            assert answer.headers["Content-Security-Policy"] == POLICY
+            assert answer.headers["Cache-Control"] == "no-cache"
+        linked = re.findall(r'(?:href|src)="([^"]+)"', page)
+        named = {link.partition("/")[2].partition("/")[2] for link in linked}
+        assert {f"{path.relative_to(FOLDER)}" for path in FOLDER.rglob("*.js")} <= named
+        assert "unsafe" not in POLICY
+        assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|style=", page)
+        for link in linked:
+            async with server.http.get(f"{server.url}/{link}") as answer:
+                assert answer.status == 200, link
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert "immutable" in answer.headers["Cache-Control"]
+                assert answer.headers["Content-Encoding"] == "gzip"
+                assert await answer.read() == load_assets().files[link.split("/", 2)[2]].content
+        async with server.http.head(f"{server.url}/") as answer:
+            assert answer.status == 200
+        status, answer = await server.get("/v1/namespaces")
+        assert status == 401
+
+
+async def test_no_path_leads_out_of_the_assets(tmp_path: Path) -> None:
+    digest = load_assets().digest
+    async with running(tmp_path) as server:
+        for path in (
+            f"{digest}/index.html",
+            f"{digest}/nothing.js",
+            f"{digest}/..%2F__init__.py",
+            f"{digest}/pages/..%2F..%2Fconsole.py",
+            f"{digest}/%2Fetc/passwd",
+            "0123456789abcdef/main.js",
+        ):
+            status, answer = await server.get(f"/console/{path}")
+            assert status == 404, path
+            assert answer["error"]["type"] == "NotFoundException"
+
+
+def test_the_vendored_libraries_are_those_of_npm() -> None:
+    spec = importlib.util.spec_from_file_location("vendor", REPO / "deploy" / "console" / "vendor.py")
+    assert spec is not None
+    assert spec.loader is not None
+    vendor = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(vendor)
+    made = vendor.vendored(REPO / ".cache" / "console" / "node_modules")
+    assert {path.name: path.read_text() for path in vendor.FOLDER.iterdir()} == made
+
+
+def test_no_source_makes_markup_of_text() -> None:
+    unsafe = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|dangerouslySet|\beval\(|new Function|https?://"
+    )
+    for path in FOLDER.rglob("*.js"):
+        assert not unsafe.search(path.read_text()), path

@@ -1,0 +1,234 @@
+"""The console in a browser: it shows what the server knows, to a user who may see it, and nothing goes elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.console.browser import Watched, open_browser, open_page
+from tests.console.world import (
+    SCHEMA,
+    ask,
+    change,
+    content_file,
+    create_table,
+    create_tokens,
+    make_large,
+    make_many,
+    make_orders,
+)
+from tests.server.rig import Running, running
+
+TABLE = "#/table/db/orders"
+WHERE = "where=customer_id+%3D+4711+AND+country+LIKE+%27%25A%27"
+QUERY = quote(
+    "SELECT sum(a.amount) FROM db.orders a JOIN db.orders b ON a.id = b.id "
+    "WHERE a.customer_id BETWEEN 1000 AND 90000 AND a.day >= DATE '2024-01-01'",
+    safe="",
+)
+PAGES = {
+    "#/tables": "db.orders",
+    TABLE: "Snapshots and branches",
+    f"{TABLE}/layout": "Ranges of the files",
+    f"{TABLE}/explain?{WHERE}": "Terms by themselves",
+    f"#/query?sql={QUERY}": "Tables",
+    f"{TABLE}/explain?where={QUERY}": "34 (7.1 %)",
+    f"{TABLE}/indexes": "bloom(customer_id, fpp=0.01)",
+    f"{TABLE}/timeline": "added data files: 480",
+    f"{TABLE}/health": "unclustered files",
+    "#/timeline": "deleted data files: 600",
+    "#/services": "Runs of table services",
+    "#/sql?sql=SELECT+1": "Ctrl+Enter runs",
+    "#/admin": "commitChange",
+}
+"""Address -> a text of the data that it shows."""
+
+
+async def see(watched: Watched, text: str) -> None:
+    await watched.page.get_by_text(text).first.wait_for()
+
+
+def check(watched: Watched, server: Running) -> None:
+    assert watched.errors == []
+    assert watched.hosts == {server.url.removeprefix("http://")}
+
+
+async def test_every_page_shows_its_data_and_follows_what_happens(tmp_path: Path) -> None:
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
+        before, after = await make_orders(server)
+        for address, text in PAGES.items():
+            await watched.open(address)
+            await see(watched, text)
+            assert await watched.violations() == [], address
+        await watched.open("#/tables")
+        await watched.page.get_by_label("Search").fill("ord")
+        await watched.page.get_by_role("link", name="db.orders").click()
+        await watched.page.get_by_role("link", name="Layout").click()
+        await watched.page.get_by_role("button", name="Before and after the last rewrite").click()
+        await see(watched, "Ranges of the files: before")
+        assert f"snapshot={after}" in watched.page.url
+        assert f"before={before}" in watched.page.url
+        await watched.page.get_by_role("link", name="Explain").click()
+        box = watched.page.get_by_label("Predicate or query in SQL")
+        await box.fill("customer_id = 4711")
+        await watched.page.keyboard.press("Control+Enter")
+        await see(watched, "of 480: 8.3 %")
+        text = await watched.page.inner_text("main")
+        assert "Layouts that would help" not in text, "each of the 40 partitions has a file for the value"
+        await box.fill("amount BETWEEN 5 AND 9")
+        await watched.page.keyboard.press("Control+Enter")
+        await see(watched, "Sorted by amount")
+        await see(watched, "seamark table set db.orders seamark.clustering.columns=amount")
+        await watched.page.get_by_role("link", name="Timeline").last.click()
+        await watched.page.get_by_text("live", exact=True).wait_for()
+        location = await create_table(server, "other")
+        await change(server, "orders", [content_file(f"{location}/x", {"id": (1, 2)}, rows=31_337, day=20_000)])
+        await see(watched, "31,337")  # without a reload
+        await watched.page.get_by_role("link", name="Health").click()
+        await watched.page.get_by_role("button", name="Expire snapshots: dry run").click()
+        await see(watched, "Would remove 0 snapshots")
+        check(watched, server)
+
+
+async def sign_in(watched: Watched, token: str) -> None:
+    await watched.page.get_by_label("Token").fill(token)
+    await watched.page.get_by_role("button", name="Sign in").click()
+
+
+async def test_a_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> None:
+    secrets = await create_tokens(tmp_path)
+    admin, reader = secrets["admin"], secrets["rita"]
+    async with running(tmp_path, auth="token") as server, open_browser() as browser:
+        await ask(server, "POST", "/v1/namespaces", {"namespace": ["secret"]}, admin)
+        for namespace in ("db", "secret"):
+            body = {"name": f"t_{namespace}", "schema": SCHEMA}
+            await ask(server, "POST", f"/v1/namespaces/{namespace}/tables", body, admin)
+
+        async with open_page(browser, server.url) as watched:
+            await watched.page.goto(f"{server.url}/#/tables")
+            await sign_in(watched, "wrong")
+            await see(watched, "The server does not accept this token.")
+            await sign_in(watched, reader)
+            await see(watched, "db.t_db")
+            assert "secret" not in await watched.page.inner_text("main")
+            assert reader not in await watched.run("JSON.stringify(localStorage) + document.cookie + location")
+            for address, refused in (("#/admin", "listAudit"), ("#/timeline", "listTimeline")):
+                await watched.open(address)
+                await see(watched, f"rita may not {refused}")
+            await watched.open("#/table/secret/t_secret")
+            await see(watched, "rita may not loadTable in secret")
+            await watched.open("#/table/db/t_db/health")
+            await watched.page.get_by_role("button", name="Expire snapshots: dry run").click()
+            await see(watched, "rita may not expireSnapshots in db")
+            await ask(server, "DELETE", "/api/v1/tokens/rita", token=admin)
+            await watched.page.get_by_role("link", name="Indexes").click()
+            await watched.page.get_by_label("Token").wait_for()  # the token is revoked
+            assert all("(Unauthorized)" in error or "(Forbidden)" in error for error in watched.errors)
+            await sign_in(watched, admin)
+            await watched.page.get_by_role("button", name="Sign out").wait_for()  # the page is loaded again
+            await watched.open("#/admin")
+            await see(watched, "rita")
+            await watched.page.get_by_role("button", name="Sign out").click()
+            await watched.page.get_by_label("Token").wait_for()
+            assert await watched.run("sessionStorage.length") == 0
+
+
+async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> None:
+    markup = "<img src=x onerror=alert(1)>"
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
+        await ask(server, "POST", "/v1/namespaces", {"namespace": [markup], "properties": {}})
+        schema = {"type": "struct", "fields": [{"id": 1, "name": markup, "type": "long", "required": False}]}
+        body = {"name": markup, "schema": schema, "properties": {markup: f"</code>{markup}"}}
+        await ask(server, "POST", f"/v1/namespaces/{quote(markup, safe='')}/tables", body)
+        await server.record(name=markup, summary={"operation": markup, "javascript:alert(1)": markup})
+        place = f"#/table/{quote(markup, safe='')}/{quote(markup, safe='')}"
+        predicate = quote(f"`{markup}` = 1 OR {markup}", safe="")
+        for address in ("#/tables", place, f"{place}/layout", f"{place}/explain?where={predicate}", "#/timeline"):
+            await watched.open(address)
+            assert await watched.run("document.images.length") == 0
+            assert markup in await watched.page.inner_text("body"), address
+        assert all("400 (Bad Request)" in error for error in watched.errors)
+        assert watched.hosts == {server.url.removeprefix("http://")}
+
+
+async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> None:
+    progress = {"files-done": 30, "files-total": 120, "bytes-done": 1 << 20, "bytes-total": 4 << 20}
+    job = {"service": "compaction", "namespace": ["db"], "table": "t", "uuid": "u", "launcher": "process"}
+    jobs = [
+        job | {"started-ms": 1, "progress": progress},
+        job | {"started-ms": 2, "progress": dict.fromkeys(progress, 0)},
+    ]
+    later = {"service": "indexing", "namespace": ["db"], "table": "u", "uuid": "u", "asked-ms": 1, "failures": 2}
+    waiting = [later | {"due-ms": 2}, later | {"table": "v", "due-ms": 4_102_444_800_000}]
+    state = {"jobs": jobs, "waiting": waiting, "complete": False}
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
+        await watched.page.route("**/api/v1/jobs", lambda route: route.fulfill(json=state))
+        await watched.open("#/services")
+        await see(watched, "30 of 120 files, 1 MiB of 4 MiB")
+        await see(watched, "reads no data files, or has just begun")
+        await see(watched, "in its turn")
+        await see(watched, "not before 2100-01-01 00:00:00 UTC")
+        await see(watched, "The first 2; more jobs wait.")
+        assert await watched.violations() == []
+        jobs.clear()
+        await see(watched, "No job is running.")  # without a reload
+        check(watched, server)
+
+
+async def test_the_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
+        await create_table(server, "first")
+        await watched.open("#/tables")
+        await see(watched, "1 of 1 table")
+        await watched.page.keyboard.press("Tab")
+        assert await watched.run("document.activeElement.textContent") == "Skip to the content"
+        await watched.page.keyboard.press("Enter")
+        assert await watched.run("document.activeElement.id") == "main"
+        for _ in range(20):
+            await watched.page.keyboard.press("Tab")
+            if await watched.run("document.activeElement.hash") == "#/table/db/first":
+                break
+        else:
+            raise AssertionError("no table within reach")
+        await watched.page.keyboard.press("Enter")
+        await watched.page.get_by_role("heading", name="first").wait_for()
+        assert await watched.run("document.activeElement.id") == "main"  # so that a screen reader goes on there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1360, 420])
+async def test_axe_finds_nothing_serious_on_any_page(theme: str, width: int, tmp_path: Path) -> None:
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url, theme) as watched:
+        await watched.page.set_viewport_size({"width": width, "height": 900})
+        before, after = await make_orders(server)
+        compared = f"{TABLE}/layout?column=customer_id&snapshot={after}&before={before}"
+        for address in (*PAGES, compared, f"{TABLE}/explain", "#/table/db/nothing"):
+            await watched.open(address)
+            assert await watched.violations() == [], address
+            assert await watched.run("document.documentElement.scrollWidth <= innerWidth"), f"{address} is too wide"
+            for summary in await watched.page.locator("summary").all():
+                await summary.click()
+            assert await watched.violations() == [], address
+        await watched.run("document.querySelector('h1').insertAdjacentElement('afterend', new Image())")
+        assert await watched.violations() != [], "axe finds nothing at all"
+
+
+@pytest.mark.slow
+async def test_ten_thousand_tables_and_a_hundred_thousand_files(tmp_path: Path) -> None:
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
+        await make_many(server, 10_000)
+        await make_large(server, 100_000)
+        await watched.open("#/tables")
+        await see(watched, "10,002 of 10,002 tables in all namespaces")
+        assert await watched.page.locator(".long li").count() < 100
+        await watched.page.get_by_label("Search").fill("events 07777")
+        await watched.page.get_by_role("link", name="many.events_07777").wait_for()
+        await watched.open("#/table/db/large/layout?column=customer_id")
+        await see(watched, "about 100 files")
+        assert await watched.page.locator(".ranges rect.solid").count() == 1000
+        await watched.open(f"#/table/db/large/explain?{WHERE}")
+        await see(watched, "of 100,000:")
+        assert watched.errors == []

@@ -1,0 +1,231 @@
+"""The layout of a column against loops over the files, for random tables of every kind of bounds."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from seamark.metaserver.iceberg.types.values import decode_json, encode
+from seamark.metaserver.index.blocks.packing import Form
+from seamark.metaserver.planner.lookup.layout import read_layouts
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn
+from tests.console.world import IDS, ask, change, content_file, create_table
+from tests.seeds import first_seed
+from tests.server.rig import Running, running
+
+COLUMNS = ("id", "customer_id", "country", "amount", "day")
+Range = tuple[Any, Any]
+
+
+def draw(column: str, rng: random.Random) -> Any:
+    match column:
+        case "id":
+            return rng.choice((rng.randrange(20), rng.randrange(-(2**62), 2**62), -(2**63) + 1, 2**63 - 1))
+        case "customer_id":
+            return rng.randrange(50)
+        case "country":
+            return "".join(rng.choice("ab\0é") for _ in range(rng.randrange(4)))
+        case "amount":
+            return rng.choice((rng.uniform(-1e9, 1e9), float(rng.randrange(5)), -0.0, 1.7e308, -1.7e308))
+        case _:
+            return rng.randrange(-700_000, 700_000) if rng.random() < 0.2 else rng.randrange(19_000, 19_030)
+
+
+def ordered(column: str, values: tuple[Any, Any]) -> Range:
+    low, high = sorted(values, key=lambda value: value.encode() if isinstance(value, str) else value)
+    return low, high
+
+
+def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Range]]]:
+    bounds = []
+    for _ in range(count):
+        own = {}
+        for column in COLUMNS:
+            if rng.random() < 0.9:
+                first = draw(column, rng)
+                own[column] = ordered(column, (first, first if rng.random() < 0.2 else draw(column, rng)))
+        bounds.append(own)
+    sizes = [rng.choice((0, 1, 2, 1023, 1024, rng.randrange(1 << 34))) for _ in bounds]
+    made = [
+        content_file(f"{location}/data/{rng.getrandbits(64):x}.parquet", own, size=size)
+        for own, size in zip(bounds, sizes, strict=True)
+    ]
+    return made, bounds
+
+
+class Expected:
+    """The layout by loops. `ranges` of each snapshot; positions as the answer's, which are tested by themselves."""
+
+    def __init__(self, column: str, snapshots: list[list[Range]], by_rank: bool) -> None:
+        def order(value: Any) -> Any:
+            return value.encode() if isinstance(value, str) else value
+
+        values = {order(value) for ranges in snapshots for one in ranges for value in one}
+        self.values = sorted(values)
+        self.snapshots = [[(order(low), order(high)) for low, high in ranges] for ranges in snapshots]
+        self.by_value = not by_rank and column != "country" and len(self.values) > 1
+        span = len(self.values) - 1
+        if self.by_value:
+            first, last = float(self.values[0]), float(self.values[-1])
+            self.position = {value: (float(value) / 2 - first / 2) / (last / 2 - first / 2) for value in self.values}
+        else:
+            self.position = {value: number / span if span else 0.0 for number, value in enumerate(self.values)}
+
+    def depth(self, number: int, value: Any) -> int:
+        return sum(low <= value <= high for low, high in self.snapshots[number])
+
+    def mean_depth(self, number: int) -> float | None:
+        """For each file the depth between each two neighbouring values, weighted by their distance."""
+        ranges = self.snapshots[number]
+        total = 0.0
+        for low, high in ranges:
+            width = self.position[high] - self.position[low]
+            if width <= 0:
+                total += self.depth(number, low)
+                continue
+            inside = [value for value in self.values if low <= value <= high]
+            for left, right in pairwise(inside):
+                depth = sum(one[0] <= left and one[1] >= right for one in ranges)
+                total += depth * (self.position[right] - self.position[left]) / width
+        return total / len(ranges) if ranges else None
+
+    def values_at(self, position: float) -> list[Any]:
+        return [value for value, own in self.position.items() if abs(own - position) < 1e-12]
+
+
+def check(answer: dict[str, Any], column: str, expected: Expected, files: list[int], bars: int, points: int) -> None:
+    assert answer["scale"] == ("value" if expected.by_value else "rank")
+    for mark in answer["marks"]:
+        assert expected.values_at(mark["position"]), mark
+    if expected.values:
+        kind = {"id": "long", "customer_id": "long", "country": "string", "amount": "double", "day": "date"}[column]
+        shown = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
+        decoded = [encode(kind, decode_json(kind, value)) for value in shown]
+        plain = [
+            value.decode() if isinstance(value, bytes) else value for value in (expected.values[0], expected.values[-1])
+        ]
+        assert decoded == [encode(kind, value) for value in plain]
+    for number, layout in enumerate(answer["snapshots"]):
+        ranges = expected.snapshots[number]
+        assert (layout["files"], layout["bounded-files"]) == (files[number], len(ranges))
+        depths = [expected.depth(number, low) for low, _ in ranges]
+        assert layout["depth-max"] == max(depths, default=0)
+        if ranges:
+            assert layout["depth-mean"] == pytest.approx(expected.mean_depth(number), rel=1e-6)
+        else:
+            assert layout["depth-mean"] is None
+        assert len(layout["depth"]) <= points
+        for point in layout["depth"]:
+            assert point["files"] in {expected.depth(number, value) for value in expected.values_at(point["position"])}
+        check_bars(layout["bars"], expected, ranges, bars)
+
+
+def check_bars(made: list[dict[str, Any]], expected: Expected, ranges: list[Range], bars: int) -> None:
+    assert len(made) == min(bars, len(ranges))
+    assert sum(bar["files"] for bar in made) == len(ranges)
+    rest = sorted(ranges)
+    for bar in made:
+        own, rest = rest[: bar["files"]], rest[bar["files"] :]
+        assert abs(bar["files"] - len(ranges) / len(made)) < 1
+        ends = sorted(high for _, high in own)
+        wanted = (own[0][0], ends[(len(ends) - 1) // 2], ends[-1])
+        positions = [expected.position[value] for value in wanted]
+        assert [bar["low"], bar["median"], bar["high"]] == pytest.approx(positions, abs=1e-12)
+
+
+def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
+    sizes = [file["file-size-in-bytes"] for file in files]
+    wanted: dict[int, list[int]] = {}
+    for size in sizes:
+        wanted.setdefault(1 << (size.bit_length() - 1) if size else 0, []).append(size)
+    assert layout["sizes"] == [
+        {"size-in-bytes": of, "files": len(own), "total-bytes": sum(own)} for of, own in sorted(wanted.items())
+    ]
+
+
+async def one_table(server: Running, name: str, rng: random.Random) -> None:
+    location = await create_table(server, name)
+    empty = (await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
+    assert (empty["snapshot-id"], empty["files"], empty["depth-mean"], empty["bars"]) == (None, 0, None, [])
+    first, first_bounds = draw_files(location, rng.randrange(1, 40), rng)
+    second, second_bounds = draw_files(location, rng.randrange(1, 40), rng)
+    ids = [await change(server, name, first), await change(server, name, second)]
+    for column in COLUMNS:
+        bars, points, by_rank = rng.choice((1, 3, 500)), rng.choice((1, 4, 400)), rng.random() < 0.3
+        later, earlier = [*first_bounds, *second_bounds], first_bounds
+        ranges = [[own[column] for own in bounds if column in own] for bounds in (later, earlier)]
+        compared = rng.random() < 0.6
+        query = f"bars={bars}&points={points}&scale={'rank' if by_rank else 'value'}"
+        if compared:
+            query += f"&snapshot-id={ids[1]}&compare-to={ids[0]}"
+        answer = await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/{column}?{query}")
+        expected = Expected(column, ranges if compared else ranges[:1], by_rank)
+        files = [len(later), len(earlier)]
+        check(answer, column, expected, files, bars, points)
+        check_sizes(answer["snapshots"][0], [*first, *second])
+        assert [one["snapshot-id"] for one in answer["snapshots"]] == (ids[::-1] if compared else [ids[1]])
+
+
+@pytest.mark.parametrize("tables", [8, pytest.param(150, marks=pytest.mark.slow)])
+async def test_a_layout_is_that_of_a_loop_over_the_files(tables: int, tmp_path: Path) -> None:
+    seed = first_seed()
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    async with running(tmp_path) as server:
+        for number in range(tables):
+            await one_table(server, f"t{number}", rng)
+
+
+async def test_what_has_no_layout_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        location = await create_table(server, "t")
+        await change(server, "t", [content_file(f"{location}/data/a", {"id": (1, 2)})])
+        for path, told in (
+            ("nothing", "Cannot find column 'nothing'"),
+            ("id?scale=log", "it must be value or rank"),
+            ("id?bars=0", "at least 1"),
+            ("id?compare-to=7", "Cannot find snapshot 7"),
+            ("id?compare-to=x", "must be a whole number"),
+        ):
+            status, answer = await server.get(f"/api/v1/tables/db/t/layout/{path}")
+            assert (status, answer["error"]["type"]) == (400, "BadRequestException"), path
+            assert told in answer["error"]["message"]
+        status, answer = await server.get("/api/v1/tables/db/t/layout/country")
+        assert status == 200
+        assert (answer["marks"], answer["snapshots"][0]["bounded-files"]) == ([], 0)
+        assert IDS["country"] == 3
+
+
+class _Bounds:
+    """Files with numbers as bounds, without a table."""
+
+    form = Form.INTEGERS
+
+    def __init__(self, files: int) -> None:
+        self.files = files
+
+    def stats(self, column: object) -> _Bounds:
+        return self
+
+    def bounds(self, side: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.arange(self.files, dtype=np.int64) * 1000 + (500 if side == "upper" else 0)
+
+
+def test_bounds_that_are_numbers_stay_arrays() -> None:
+    files = 100_000
+    tracemalloc.start()
+    try:
+        axis, ranges = read_layouts([cast(FoundFiles, _Bounds(files))], RequestedColumn(1, "long"), False)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # A bound has a key, a position and a rank of 8 bytes each; a number that is an object has 40.
+    assert kept < 2 * files * 32
+    assert [axis.key_at(rank) for rank in (0, 1, 2 * files - 1)] == [0, 500, (files - 1) * 1000 + 500]
+    assert len(ranges[0].lower) == files

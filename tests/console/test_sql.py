@@ -1,0 +1,96 @@
+"""The SQL page of the console: it runs, explains and cancels statements, shows results and errors, and says when SQL is
+off."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from playwright.async_api import expect
+
+from tests.connector.lake import append, create, spread
+from tests.console.browser import Watched, open_browser, open_page
+from tests.console.test_console import check, see
+from tests.server.rig import running
+
+LONG = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
+"""Of 60 rows, joined with themselves: it does not end by itself."""
+
+
+async def enter(watched: Watched, statement: str, keys: str = "Control+Enter") -> None:
+    box = watched.page.get_by_label("Statement", exact=True)
+    await box.fill(statement)
+    await box.press(keys)
+
+
+async def test_a_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -> None:
+    async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
+        await asyncio.to_thread(create, server.url)
+        await asyncio.to_thread(append, server.url, "db.t", spread(3))
+        markup = "<img src=x onerror=alert(1)>"
+        await watched.open("#/sql?sql=SELECT+1")
+        page = watched.page
+        assert await page.get_by_label("Statement", exact=True).input_value() == "SELECT 1"
+        assert await page.get_by_role("region", name="Result").count() == 0, "a link runs nothing"
+
+        await page.get_by_label("Namespace of names without one").fill("db")
+        await enter(
+            watched, f"SELECT id, country, CAST(NULL AS bigint) AS n, '{markup}' AS m FROM t WHERE id < 2 ORDER BY id"
+        )
+        await see(watched, "2 rows in")
+        rows = page.get_by_role("region", name="Result").locator("tbody tr")
+        assert await rows.all_inner_texts() == [f"{number}\tc{number}\tnull\t{markup}" for number in range(2)]
+        await see(watched, "duckdb, because")
+        cells = page.get_by_role("region", name="Tables").locator("tbody td")
+        table, files, considered, _, columns, joins = await cells.all_inner_texts()
+        assert (table, files, considered, columns, joins) == ("db.t", "2 (66.7 %)", "3", "2", "")
+
+        await enter(watched, "SELECT * FROM db.t", "Control+Shift+Enter")
+        await see(watched, "explained")
+        assert await page.get_by_role("region", name="Result").count() == 0
+        assert "3 (100 %)" in await page.get_by_role("region", name="Tables").inner_text()
+
+        await page.get_by_label("Rows shown").select_option("100")
+        await enter(watched, "SELECT a.id FROM db.t a, db.t b")
+        await see(watched, "100 rows in")
+        await see(watched, "there are more")
+        assert await rows.count() == 100
+        assert watched.errors == []
+
+        await enter(watched, "SELECT nope FROM db.t")
+        await expect(page.get_by_role("alert")).to_contain_text("nope")
+        await enter(watched, LONG)
+        await expect(page.get_by_role("button", name="Run")).to_be_disabled()
+        await page.keyboard.press("Escape")
+        await see(watched, "Cancelled")
+        # Of a cancelled statement the answer comes, or the connection is closed first.
+        assert all("400 (Bad Request)" in error or "404 (Not Found)" in error for error in watched.errors)
+
+        past = page.get_by_role("region", name="Statements of this tab").locator("tbody tr")
+        assert [(await past.nth(at).locator("td").nth(2).inner_text()) for at in range(5)] == [
+            *("cancelled", "failed", "100 rows", "explained", "2 rows")
+        ]
+        await watched.open("#/tables")
+        await watched.open("#/sql")
+        await page.get_by_role("button", name="SELECT nope FROM db.t").click()
+        assert await page.get_by_label("Statement", exact=True).input_value() == "SELECT nope FROM db.t"
+        assert await watched.violations() == []
+        assert await watched.run("localStorage.length + sessionStorage.length <= 1")  # the theme
+        await page.reload()
+        await watched.settle()
+        assert await past.count() == 0
+        watched.errors.clear()
+        check(watched, server)
+
+
+async def test_a_server_without_sql_says_how_to_switch_it_on(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, sql="off") as server,
+        open_browser() as browser,
+        open_page(browser, server.url) as watched,
+    ):
+        await watched.open("#/sql")
+        await see(watched, "an operator switches it on with the setting sql = on")
+        assert await watched.page.get_by_label("Statement", exact=True).count() == 0
+        assert await watched.violations() == []
+        check(watched, server)

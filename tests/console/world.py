@@ -1,0 +1,198 @@
+"""Tables for the console: a clustered one with branches, an empty one, and others of any number and size.
+
+They are written by the API. Their data files exist in manifests only, with bounds, which is all that the console reads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.iceberg.types.values import encode, encode_json
+from seamark.metaserver.store.model import Entry, EntryKind, Grant
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
+from tests.server.rig import Running, some_settings
+
+COLUMNS = (("id", "long"), ("customer_id", "long"), ("country", "string"), ("amount", "double"), ("day", "date"))
+IDS = {name: number for number, (name, _) in enumerate(COLUMNS, start=1)}
+SCHEMA = {
+    "type": "struct",
+    "fields": [{"id": IDS[name], "name": name, "type": kind, "required": name == "id"} for name, kind in COLUMNS],
+}
+BY_DAY = {"spec-id": 0, "fields": [{"source-id": IDS["day"], "field-id": 1000, "name": "day", "transform": "identity"}]}
+COUNTRIES = ("AT", "BR", "CH", "DE", "ES", "FR", "GB", "IN", "JP", "US")
+FIRST_DAY = 19_700
+"""2023-12-09, in days since 1970."""
+Bounds = dict[str, tuple[Any, Any]]
+_ADDED_AT_ONCE = 1_000
+
+
+def content_file(path: str, bounds: Bounds, rows: int = 1000, size: int = 1 << 20, **partition: Any) -> dict[str, Any]:
+    """A data file as clients send it. `bounds`: the lowest and the highest value by column."""
+    kinds = dict(COLUMNS)
+    keys = [IDS[name] for name in bounds]
+
+    def side(number: int) -> dict[str, Any]:
+        values = [encode(kinds[name], pair[number]).hex().upper() for name, pair in bounds.items()]
+        return {"keys": keys, "values": values}
+
+    return {
+        "content": "data",
+        "file-path": path,
+        "file-format": "parquet",
+        "spec-id": 0,
+        "partition": [encode_json("date", day) for day in partition.values()],
+        "file-size-in-bytes": size,
+        "record-count": rows,
+        "value-counts": {"keys": keys, "values": [rows] * len(keys)},
+        "null-value-counts": {"keys": keys, "values": [0] * len(keys)},
+        "lower-bounds": side(0),
+        "upper-bounds": side(1),
+    }
+
+
+async def create_tokens(home: Path) -> dict[str, str]:
+    """Secrets of an admin, and of Rita, a reader of `db`, before the server starts."""
+    clock = SystemClock()
+    async with open_store(some_settings(home).database_url(), clock=clock) as store:
+        await store.transact([CreateNamespace(path=("db",), properties={})])
+        return {
+            "admin": await create_token(store, clock, "admin", None, [Grant("admin", "admin")]),
+            "rita": await create_token(store, clock, "rita", None, [Grant("rita", "reader", ("db",))]),
+        }
+
+
+async def ask(server: Running, method: str, path: str, body: Any = None, token: str | None = None) -> Any:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with server.http.request(method, server.url + path, json=body, headers=headers) as answer:
+        text = await answer.text()
+        assert answer.status < 300, (method, path, answer.status, text[:500])
+        return await answer.json() if text else None
+
+
+async def create_table(server: Running, name: str, *, partitioned: bool = False, **more: Any) -> str:
+    """The location of the new table of `db`."""
+    properties = {"format-version": "2", **more.pop("properties", {})}
+    body = {
+        "name": name,
+        "schema": SCHEMA,
+        "properties": properties,
+        **({"partition-spec": BY_DAY} if partitioned else {}),
+    }
+    made = await ask(server, "POST", "/v1/namespaces/db/tables", body | more)
+    return str(made["metadata"]["location"])
+
+
+async def change(server: Running, name: str, add: Sequence[dict[str, Any]], **more: Any) -> int:
+    """Commits a change; the id of its snapshot."""
+    made = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **more})
+    return int(made["snapshot-id"])
+
+
+def unclustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
+    """Files of one day each, whose customers are all over the range."""
+    for number in range(count):
+        low, high = sorted(rng.randrange(1_000_000) for _ in range(2))
+        low, high = low // 8, 1_000_000 - (1_000_000 - high) // 8
+        day = FIRST_DAY + int(days * rng.random() ** 1.5)
+        first = number * 1000
+        bounds = {
+            "id": (first, first + 999),
+            "customer_id": (low, high),
+            "country": (COUNTRIES[rng.randrange(3)], COUNTRIES[rng.randrange(7, 10)]),
+            "amount": (rng.random() * 5, 900 + rng.random() * 100),
+            "day": (day, day),
+        }
+        yield content_file(
+            f"{location}/data/a-{number}.parquet", bounds, size=int((1 << 18) * 2 ** (rng.random() * 5)), day=day
+        )
+
+
+def clustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
+    """Files of one day each; within a day they follow one another by customer."""
+    each = -(-count // days)
+    for number in range(count):
+        day, part = FIRST_DAY + number // each, number % each
+        low = part * 1_000_000 // each
+        bounds = {
+            "id": (number, 1_000_000 - number),
+            "customer_id": (low, low + 1_000_000 // each - 1),
+            "country": ("AT", "US"),
+            "amount": (0.5, 999.5),
+            "day": (day, day),
+        }
+        yield content_file(
+            f"{location}/data/b-{number}.parquet", bounds, size=(1 << 24) + rng.randrange(1 << 22), day=day
+        )
+
+
+async def make_orders(server: Running, seed: int = 1) -> tuple[int, int]:
+    """`db.orders`: appends, a branch, a tag, and a clustering of all files; the snapshots before and after it."""
+    rng = random.Random(seed)
+    location = await create_table(
+        server, "orders", partitioned=True, properties={"seamark.clustering.columns": "customer_id"}
+    )
+    files = list(unclustered(location, 600, rng))
+    before = 0
+    for start in range(0, 600, 100):
+        before = await change(server, "orders", files[start : start + 100])
+        if start == 100:
+            await set_ref(server, "orders", "audit", "branch", before)
+        if start == 300:
+            await set_ref(server, "orders", "2024-q1", "tag", before)
+    stray = list(unclustered(f"{location}/audit", 20, rng))
+    await change(server, "orders", stray, branch="audit")
+    after = await change(
+        server,
+        "orders",
+        list(clustered(location, 480, rng)),
+        remove=[{"file-path": file["file-path"]} for file in files],
+        operation="replace",
+        **{"read-snapshot-id": before},
+    )
+    await ask(
+        server, "PUT", "/api/v1/tables/db/orders/indexes/by_customer", {"kind": "bloom", "columns": ["customer_id"]}
+    )
+    return before, after
+
+
+async def set_ref(server: Running, table: str, name: str, kind: str, snapshot_id: int) -> None:
+    update = {"action": "set-snapshot-ref", "ref-name": name, "type": kind, "snapshot-id": snapshot_id}
+    await ask(server, "POST", f"/v1/namespaces/db/tables/{table}", {"requirements": [], "updates": [update]})
+
+
+async def make_large(server: Running, files: int, seed: int = 2) -> None:
+    """`db.large`, unpartitioned."""
+    rng = random.Random(seed)
+    location = await create_table(server, "large")
+    made = list(unclustered(location, files, rng))
+    for file in made:
+        file["partition"] = []
+    for start in range(0, files, _ADDED_AT_ONCE):
+        await change(server, "large", made[start : start + _ADDED_AT_ONCE])
+
+
+async def make_many(server: Running, tables: int) -> None:
+    """Names of tables in `many`, all with one metadata file."""
+    await create_table(server, "template")
+    store = server.parts.store
+    template = await store.entry(EntryKind.TABLE, ("db",), "template")
+    assert template is not None
+    await store.transact([CreateNamespace(path=("many",), properties={})])
+    for start in range(0, tables, 1000):
+        entries = [
+            Entry(
+                EntryKind.TABLE,
+                ("many",),
+                f"events_{number:05}",
+                f"{template.uuid}-{number}",
+                template.metadata_location,
+            )
+            for number in range(start, min(tables, start + 1000))
+        ]
+        await store.transact([CreateEntry(entry) for entry in entries])

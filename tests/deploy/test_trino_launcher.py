@@ -1,0 +1,64 @@
+"""`deploy/trino/run.sh`: the command that it runs, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.services.process import DEPLOY
+from tests.services.trino import ETC
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The launcher in a checkout of its own, with the names of Trino's jars and a `java` that tells its arguments."""
+    shutil.copytree(DEPLOY / "trino", tmp_path / "deploy" / "trino")
+    for jar in ("lib/trino-main-1.jar", "plugin/iceberg/trino-iceberg-1.jar"):
+        path = tmp_path / ".cache" / "trino" / jar
+        path.parent.mkdir(parents=True)
+        path.touch()
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "SEAMARK_URI=$SEAMARK_URI" "TRINO_PORT=$TRINO_PORT"\n')
+    java.chmod(0o755)
+    return tmp_path
+
+
+def launch(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [checkout / "deploy" / "trino" / "run.sh"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin", "JAVA25": str(checkout / "jdk"), **environment},
+    )
+
+
+def test_it_runs_trino_with_the_files_of_the_checkout(checkout: Path) -> None:
+    done = launch(checkout, TRINO_PORT="8090")
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    etc = checkout / "deploy" / "trino" / "etc"
+    assert f"-Dconfig={etc / 'config.properties'}" in told
+    assert f"-Dcatalog.config-dir={etc / 'catalog'}" in told
+    assert {"SEAMARK_URI=http://127.0.0.1:8181", "TRINO_PORT=8090"} <= set(told)
+    node = [line for line in (ETC / "node.properties").read_text().splitlines() if line and not line.startswith("#")]
+    assert {f"-D{line}" for line in node} <= set(told)
+    plugin = checkout / ".cache" / "trino-data" / "plugin" / "iceberg"
+    assert (plugin / "trino-iceberg-1.jar").exists()
+    with zipfile.ZipFile(plugin / "seamark-service-entry.jar") as entry:
+        assert b"IcebergPlugin" in entry.read("META-INF/services/io.trino.spi.Plugin")
+
+
+def test_what_is_missing_is_one_line_with_the_command(checkout: Path) -> None:
+    done = launch(checkout, JAVA25=str(checkout / "none"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home\n"
+    shutil.rmtree(checkout / ".cache" / "trino" / "lib")
+    done = launch(checkout)
+    assert done.returncode == 1
+    assert "run make trino" in done.stderr

@@ -1,0 +1,17 @@
+"""The pages that run statements in Spark, in a file of their own: only they wait for the session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import Page
+from tests.docs.runner import RUNNING, asks_for_spark, run_page
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore")  # clients' own; ours are errors in every other test
+@pytest.mark.parametrize("page", [page for page in RUNNING if asks_for_spark(page)], ids=str)
+def test_a_page_with_spark_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    run_page(page, tmp_path, request)

@@ -1,0 +1,74 @@
+"""Writes encrypted files by Spark, waits for a line, and reads the files that were made of them. A process of its own,
+because a JVM takes its class path when it starts.
+
+    python -m tests.engines.encryption.spark_files FOLDER CLASSES
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructField, StructType
+
+MASTERS = {"kf": 1, "k1": 2, "k2": 3}
+CASES = {
+    "uniform": {"uniform.key": "kf"},
+    "columns": {"footer.key": "kf", "column.keys": "k1:text;k2:long,tags.list.element"},
+    "single": {"footer.key": "kf", "column.keys": "k1:text", "double.wrapping": "false", "data.key.length.bits": "256"},
+    "signed": {"footer.key": "kf", "column.keys": "k1:text", "plaintext.footer": "true"},
+    "counted": {"footer.key": "kf", "column.keys": "k1:text,long", "algorithm": "AES_GCM_CTR_V1"},
+    "version2": {"footer.key": "kf", "column.keys": "k1:text,tags.list.element"},
+    "plain": {},
+}
+ROWS = 3000
+
+
+def _field(name: str, kind: DataType, number: int) -> StructField:
+    return StructField(name, kind, True, {"parquet.field.id": number})
+
+
+SCHEMA = StructType(
+    [_field("long", LongType(), 1), _field("text", StringType(), 101), _field("tags", ArrayType(StringType()), 201)]
+)
+
+
+def main(folder: Path, classes: str) -> None:
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.driver.extraClassPath": classes,
+        "spark.driver.memory": "1g",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.hadoop.parquet.crypto.factory.class": "org.apache.parquet.crypto.keytools.PropertiesDrivenCryptoFactory",
+        "spark.hadoop.parquet.encryption.kms.client.class": "LocalKms",
+        **{f"spark.hadoop.test.master.{name}": str(number) for name, number in MASTERS.items()},
+    }
+    spark = SparkSession.builder.master("local[1]").config(map=conf).getOrCreate()
+    for name, options in CASES.items():
+        for part in range(2):
+            rows = [(number, f"t{part} {number % 97}", [f"{number}"] * (number % 3)) for number in range(ROWS)]
+            writer = spark.createDataFrame(rows, SCHEMA).coalesce(1).write
+            given = {f"parquet.encryption.{key}": value for key, value in options.items()}
+            given |= {"parquet.bloom.filter.enabled#text": "true", "parquet.page.row.count.limit": "500"}
+            given["parquet.enable.dictionary#text"] = "false"  # or parquet-java writes no Bloom filter
+            if name == "version2":
+                given["parquet.writer.version"] = "v2"
+            writer.options(**given).parquet(str(folder / f"{name}-{part}"))
+    print("written", flush=True)
+    sys.stdin.readline()
+    for path in sorted(folder.glob("ours*.parquet")):
+        read = spark.read.parquet(str(path))
+        read.createOrReplaceTempView("t")
+        found = spark.sql(
+            "SELECT count(*), sum(long), count(DISTINCT text), sum(size(tags)), max(get(tags, 1)) FROM t"
+        ).collect()[0]
+        by_text = spark.sql("SELECT count(*) FROM t WHERE text = 't1 5'").collect()[0][0]
+        by_page = spark.sql("SELECT sum(size(tags)), count(text) FROM t WHERE long BETWEEN 1200 AND 1203").collect()[0]
+        print(json.dumps([path.stem, *found, by_text, *by_page]), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,83 @@
+"""Encrypted files of Spark (parquet-java's key tools) and of pyarrow are merged, and Spark reads the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+
+from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, scheme_of
+from seamark.connector.parquet.encryption.kms import MasterKeyFile
+from tests.connector.parquet.copied import merge
+from tests.engines.encryption.spark_files import CASES, MASTERS, ROWS
+from tests.services.java import java_17
+
+HERE = Path(__file__).parent
+KEYS = ParquetKeys(MasterKeyFile({name: bytes([number]) * 16 for name, number in MASTERS.items()}))
+SCHEMA = pa.schema(
+    [
+        pa.field("long", pa.int64(), metadata={"PARQUET:field_id": "1"}),
+        pa.field("text", pa.string(), metadata={"PARQUET:field_id": "101"}),
+        pa.field("tags", pa.list_(pa.field("element", pa.string())), metadata={"PARQUET:field_id": "201"}),
+    ]
+)
+EXPECTED = [2 * ROWS, 2 * sum(range(ROWS)), 2 * 97, 2 * sum(n % 3 for n in range(ROWS)), "998", 31, 6, 8]
+"""Of two files that Spark has written."""
+
+
+def _scheme(path: Path) -> EncryptionScheme | None:
+    with SourceFile(str(path), Storage(), keys=KEYS) as source:
+        if source.encryption is None:
+            return None
+        assert source.bloom(source.footer.groups[0], 1) is not None
+        assert source.column_index(source.footer.groups[0], 0) is not None
+        return scheme_of(source.encryption, [leaf.path for leaf in source.leaves], range(3))
+
+
+@pytest.mark.slow
+def test_spark_reads_what_is_made_of_its_encrypted_files(tmp_path: Path) -> None:
+    java_17()
+    jars = Path(pyspark.__file__).parent / "jars"
+    classes = tmp_path / "classes"
+    subprocess.run(["javac", "-cp", f"{jars}/*", "-d", str(classes), str(HERE / "LocalKms.java")], check=True)
+    command = [sys.executable, "-m", "tests.engines.encryption.spark_files", str(tmp_path), str(classes)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd(), env=dict(os.environ)
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        made = []
+        for name in CASES:
+            parts = [next((tmp_path / f"{name}-{part}").glob("*.parquet")) for part in range(2)]
+            scheme = _scheme(parts[0])
+            assert (scheme is None) == (name == "plain")
+            if scheme is None:
+                scheme = _scheme(next((tmp_path / "columns-0").glob("*.parquet")))
+            else:
+                plain = tmp_path / f"ours-{name}-decrypted.parquet"
+                merge(parts, plain, SCHEMA, keys=KEYS)
+                made.append(plain)
+            assert scheme is not None
+            out = tmp_path / f"ours-{name}.parquet"
+            merge(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.new_encryption(scheme))
+            made.append(out)
+            if name != "version2":  # Arrow cannot read such pages of parquet-java
+                with pq.ParquetFile(out, decryption_properties=KEYS.decryption_properties()) as file:
+                    assert file.read().num_rows == 2 * ROWS
+        process.stdin.write("merged\n")
+        process.stdin.flush()
+        answers = [json.loads(line) for line in process.stdout]
+    assert process.returncode == 0
+    assert sorted(answer[0] for answer in answers) == sorted(path.stem for path in made)
+    for name, *found in answers:
+        assert found == EXPECTED, name

@@ -1,0 +1,115 @@
+"""`df.write.format("seamark")` in all modes and by options, as Iceberg's reader in the same Spark finds the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from seamark.connector.spark.frames.table_creation import split_terms
+from seamark.connector.write.target import WriteTarget
+from tests.engines.tables import SparkTables
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+
+class Rig(SparkTables):
+    @property
+    def uri(self) -> str:
+        return str(self.spark.conf.get(f"spark.sql.catalog.{self.db.partition('.')[0]}.uri"))
+
+    def frame(self, *rows: tuple[Any, ...], columns: str = "id bigint, day string, v int") -> DataFrame:
+        return self.spark.createDataFrame(list(rows), columns)
+
+    def writer(self, frame: DataFrame, save_mode: str | None = "append", **options: str) -> Any:
+        writer = frame.write.format("seamark").options(**options)
+        return writer if save_mode is None else writer.mode(save_mode)
+
+    def held(self, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
+        return sorted(self.sql(f"SELECT {columns} FROM {{db}}.{table}"), key=repr)
+
+
+@pytest.fixture(scope="module")
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig.served(spark, tmp_path_factory.mktemp("framewriter")) as made:
+        yield made
+
+
+def refused(write: Any, *arguments: Any) -> str:
+    """The refusal, which is one sentence."""
+    with pytest.raises(AnalysisException) as caught:
+        write(*arguments)
+    text = str(caught.value)
+    assert "Traceback" not in text
+    assert "\n" not in text.strip(), text
+    return text
+
+
+def test_all_modes_and_creation(rig: Rig) -> None:
+    a, b = rig.frame((1, "a", 1), (2, "b", 2)), rig.frame((3, "b", 3))
+    new = {"partitioning": "bucket(4, id)", "property.format-version": "3", "property.owner.Team": "x"}
+    rig.writer(a, None, **new).partitionBy("day").saveAsTable(f"{rig.db}.t")  # the default mode makes the table
+    target = WriteTarget.of(rig.client.load_table("db.t"))
+    assert target.format_version == 3
+    assert target.properties["owner.Team"] == "x"
+    assert [field.transform for field in target.spec.fields] == ["identity", "bucket[4]"]
+    assert "exists" in refused(rig.writer(b, None).saveAsTable, f"{rig.db}.t")
+    rig.writer(b, "ignore").saveAsTable(f"{rig.db}.t")
+    assert rig.held("t") == [(1, "a", 1), (2, "b", 2)]
+    rig.writer(b, "append", uri=rig.uri).save("db.t")
+    assert rig.held("t") == [(1, "a", 1), (2, "b", 2), (3, "b", 3)]
+    rig.writer(rig.frame((9, "b", 9)), "overwrite", partitionOverwriteMode="dynamic").save(f"{rig.db}.t")
+    assert {(1, "a", 1), (9, "b", 9)} <= set(rig.held("t"))
+    rig.writer(a, "overwrite").save(f"{rig.db}.t")
+    assert rig.held("t") == [(1, "a", 1), (2, "b", 2)]
+    rig.writer(rig.frame((2, "b", 20), (5, "e", 5)), "append", mode="upsert", keys="id").save(f"{rig.db}.t")
+    rig.writer(rig.frame((1, "a", 0), (2, "b", 19)), "append", mode="upsert", keys="id, day", precombine="v").save(
+        f"{rig.db}.t"
+    )
+    assert rig.held("t") == [(1, "a", 1), (2, "b", 20), (5, "e", 5)]
+    rig.writer(rig.frame((5,), columns="id bigint"), "append", mode="delete", keys="id").save(f"{rig.db}.t")
+    rig.writer(b, None).insertInto(f"{rig.db}.t")
+    assert rig.held("t") == [(1, "a", 1), (2, "b", 20), (3, "b", 3)]
+
+
+def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
+    rig.writer(rig.frame((1, "a", 1)), None).saveAsTable(f"{rig.db}.evolved")
+    wider = rig.frame(
+        (2, "b", 2**40, "new", {"x": 1.5}), columns="id bigint, day string, v bigint, w string, m map<string, double>"
+    )
+    assert "no column" in refused(rig.writer(wider, "append").save, f"{rig.db}.evolved")
+    rig.writer(wider, "append", mergeSchema="true").save(f"{rig.db}.evolved")
+    assert rig.held("evolved") == [(1, "a", 1, None, None), (2, "b", 2**40, "new", {"x": 1.5})]
+    rig.writer(rig.frame((3, "c", 3)), "append", mergeSchema="true").save(f"{rig.db}.evolved")
+    assert (3, "c", 3, None, None) in rig.held("evolved")
+
+
+def test_refusals_are_one_sentence_and_a_wrong_catalog_gets_a_hint(rig: Rig) -> None:
+    frame, catalog = rig.frame((1, "a", 1)), rig.db.partition(".")[0]
+    assert f"did you mean '{catalog}'" in refused(rig.writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
+    assert "is a catalog of this session" in refused(rig.writer(frame, uri=rig.uri).save, f"{catalog}.db.nowhere")
+    assert "Unknown options" in refused(rig.writer(frame, kees="id").save, f"{rig.db}.t2")
+    assert "keys require" in refused(rig.writer(frame, keys="id").save, f"{rig.db}.t2")
+    assert "does not exist" in refused(rig.writer(frame).insertInto, f"{rig.db}.t2")
+    assert "no transform" in refused(rig.writer(frame, partitioning="hash(id)").save, f"{rig.db}.t2")
+    rig.sql("CREATE TABLE {db}.strict (id bigint NOT NULL, v int) USING iceberg")
+    nulls = rig.frame((None, 1), columns="id bigint, v int")
+    assert "is required" in refused(rig.writer(nulls).save, f"{rig.db}.strict")
+    assert rig.held("strict") == []
+
+
+def test_other_formats_are_sparks_own(rig: Rig, tmp_path: Any) -> None:
+    rig.frame((1, "a", 1)).write.format("parquet").save(str(tmp_path / "out"))
+    assert rig.spark.read.parquet(str(tmp_path / "out")).count() == 1
+    rig.frame((1, "a", 1)).write.saveAsTable(f"{rig.db}.plain", format="iceberg")
+    assert rig.held("plain") == [(1, "a", 1)]
+
+
+def test_terms_of_a_partitioning() -> None:
+    assert split_terms("bucket(16, id), days(ts) , region") == ["bucket(16, id)", "days(ts)", "region"]

@@ -1,0 +1,387 @@
+"""MERGE, UPDATE and DELETE by `seamark.spark.execute` against `spark.sql`, which runs Iceberg's own statement, on two
+tables of the same rows: afterwards the tables are the same, with row ids, or both fail with the same error."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+
+from seamark.connector.client.errors import Unreachable
+from seamark.connector.spark.statements.execution import ICEBERG, INDEXED, LOCATED, execute, explain
+from seamark.connector.spark.statements.located_rows import StatementLimits
+from seamark.connector.spark.statements.row_changes import write_changes
+from seamark.connector.write.row_changes import Report
+from seamark.metaserver.cli.sql.command import sql as command
+from seamark.spark import sql
+from tests.engines.tables import SparkTables
+from tests.seeds import first_seed
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+COLUMNS = (
+    "id bigint, k int, name string, d double, dec decimal(9,2), day date, at timestamp, ok boolean, "
+    "n int NOT NULL, s struct<a: int, b: string>, xs array<int>"
+)
+ROWS = """
+    SELECT IF(id % 13 = 12, NULL, id) AS id, CAST(id % 9 AS int) AS k,
+      IF(id % 7 = 6, NULL, concat('n', id DIV 2)) AS name,
+      CASE WHEN id % 11 = 3 THEN double('NaN') WHEN id % 11 = 5 THEN -0.0D WHEN id % 11 = 7 THEN NULL
+        ELSE CAST(id % 5 AS double) END AS d,
+      CAST(id % 6 AS decimal(9,2)) AS dec, date_add(DATE'2026-01-01', CAST(id % 4 AS int)) AS day,
+      timestamp_seconds(id * 1000) AS at, IF(id % 5 = 4, NULL, id % 2 = 0) AS ok, CAST(id AS int) AS n,
+      named_struct('a', CAST(id AS int), 'b', concat('s', id)) AS s, array(CAST(id AS int), 7) AS xs
+    FROM range({start}, {end})"""
+NAMES = "id, k, name, d, dec, day, at, ok, n, s, xs"
+LAYOUTS = {
+    "by id": ("", ("'seamark.index.ids'='record(id)'",)),
+    "by name": ("", ("'seamark.index.names'='record(name)'",)),
+    "by two": ("PARTITIONED BY (bucket(3, id))", ("'seamark.index.pair'='record(day, k)'",)),
+    "by none": ("PARTITIONED BY (day)", ()),
+}
+OURS, THEIRS = "ours", "theirs"
+ROW_ERRORS = {"NOT_NULL_ASSERT_VIOLATION", "CAST_OVERFLOW_IN_TABLE_INSERT"}
+"""Two rows can each cause one of these in one statement; the row that Spark reads first decides which is told."""
+
+
+class Rig(SparkTables):
+    def create(self, table: str, layout: str, version: int, mode: str) -> None:
+        spec, properties = LAYOUTS[layout]
+        modes = [f"'write.{kind}.mode'='{mode}'" for kind in ("merge", "update", "delete")]
+        given = ", ".join([f"'format-version'='{version}'", *modes, *properties])
+        self.sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({given})")
+        for start in (0, 20):
+            self.sql(f"INSERT INTO {{db}}.{table} {ROWS.format(start=start, end=start + 20)}")
+
+    def held(self, table: str, version: int) -> Counter[str]:
+        lineage = ", _row_id, _last_updated_sequence_number" if version == 3 else ""
+        found = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
+        if version < 3:
+            return Counter(map(repr, found))
+        # An inserted row has any new id; of other rows the id and whether this statement changed them are the same.
+        newest = max((row[-1] for row in found), default=0)
+        return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in found)
+
+
+@pytest.fixture(scope="module")
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig.served(spark, tmp_path_factory.mktemp("statements")) as made:
+        yield made
+
+
+class Statements:
+    """Random statements on a table named `{t}`, of which some fail."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def one(self) -> str:
+        return self._rng.choice((self.merge, self.merge, self.update, self.delete))()
+
+    def merge(self) -> str:
+        rng = self._rng
+        on = " AND ".join(
+            [self._equality(), *rng.choices(("t.n < s.n + 5", "t.ok", "s.k <> 3"), k=rng.choice((0, 0, 1)))]
+        )
+        given = [f"WHEN MATCHED{self._and()} THEN {self._change()}" for _ in range(rng.choice((0, 1, 1, 1, 2)))]
+        if len(given) == 2 and " AND " not in given[0]:
+            given[0] = given[0].replace("MATCHED", "MATCHED AND t.k > 2", 1)
+        if not given or rng.random() < 0.6:
+            given.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._insert()}")
+        if rng.random() < 0.1:
+            given.append("WHEN NOT MATCHED BY SOURCE AND t.n > 35 THEN DELETE")
+        return f"MERGE INTO {{t}} t USING ({self._source()}) s ON {on} {' '.join(given)}"
+
+    def update(self) -> str:
+        sets = ", ".join(self._rng.sample(self._assignments("t"), self._rng.choice((1, 1, 2))))
+        return f"UPDATE {{t}} t SET {sets} WHERE {self._where()}"
+
+    def delete(self) -> str:
+        return f"DELETE FROM {{t}} t WHERE {self._where()}"
+
+    def _equality(self) -> str:
+        rng = self._rng
+        weighed = ["t.id = s.id"] * 5 + ["t.name = s.name"] * 3 + ["t.day = s.day AND t.k = s.k"] * 2
+        rare = [
+            "t.d = s.d",
+            "t.id <=> s.id",
+            "t.n = s.id",
+            "t.dec = s.dec AND t.id = s.id",
+            "t.at = s.at",
+            "t.id = s.k",
+        ]
+        return rng.choice([*weighed, *rare, "CAST(t.id AS string) = s.name", "t.n = s.n AND t.ok = s.ok", "t.k > s.k"])
+
+    def _source(self) -> str:
+        rng = self._rng
+        start = rng.randrange(45)
+        rows = ROWS.format(start=start, end=start + rng.choice((1, 3, 12)))
+        if rng.random() < 0.2:
+            rows = f"SELECT * FROM ({rows}) UNION ALL SELECT * FROM ({rows})"
+        if rng.random() < 0.2:
+            rows = f"SELECT {NAMES.replace(' n,', ' CAST(NULL AS int) AS n,')} FROM ({rows})"
+        elif rng.random() < 0.2:
+            wide = NAMES.replace(" k,", " CAST(k AS bigint) AS k,")
+            rows = f"SELECT {wide.replace(' n,', ' CAST(n AS bigint) + 2147483600 AS n,')} FROM ({rows})"
+        return rows
+
+    def _and(self) -> str:
+        return self._rng.choice(
+            ("", "", " AND t.k > 4", " AND s.d > t.d", " AND t.name LIKE 'n1%'", " AND t.s.a = s.k")
+        )
+
+    def _change(self) -> str:
+        rng = self._rng
+        if rng.random() < 0.2:
+            return "DELETE"
+        if rng.random() < 0.4:
+            return "UPDATE SET *"
+        return "UPDATE SET " + ", ".join(rng.sample(self._assignments("t", "s"), rng.choice((1, 2))))
+
+    def _insert(self) -> str:
+        return self._rng.choice(
+            (
+                "INSERT *",
+                "INSERT *",
+                "INSERT (id, n) VALUES (s.id, s.k)",
+                "INSERT (name, n, k) VALUES (s.name, s.n + 1, s.n)",
+            )
+        )
+
+    def _assignments(self, stored: str, source: str = "") -> list[str]:
+        own = ["k = t.k + 1", "name = concat(t.name, 'x')", "s.a = t.n", "d = -t.d", "dec = t.dec + 0.5", "id = t.id"]
+        own += ["xs = array(t.n)", "n = NULL", "day = date_add(t.day, 1)", "ok = NOT t.ok", "k = 7L", "name = 5"]
+        own += ["k = t.n * 1000000000L", "at = '2026-02-01 00:00:00'", "id = t.id + 100", "dec = t.dec * 10000000"]
+        theirs = ["k = s.k", "name = s.name", "n = s.n", "s = s.s", "d = s.d", "id = s.id", "s.b = s.name", "at = s.at"]
+        return own + [text.replace("= s.", f"= {source}.") for text in theirs] * 2 if source else own
+
+    def _where(self) -> str:
+        rng, some = self._rng, self._rng.randrange(40)
+        choices = [
+            f"t.id = {some}",
+            f"t.id IN ({some}, {some + 3}, {some + 7}, NULL)",
+            f"t.id IN (SELECT id FROM range({some}, {some + 4}))",
+            f"t.name = 'n{some}' AND t.k < 8",
+            f"t.name IN (SELECT concat('n', id) FROM range({some // 2}, {some // 2 + 3})) AND t.n % 2 = 0",
+            f"t.day = DATE'2026-01-02' AND t.k IN (1, {some % 9})",
+            f"(t.day, t.k) IN (SELECT DATE'2026-01-02', CAST(id AS int) FROM range({some % 9}))",
+            f"t.n BETWEEN {some} AND {some + 4}",
+            "t.d = double('NaN')",
+            "t.d = 0.0D AND t.n < 30",
+            "t.ok",
+            f"NOT (t.id > {some})",
+            f"t.id = '{some}'",
+            f"t.at < timestamp_seconds({some * 1000}) OR t.name IS NULL",
+            f"EXISTS (SELECT 1 FROM range({some}, {some + 2}) r WHERE r.id = t.id)",
+            "t.s.a = 4",
+            f"t.id = {some} OR t.id IS NULL",
+            f"t.id = (SELECT max(id) FROM range({some + 1}))",
+            f"t.dec = {some % 6} AND t.id > {some - 10}",
+        ]
+        return rng.choice(choices)
+
+
+def play(rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int) -> Counter[str]:
+    """How many statements were located, run by Iceberg, and failed."""
+    name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
+    for whose in (OURS, THEIRS):
+        rig.create(f"{whose}_{name}", layout, version, mode)
+    statements, told = Statements(random.Random(seed)), Counter[str]()
+    for step in range(steps):
+        text = statements.one()
+        note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
+        done: dict[str, str | None] = {OURS: None, THEIRS: None}
+        path = explain(rig.spark, text.replace("{t}", f"{rig.db}.{OURS}_{name}")).path
+        for whose in (OURS, THEIRS):
+            given = text.replace("{t}", f"{rig.db}.{whose}_{name}")
+            try:
+                if whose == THEIRS:
+                    rig.spark.sql(given)
+                else:
+                    told[execute(rig.spark, given).path] += 1
+            except PySparkException as error:
+                done[whose] = error.getCondition() or type(error).__name__
+        told["failed"] += done[OURS] is not None
+        told[f"explained {path}"] += 1
+        assert done[OURS] == done[THEIRS] or set(done.values()) == ROW_ERRORS, (note, done)
+        assert rig.held(f"{OURS}_{name}", version) == rig.held(f"{THEIRS}_{name}", version), note
+    return told
+
+
+@pytest.mark.parametrize(("layout", "version", "mode"), [("by id", 3, "merge-on-read"), ("by two", 2, "copy-on-write")])
+def test_the_table_is_what_icebergs_own_statements_make(rig: Rig, layout: str, version: int, mode: str) -> None:
+    told = play(rig, layout, version, mode, first_seed(), 4)
+    assert told[LOCATED], told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_so_it_is_after_many_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
+    seed = first_seed()
+    told = Counter[str]()
+    for number in range(3):
+        told += play(rig, layout, version, mode, 1000 * seed + number, 25)
+    assert told[LOCATED] > told[ICEBERG] / 2, told
+
+
+def test_insert_overwrite_builds_index_files_as_it_writes(rig: Rig) -> None:
+    text = "INSERT OVERWRITE {t} SELECT id, CAST(id AS int), IF(id < 5, 'a', 'b') FROM range({n}, {m})"
+    for whose in (OURS, THEIRS):
+        rig.sql(
+            f"CREATE TABLE {{db}}.{whose}_over (id bigint, n int NOT NULL, day string) USING iceberg "
+            "PARTITIONED BY (day) TBLPROPERTIES ('seamark.index.ids'='record(id)')"
+        )
+    steps = [
+        ("static", text.replace("{n}", "0").replace("{m}", "10")),
+        ("static", "INSERT OVERWRITE {t} PARTITION (day = 'a') SELECT id, id FROM range(100, 102)"),
+        ("dynamic", text.replace("{n}", "7").replace("{m}", "8")),
+        ("dynamic", "INSERT OVERWRITE {t} (n, day, id) VALUES (1, 'c', 9)"),
+        ("static", "INSERT OVERWRITE {t} SELECT id, NULL, 'a' FROM range(3)"),
+        ("static", "INSERT OVERWRITE {t} SELECT id, id + 3000000000, 'a' FROM range(3)"),
+        ("static", "INSERT OVERWRITE {t} SELECT id, n, day FROM {t} WHERE id > 8"),
+    ]
+    paths = []
+    for mode, given in steps:
+        rig.spark.conf.set("spark.sql.sources.partitionOverwriteMode", mode)
+        told: dict[str, Any] = {}
+        for whose in (OURS, THEIRS):
+            statement = given.replace("{t}", f"{rig.db}.{whose}_over")
+            try:
+                if whose == OURS:
+                    paths.append(execute(rig.spark, statement).path)
+                else:
+                    rig.spark.sql(statement)
+            except PySparkException as error:
+                told[whose] = error.getCondition()
+        assert told.get(OURS) == told.get(THEIRS), given
+        assert rig.held(f"{OURS}_over", 2) == rig.held(f"{THEIRS}_over", 2), given
+    rig.spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+    assert paths == [INDEXED] * 4 + [ICEBERG]
+
+
+def test_a_statement_that_may_change_other_rows_is_icebergs_own_and_says_why(rig: Rig) -> None:
+    rig.create("told", "by id", 3, "merge-on-read")
+    t = f"{rig.db}.told"
+    on = "s ON t.id = s.id WHEN"
+    reasons = {
+        f"DELETE FROM {t}": "DeleteFromTable",
+        f"UPDATE {t} SET n = 1 WHERE upper(name) = 'X'": "condition",
+        f"MERGE INTO {t} t USING {t} {on} MATCHED THEN DELETE": "also reads the table",
+        f"DELETE FROM {t} WHERE id IN (SELECT max(id) FROM {t})": "also reads the table",
+        f"MERGE INTO {t} t USING (SELECT 1L AS id) s ON t.id > s.id WHEN MATCHED THEN DELETE": "equality",
+        f"MERGE INTO {t} t USING (SELECT 1L AS id) {on} NOT MATCHED BY SOURCE THEN DELETE": "SOURCE",
+        f"MERGE WITH SCHEMA EVOLUTION INTO {t} t USING (SELECT 1L AS id) {on} MATCHED THEN DELETE": "schema",
+        f"INSERT INTO {t} SELECT * FROM {t}": "no MERGE",
+    }
+    for text, reason in reasons.items():
+        told = explain(rig.spark, text)
+        assert told.path == ICEBERG, (text, told)
+        assert reason in told.reason, (text, told)
+    small = StatementLimits(rows=5, read_rows=10)
+    assert (
+        "5 stored rows"
+        in execute(rig.spark, f"UPDATE {t} SET k = 0 WHERE id IN (0, 1, 2, 3, 4, 5)", limits=small).reason
+    )
+    told = explain(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)")
+    assert (told.path, told.keys, told.index, told.mode) == (LOCATED, ("id",), "ids", "merge-on-read")
+    assert sql(rig.spark, f"DELETE FROM {t} WHERE id IN (1, 2)").collect() == []
+    assert rig.sql(f"SELECT count(*) FROM {t} WHERE id IN (1, 2)") == [(0,)]
+
+
+def test_a_conflicting_commit_makes_the_statement_start_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.create("raced", "by id", 3, "merge-on-read")
+    text = f"UPDATE {rig.db}.raced SET k = k + 1 WHERE id IN (3, 4)"
+    real, calls = write_changes, list[Any]()
+
+    def overtaken(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 1:
+            rig.spark.sql(text)
+        return real(*given)
+
+    monkeypatch.setattr("seamark.connector.spark.statements.execution.write_changes", overtaken)
+    report = execute(rig.spark, text).report
+    assert isinstance(report, Report)
+    assert report.attempts == len(calls) == 2
+    assert rig.sql("SELECT id, k FROM {db}.raced WHERE id IN (3, 4) ORDER BY id") == [(3, 5), (4, 6)]
+
+
+def test_after_a_commit_of_unknown_outcome_no_other_statement_runs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.create("lost", "by id", 3, "merge-on-read")
+    before = rig.held("lost", 3)
+
+    def lost(*_: Any) -> Any:
+        raise Unreachable("the answer was lost")
+
+    monkeypatch.setattr("seamark.connector.write.row_changes.commit", lost)
+    with pytest.raises(Unreachable):
+        execute(rig.spark, f"DELETE FROM {rig.db}.lost WHERE id = 3")
+    assert rig.held("lost", 3) == before
+
+
+def test_what_the_session_has_cached_is_read_again(rig: Rig) -> None:
+    rig.create("cached", "by id", 3, "merge-on-read")
+    named = f"{rig.db}.cached"
+    rig.spark.catalog.cacheTable(named)
+    try:
+        count = rig.spark.table(named).count()
+        assert execute(rig.spark, f"DELETE FROM {named} WHERE id IN (3, 4)").path == LOCATED
+        assert rig.spark.table(named).count() == count - 2
+    finally:
+        rig.spark.catalog.uncacheTable(named)
+
+
+def test_a_statement_on_a_wrong_catalog_gets_a_hint(rig: Rig) -> None:
+    catalog = rig.db.partition(".")[0]
+    rig.spark.catalog.setCurrentCatalog("spark_catalog")  # another test of this session may have used its own
+    for text in ("SELECT * FROM {t}", "DELETE FROM {t} WHERE id = 3"):
+        with pytest.raises(AnalysisException) as caught:
+            sql(rig.spark, text.replace("{t}", f"{catalog}x.db.told"))
+        assert any(f"did you mean '{catalog}'" in note for note in caught.value.__notes__)
+
+
+def test_the_sql_command_merges_updates_and_deletes_on_this_spark(rig: Rig) -> None:
+    """`seamark sql`, whose `local[2]` is the session of this process. The same statements change a second table by
+    Iceberg's own."""
+    for whose in (OURS, THEIRS):
+        rig.sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")
+        rig.sql(f"INSERT INTO {{db}}.{whose}_cli SELECT id, concat('n', id), id FROM range(10)")
+    rig.sql("CREATE TABLE {db}.changes (id bigint, name string, price decimal(9,2), gone boolean) USING iceberg")
+    rig.sql("INSERT INTO {db}.changes VALUES (1, 'one', 1.25, false), (2, NULL, NULL, true), (20, 'new', 2, false)")
+    statements = [
+        "MERGE INTO {t} AS t USING {changes} AS c ON t.id = c.id WHEN MATCHED AND c.gone THEN DELETE "
+        "WHEN MATCHED THEN UPDATE SET name = c.name, price = t.price + c.price "
+        "WHEN NOT MATCHED AND NOT c.gone THEN INSERT (id, name, price) VALUES (c.id, c.name, c.price)",
+        "UPDATE {t} SET name = 'many', price = price * 2 WHERE id >= 8 OR name IS NULL",
+        "DELETE FROM {t} WHERE id = 5 OR price < 1",
+    ]
+    catalog = rig.db.partition(".")[0]
+    given = ["--url", rig.client.url, "--spark", "local[2]", "--spark-catalog", catalog, "--engine", "spark"]
+    for statement in statements:
+        done = CliRunner().invoke(
+            command, [*given, statement.format(t=f"db.{OURS}_cli", changes="sea.db.changes")], catch_exceptions=False
+        )
+        assert done.exit_code == 0, (statement, done.output)
+        rig.spark.sql(statement.format(t=f"{rig.db}.{THEIRS}_cli", changes=f"{rig.db}.changes"))
+        rig.sql(f"REFRESH TABLE {{db}}.{OURS}_cli")
+        assert rig.held(f"{OURS}_cli", 2) == rig.held(f"{THEIRS}_cli", 2), statement
+    assert len(rig.held(f"{OURS}_cli", 2)) == 8
+    explained = CliRunner().invoke(
+        command, [*given[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
+    )
+    assert "Engine: spark" in explained.output
+    refused = CliRunner().invoke(command, [*given, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
+    assert refused.exit_code == 2
+    assert "may mean something else" in refused.output

@@ -1,0 +1,170 @@
+"""DuckDB 1.5.5, unmodified, end to end; and what it writes, PyIceberg reads, and the other way round."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+
+import seamark
+import seamark.duckdb
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcessWorkers, build
+from tests.services.s3 import S3
+from tests.services.seamark import Seamark
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+
+ROWS = [(1, "ann", 1.5), (2, "bob", None), (3, "cy", 2.5)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
+    with Seamark(tmp_path_factory.mktemp("duckdb")) as server:
+        yield server
+
+
+@pytest.fixture
+def con(server: Seamark) -> Iterator[duckdb.DuckDBPyConnection]:
+    with closing(seamark.duckdb.connect(server.base_url)) as con:
+        con.execute("CREATE SCHEMA IF NOT EXISTS sea.shop")
+        yield con
+
+
+def people(con: duckdb.DuckDBPyConnection, name: str, version: int = 2) -> str:
+    con.execute(
+        f"CREATE TABLE sea.shop.{name} (id BIGINT, name VARCHAR, score DOUBLE) WITH ('format-version' = {version})"
+    )
+    con.executemany(f"INSERT INTO sea.shop.{name} VALUES (?, ?, ?)", ROWS)
+    return f"sea.shop.{name}"
+
+
+def read(con: duckdb.DuckDBPyConnection, text: str) -> list[tuple[Any, ...]]:
+    """By DuckDB's own plan, and by Seamark's."""
+    direct = sorted(con.sql(text).fetchall(), key=repr)
+    assert sorted(seamark.duckdb.sql(con, text).fetchall(), key=repr) == direct
+    return direct
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_rows_are_inserted_updated_and_deleted(con: duckdb.DuckDBPyConnection, server: Seamark, version: int) -> None:
+    table = people(con, f"people_v{version}", version)
+    con.execute(f"UPDATE {table} SET name = 'bo' WHERE id = 2")
+    con.execute(f"DELETE FROM {table} WHERE id = 1")
+    wanted = [(2, "bo", None), (3, "cy", 2.5)]
+    assert read(con, f"FROM {table}") == wanted
+    assert read(con, f"FROM {table} WHERE id = 3") == wanted[1:]
+    assert read(con, f"FROM {table} WHERE name = 'ann' OR id = 1") == []
+    with closing(IndexClient(server.base_url)) as client:
+        assert seamark.scan(client, f"shop.people_v{version}").to_arrow().num_rows == 2
+    with RestCatalog("sea", uri=server.base_url) as catalog:
+        loaded = catalog.load_table(f"shop.people_v{version}")
+        assert loaded.format_version == version
+        if version == 2:  # PyIceberg reads no deletion vectors
+            assert sorted(loaded.scan().to_arrow().column("id").to_pylist()) == [2, 3]
+
+
+def test_a_schema_evolves(con: duckdb.DuckDBPyConnection) -> None:
+    table = people(con, "evolving")
+    con.execute(f"ALTER TABLE {table} ADD COLUMN note VARCHAR")
+    con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
+    con.execute(f"ALTER TABLE {table} DROP COLUMN score")
+    con.execute(f"INSERT INTO {table} VALUES (4, 'dee', 'new')")
+    assert read(con, f"FROM {table} WHERE id > 2") == [(3, "cy", None), (4, "dee", "new")]
+    assert read(con, f"SELECT id FROM {table} WHERE title = 'dee'") == [(4,)]
+    assert read(con, f"SELECT id FROM {table} WHERE note IS NULL AND id < 2") == [(1,)]
+
+
+def test_a_table_is_read_at_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+    table = people(con, "travel")
+    with RestCatalog("sea", uri=server.base_url) as catalog:
+        before = catalog.load_table("shop.travel").current_snapshot()
+    assert before is not None
+    con.execute(f"DELETE FROM {table} WHERE id = 3")
+    then = f"SELECT count(*) FROM {table} AT (VERSION => {before.snapshot_id}) WHERE id = 3"
+    assert read(con, then) == [(1,)]
+    assert seamark.duckdb.rewritten(con, then).summary == "unchanged; it reads the past"
+    assert read(con, f"SELECT count(*) FROM {table} WHERE id = 3") == [(0,)]
+
+
+def test_each_reads_what_the_other_wrote(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+    with RestCatalog("sea", uri=server.base_url) as catalog:
+        rows = pa.table({"id": pa.array([7, 8], pa.int64()), "seen": pa.array([1, None], pa.timestamp("us", "UTC"))})
+        table = catalog.create_table("shop.shared", schema=rows.schema)
+        table.append(rows)
+        con.execute("INSERT INTO sea.shop.shared VALUES (9, TIMESTAMPTZ '2020-01-01 00:00:00+00')")
+        assert sorted(catalog.load_table("shop.shared").scan().to_arrow().column("id").to_pylist()) == [7, 8, 9]
+    assert read(con, "SELECT id FROM sea.shop.shared WHERE seen >= '2020-01-01 00:00:00+00'") == [(9,)]
+
+
+def test_an_overtaken_insert_of_a_transaction_is_not_lost(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+    table = people(con, "race")
+    with closing(seamark.duckdb.connect(server.base_url)) as other:
+        con.begin()
+        con.execute(f"INSERT INTO {table} VALUES (10, 'mine', 0)")
+        other.execute(f"INSERT INTO {table} VALUES (11, 'theirs', 0)")
+        assert seamark.duckdb.rewritten(con, f"FROM {table} WHERE id = 10").statement is None
+        try:
+            con.commit()
+            mine = 1
+        except duckdb.Error:  # a conflict is told
+            mine = 0
+    ids = [row[0] for row in read(con, f"SELECT id FROM {table} WHERE id >= 10")]
+    assert ids == ([10, 11] if mine else [11])
+
+
+def test_a_table_is_dropped(con: duckdb.DuckDBPyConnection) -> None:
+    table = people(con, "gone")
+    con.execute(f"DROP TABLE {table}")
+    with pytest.raises(duckdb.CatalogException):
+        con.sql(f"FROM {table}")
+
+
+def test_a_token_is_sent(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).parent / "seamark"), "token", "create", "admin", "--role", "admin"]
+    made = subprocess.run([*command, "--home", str(tmp_path)], check=True, capture_output=True, text=True)
+    token = made.stdout.strip()
+    with Seamark(tmp_path, env={"SEAMARK_AUTH": "token"}) as server:
+        with pytest.raises(duckdb.Error):
+            seamark.duckdb.connect(server.base_url).execute("CREATE SCHEMA sea.shop")
+        with closing(seamark.duckdb.connect(server.base_url, token=token)) as con:
+            con.execute("CREATE SCHEMA sea.shop")
+            table = people(con, "people")
+            assert read(con, f"FROM {table} WHERE id = 3") == ROWS[2:]
+            assert seamark.duckdb.rewritten(con, f"FROM {table} WHERE id = 3").files == 1
+            assert token not in repr(con.sql("FROM duckdb_secrets()").fetchall())
+
+
+def test_tables_in_s3_are_written_and_read(s3: S3, tmp_path: Path) -> None:
+    env = {**s3.seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
+    with (
+        Seamark(tmp_path, warehouse=f"s3://{s3.create_bucket()}/lake", env=env) as server,
+        closing(seamark.duckdb.connect(server.base_url, on_s3=True)) as con,
+    ):
+        con.execute("CREATE SCHEMA sea.shop")
+        table = people(con, "people")
+        con.execute(f"DELETE FROM {table} WHERE id = 1")
+        con.execute(f"CREATE TABLE sea.shop.copy AS FROM {table}")
+        assert read(con, "SELECT id FROM sea.shop.copy WHERE id <> 2") == [(3,)]
+        assert read(con, f"SELECT id FROM {table} WHERE id <= 2") == [(2,)]
+
+
+def test_indexes_prune_for_duckdb(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+    con.execute("CREATE TABLE sea.shop.keyed (id VARCHAR, land VARCHAR)")
+    for start in range(4):  # the ranges of all files overlap
+        con.execute(f"INSERT INTO sea.shop.keyed SELECT (range * 4 + {start})::VARCHAR, 'de' FROM range(100)")
+    text = "FROM sea.shop.keyed WHERE id = '42'"
+    assert seamark.duckdb.rewritten(con, text).summary == "unchanged; plans keep too many of the files"
+    with closing(IndexClient(server.base_url)) as client:
+        client.put_index("shop.keyed", "by_id", kind="bloom", columns=["id"])
+        build(client, "shop.keyed", "by_id", InProcessWorkers())
+    assert seamark.duckdb.rewritten(con, text).summary == "rewritten; shop.keyed=1/4"
+    assert read(con, text) == [("42", "de")]

@@ -1,0 +1,119 @@
+"""A store in memory behind the gateway's cache: it answers as S3 does, in odd pieces, and not always to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from email.utils import formatdate
+
+from aiohttp import web
+
+from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.gateway.backend import S3Call
+from seamark.metaserver.gateway.caching.store import StoreAnswer
+from seamark.metaserver.gateway.conditions import check_read, read_range
+from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
+
+
+@dataclass(frozen=True)
+class Stored:
+    data: bytes
+    etag: str
+    modified_s: int
+
+
+class FakeStore:
+    """Both the port of the cache and the backend behind it. `fails` is the share of answers that break."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.objects: dict[str, Stored] = {}
+        self.fails = 0.0
+        self.away = False
+        self.requests: list[tuple[str, str, str]] = []
+        """(method, location, range) of each request for the cache."""
+        self._second = 1_700_000_000
+
+    def put(self, location: str, data: bytes) -> None:
+        self._second += 1
+        self.objects[location] = Stored(data, f'"{hashlib.md5(data).hexdigest()}"', self._second)
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, bucket: str, key: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[StoreAnswer]:
+        self.requests.append((method, f"s3://{bucket}/{key}", headers.get("range", "")))
+        await self._pause()
+        if self.away or self.rng.random() < self.fails:
+            raise RetryLater("The store did not answer")
+        status, found, data = self._find(f"s3://{bucket}/{key}", headers, method)
+        yield StoreAnswer(status, found, self._pieces(data if method == "GET" else b""))
+
+    def _find(self, location: str, headers: Mapping[str, str], method: str) -> tuple[int, dict[str, str], bytes]:
+        stored = self.objects.get(location)
+        if stored is None:
+            return 404, {}, b"<Error/>"
+        found = {
+            "etag": stored.etag,
+            "last-modified": formatdate(stored.modified_s, usegmt=True),
+            "content-type": "binary/octet-stream",
+            "x-amz-meta-kept": "yes",
+            "content-length": str(len(stored.data)),
+        }
+        try:
+            check_read(headers, stored.etag, stored.modified_s)
+            part = read_range(headers.get("range"), len(stored.data)) if method == "GET" else None
+        except S3Error as error:
+            return error.status, {}, b""
+        if part is None:
+            return 200, found, stored.data
+        start, length = part
+        found["content-range"] = f"bytes {start}-{start + length - 1}/{len(stored.data)}"
+        return 206, found | {"content-length": str(length)}, stored.data[start : start + length]
+
+    async def _pieces(self, data: bytes) -> AsyncIterator[bytes]:
+        end = self.rng.randrange(len(data)) if data and self.rng.random() < self.fails else len(data)
+        start = 0
+        while start < end:
+            size = self.rng.choice((1, 100, 4096, 50_000, 300_000))
+            await self._pause()
+            yield data[start : min(end, start + size)]
+            start += size
+        if end < len(data):
+            raise RetryLater("The store's answer ended early")
+
+    async def _pause(self) -> None:
+        for _ in range(self.rng.randrange(3)):
+            await asyncio.sleep(0)
+
+    async def answer(self, call: S3Call) -> web.StreamResponse:
+        """What the store does without the cache."""
+        location = f"s3://{call.address.bucket}/{call.address.key}"
+        await self._pause()
+        if call.method == "PUT":
+            assert call.body is None
+            data = await call.request.read()
+            await self._pause()
+            self.put(location, data)
+            await self._pause()
+            return web.Response(headers={"ETag": self.objects[location].etag})
+        if call.method == "DELETE":
+            self.objects.pop(location, None)
+            await self._pause()
+            return web.Response(status=204)
+        stored = self.objects.get(location)
+        if stored is None:
+            return error_answer(S3Error("NoSuchKey", "none"), "", "", head=call.method == "HEAD")
+        check_read(call.headers, stored.etag, stored.modified_s)
+        status, found, data = self._find(location, call.headers, "GET")
+        if status == 416:
+            raise S3Error("InvalidRange", "The requested range is not satisfiable")
+        found.pop("content-length", None)
+        return web.Response(status=status, headers=found, body=data)
+
+    async def close(self) -> None:
+        pass

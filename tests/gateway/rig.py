@@ -1,0 +1,160 @@
+"""A server with the objects gateway in front of a real S3 server or of a local folder, and clients with vended keys."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import pyarrow as pa
+import pyarrow.fs
+import s3fs
+from botocore.config import Config
+from obstore.store import S3Store
+
+from tests.services.process import free_port
+from tests.services.s3 import S3
+from tests.services.seamark import Seamark
+
+SCHEMA = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "required": False, "type": "long"}]}
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A table's keys, and where its objects are."""
+
+    endpoint: str
+    region: str
+    access_key: str
+    secret: str
+    token: str
+    bucket: str
+    prefix: str
+    """With a slash at its end."""
+
+    def client(self, *, verify: str | None = None, **options: Any) -> Any:
+        """`verify`: the file of the authority that issued the gateway's certificate."""
+        settings = Config(
+            s3={"addressing_style": "path"}, retries={"max_attempts": 1}, **({"signature_version": "s3v4"} | options)
+        )
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=self.region,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret,
+            aws_session_token=self.token or None,
+            config=settings,
+            verify=verify,
+        )
+
+    def obstore(self) -> S3Store:
+        return S3Store(
+            self.bucket,
+            prefix=self.prefix.rstrip("/"),
+            config={
+                "endpoint": self.endpoint,
+                "access_key_id": self.access_key,
+                "secret_access_key": self.secret,
+                "session_token": self.token,
+                "region": self.region,
+            },
+            client_options={"allow_http": True},
+        )
+
+    def s3fs(self) -> s3fs.S3FileSystem:
+        return s3fs.S3FileSystem(
+            key=self.access_key,
+            secret=self.secret,
+            token=self.token,
+            endpoint_url=self.endpoint,
+            client_kwargs={"region_name": self.region},
+            skip_instance_cache=True,
+            use_listings_cache=False,
+        )
+
+    def pyarrow(self) -> pa.fs.S3FileSystem:
+        endpoint = urlsplit(self.endpoint)
+        return pa.fs.S3FileSystem(
+            access_key=self.access_key,
+            secret_key=self.secret,
+            session_token=self.token,
+            region=self.region,
+            scheme=endpoint.scheme,
+            endpoint_override=endpoint.netloc,
+        )
+
+
+@dataclass(frozen=True)
+class Rig:
+    seamark: Seamark
+    gateway: str
+    direct: S3 | None
+    """The store behind the gateway; None for a folder."""
+    folder: Path
+    """Where the objects are as files: below the name of their bucket."""
+
+    def request(self, method: str, path: str, body: object = None, token: str = "", **headers: str) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"{self.seamark.base_url}{path}", method=method, data=None if body is None else json.dumps(body).encode()
+        )
+        for name, value in {"Content-Type": "application/json", **headers}.items():
+            request.add_header(name.replace("_", "-"), value)
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            data = answer.read()
+        return json.loads(data) if data else {}
+
+    def create_table(self, name: str, *, namespace: str = "ns", token: str = "") -> Keys:
+        if {"namespace": namespace} and [namespace] not in self.request("GET", "/v1/namespaces", token=token)[
+            "namespaces"
+        ]:
+            self.request("POST", "/v1/namespaces", {"namespace": [namespace]}, token=token)
+        self.request("POST", f"/v1/namespaces/{namespace}/tables", {"name": name, "schema": SCHEMA}, token=token)
+        return self.keys(name, namespace=namespace, token=token)
+
+    def has_table(self, name: str, *, namespace: str = "ns") -> bool:
+        try:
+            return bool(self.keys(name, namespace=namespace))
+        except urllib.error.HTTPError:
+            return False
+
+    def keys(self, name: str, *, namespace: str = "ns", token: str = "") -> Keys:
+        loaded = self.request("GET", f"/v1/namespaces/{namespace}/tables/{name}", token=token)
+        return keys_of(loaded)
+
+
+def keys_of(loaded: dict[str, Any]) -> Keys:
+    config, location = loaded["config"], loaded["metadata"]["location"]
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
+    return Keys(
+        config["s3.endpoint"],
+        config["s3.region"],
+        config["s3.access-key-id"],
+        config["s3.secret-access-key"],
+        config["s3.session-token"],
+        bucket,
+        f"{prefix}/",
+    )
+
+
+@contextmanager
+def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[Rig]:
+    port = free_port()
+    settings = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
+    if s3 is None:
+        root, bucket = folder / "objects", "lake"
+        settings["SEAMARK_S3_FOLDER"] = str(root)
+    else:
+        root, bucket = s3.root, s3.create_bucket()
+        settings |= s3.seamark_env()
+    with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=settings | env) as seamark:
+        yield Rig(seamark, f"http://127.0.0.1:{port}", s3, root)

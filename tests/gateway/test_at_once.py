@@ -1,0 +1,202 @@
+"""Answers that are sent in the call that receives the request: the same as those of the request's task, in order,
+whole, and within the limits. A request with `Connection: close`, which its task always answers, serves as the peer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+from urllib.parse import SplitResult, urlsplit
+
+import pytest
+from aiohttp import web
+
+from seamark.metaserver.connections import Answers, ConnectionLimits, Connections
+from seamark.metaserver.gateway.backend import S3Call
+from seamark.metaserver.gateway.caching.caching import CachingBackend
+from seamark.metaserver.server import gateway
+from tests.gateway.rig import SCHEMA, Keys, Rig, keys_of
+from tests.server.rig import running
+from tests.services.process import free_port
+from tests.services.s3 import S3
+
+_numbers = itertools.count()
+SIZE = 9 << 20
+
+
+class Cached:
+    """An object of the cache that was read once, so that all of it is in memory."""
+
+    def __init__(self, keys: Keys, client: Any, size: int = SIZE) -> None:
+        self.key, self.data = f"{keys.prefix}data/00000-0-{uuid.uuid4()}.parquet", os.urandom(size)
+        at = {"Bucket": keys.bucket, "Key": self.key}
+        client.put_object(**at, Body=self.data, ContentType="x/y", Metadata={"m": "1"})
+        self.urls = {
+            method: urlsplit(client.generate_presigned_url(f"{name}_object", Params=at, ExpiresIn=3600))
+            for method, name in (("GET", "get"), ("HEAD", "head"))
+        }
+        assert client.get_object(**at)["Body"].read() == self.data
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return str(self.urls["GET"].hostname), int(self.urls["GET"].port or 0)
+
+    def request(self, start: int, end: int, *, method: str = "GET", more: str = "", signature: str = "") -> bytes:
+        url: SplitResult = self.urls[method]
+        query = url.query if not signature else url.query.replace("X-Amz-Signature=", f"X-Amz-Signature={signature}")
+        ranged = f"Range: bytes={start}-{end - 1}\r\n" if method == "GET" else ""
+        return f"{method} {url.path}?{query} HTTP/1.1\r\nHost: {url.netloc}\r\n{ranged}{more}\r\n".encode()
+
+
+def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
+    """(status, headers, body) of the next answer, read exactly to its end."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = connection.recv(1)
+        assert byte, head
+        head += byte
+    status, *lines = head.decode("utf-8", "surrogateescape").split("\r\n")[:-2]
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    left, body = int(headers.get("content-length", "0")) if has_body else 0, bytearray()
+    while len(body) < left:
+        piece = connection.recv(min(1 << 20, left - len(body)))
+        assert piece, f"{len(body)} of {left} bytes"
+        body += piece
+    return int(status.split()[1]), headers, bytes(body)
+
+
+@pytest.fixture(scope="module")
+def keys(store_rig: Rig) -> Keys:
+    return store_rig.create_table(f"once{next(_numbers)}")
+
+
+@pytest.fixture(scope="module")
+def cached(keys: Keys) -> Iterator[Cached]:
+    with closing(keys.client()) as client:
+        yield Cached(keys, client)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_an_answer_at_once_is_that_of_the_requests_task(cached: Cached, method: str) -> None:
+    with socket.create_connection(cached.address) as kept:
+        for start, end in ((0, 1), (5, 300_000), (SIZE - 10, SIZE + 100), (SIZE, SIZE + 1)):
+            kept.sendall(cached.request(start, end, method=method))
+            found = receive(kept, has_body=method == "GET")
+            with socket.create_connection(cached.address) as other:
+                other.sendall(cached.request(start, end, method=method, more="Connection: close\r\n"))
+                expected = receive(other, has_body=method == "GET")
+            for _, headers, _ in (found, expected):
+                assert len(headers.pop("x-amz-request-id")) == 32
+                headers.pop("date"), headers.pop("connection", None)
+            if found[0] == 416:
+                assert found[0] == expected[0]
+                continue
+            assert found == expected
+            assert found[2] == (cached.data[start:end] if method == "GET" else b"")
+
+
+def test_requests_that_arrive_together_are_answered_in_order(cached: Cached) -> None:
+    spans = [(number * 100_000, number * 100_000 + 90_000 + number) for number in range(40)]
+    with socket.create_connection(cached.address) as connection:
+        connection.sendall(b"".join(cached.request(*span) for span in spans))
+        for start, end in spans:
+            assert receive(connection)[::2] == (206, cached.data[start:end])
+
+
+def test_a_slow_reader_gets_every_byte_and_its_next_answer(cached: Cached) -> None:
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(cached.address)
+        for start, end in ((0, SIZE), (1, SIZE - 1), (7, 8)):
+            connection.sendall(cached.request(start, end))
+            assert receive(connection)[::2] == (206, cached.data[start:end])
+
+
+def test_a_refused_request_says_why_and_the_connection_stays_usable(cached: Cached) -> None:
+    with socket.create_connection(cached.address) as connection:
+        for signature in ("", "00", ""):
+            connection.sendall(cached.request(0, 5, signature=signature))
+            status, _, body = receive(connection)
+            if signature:
+                assert (status, b"<Code>" in body) == (400, True)
+            else:
+                assert (status, body) == (206, cached.data[:5])
+
+
+def test_clients_that_leave_in_the_middle_of_an_answer_free_their_slots(cached: Cached) -> None:
+    for _ in range(300):  # more than gateway_requests_limit
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(cached.address)
+            connection.sendall(cached.request(0, SIZE))
+    with socket.create_connection(cached.address) as connection:
+        connection.sendall(cached.request(3, 9))
+        assert receive(connection)[::2] == (206, cached.data[3:9])
+
+
+async def test_reads_of_what_is_in_memory_need_no_task_and_their_connection_is_closed_when_it_is_idle(
+    tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {
+        "warehouse": f"s3://{s3.create_bucket()}/wh",
+        "s3_client_access": "gateway",
+        "gateway_port": free_port(),
+        "idle_timeout_s": 1.0,
+        "s3_endpoint": s3.endpoint,
+        "s3_region": s3.region,
+        "s3_access_key_id": s3.access_key,
+        "s3_secret_access_key": s3.secret_key,
+    }
+    async with running(tmp_path / "home", **settings) as server, gateway(server.parts):
+        await server.http.post(f"{server.url}/v1/namespaces", json={"namespace": ["db"]})
+        created = {"name": "t", "schema": SCHEMA}
+        async with server.http.post(f"{server.url}/v1/namespaces/db/tables", json=created) as answer:
+            keys = keys_of(await answer.json())
+
+        def make() -> Cached:
+            with closing(keys.client()) as client:
+                return Cached(keys, client, 1000)
+
+        answered: list[S3Call] = []
+        answer_in_task = CachingBackend.answer
+
+        async def answer(self: CachingBackend, call: S3Call) -> web.StreamResponse:
+            answered.append(call)
+            return await answer_in_task(self, call)
+
+        monkeypatch.setattr(CachingBackend, "answer", answer)
+
+        def use(cached: Cached) -> bytes:
+            answered.clear()
+            with socket.create_connection(cached.address, timeout=60) as connection:
+                for _ in range(3):
+                    connection.sendall(cached.request(0, 10))
+                    assert receive(connection)[2] == cached.data[:10]
+                assert answered == []
+                return connection.recv(1)
+
+        assert await asyncio.to_thread(use, await asyncio.to_thread(make)) == b""
+
+
+async def test_a_connection_that_is_lost_before_its_woken_task_runs_leaves_no_error() -> None:
+    async def handle(_: web.BaseRequest) -> web.StreamResponse:
+        raise AssertionError("a request of a lost connection")
+
+    limits = ConnectionLimits(connections=4, per_address=4, header_bytes=4096, header_timeout_s=60, send_timeout_s=60)
+    connections = Connections(web.Server(handle), limits, Answers(lambda *_: web.Response(body=b"x"), lambda: None))
+    connection = connections.new_connection()
+    connection.connection_made(MagicMock(spec=asyncio.Transport))
+    task = connection._task_handler
+    assert task is not None
+    await asyncio.sleep(0)
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    connection.connection_lost(None)
+    await asyncio.wait([task])
+    assert task.cancelled()

@@ -1,0 +1,467 @@
+"""The gateway's cache against a store in memory: each answer has the bytes that the store had during the request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import random
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.gateway.backend import BrokenAnswer, S3Call, StartedAnswer
+from seamark.metaserver.gateway.caching.caching import CachingBackend
+from seamark.metaserver.gateway.caching.tiers import open_tiers
+from seamark.metaserver.gateway.caching.written_once import kind_of
+from seamark.metaserver.gateway.conditions import read_range
+from seamark.metaserver.gateway.connection import SentAnswer
+from seamark.metaserver.gateway.s3_errors import S3Error, error_answer, of_seamark_error
+from seamark.metaserver.objects.s3_scope import parse_target
+from seamark.metaserver.settings import Settings
+from tests.gateway.fake_store import FakeStore
+from tests.seeds import first_seed
+
+BLOCK = 64 << 10
+PREFIX = "/b/t/data/"
+
+
+def settings(folder: Path, **changes: object) -> Settings:
+    defaults = Settings(
+        home=folder,
+        gateway_cache_block_bytes=BLOCK,
+        gateway_cache_request_bytes=4 * BLOCK,
+        gateway_cache_fetch_bytes=2 << 20,
+        gateway_cache_memory_bytes=1 << 20,
+        gateway_cache_disk_bytes=8 << 20,
+    )
+    return replace(defaults, **changes)  # type: ignore[arg-type]
+
+
+class Worker:
+    """One worker: the cache behind HTTP, without logins."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, backend: CachingBackend, store: FakeStore) -> None:
+        self.session, self.url, self.backend, self.store = session, url, backend, store
+
+    async def send(self, method: str, path: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
+        """(status, body, headers). aiohttp's error for a broken answer."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.request(method, self.url + path, data=data, headers=named) as answer:
+            return answer.status, await answer.read(), answer.headers
+
+    async def get(self, path: str, **headers: str) -> bytes:
+        status, data, _ = await self.send("GET", path, **headers)
+        assert status in (200, 206), (status, data[:200])
+        return data
+
+    def served(self) -> dict[str, int]:
+        return dict(self.backend.served_bytes)
+
+
+@asynccontextmanager
+async def worker(
+    store: FakeStore, folder: Path, clock: SimulatedClock, *, who: str = "me", **changes: object
+) -> AsyncIterator[Worker]:
+    tiers = await open_tiers(settings(folder, **changes), clock, store)
+    backend = CachingBackend(store, tiers, clock)
+
+    turns = itertools.count()
+
+    def begin(call: S3Call) -> StartedAnswer | None:
+        """What the gateway tries before each read."""
+        transport = call.request.transport
+        if call.method not in ("GET", "HEAD") or transport is None or transport.get_write_buffer_size():
+            return None
+        return backend.begin(call, transport)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        address, name = parse_target(request.raw_path), headers.get("test-who", who)
+        call = S3Call(request.method, address, headers, "id", name, "test-pinned" in headers, request, None, None)
+        try:
+            if next(turns) % 2 and (started := begin(call)) is not None:
+                if started.rest is not None:
+                    await started.rest(request.writer)
+                return SentAnswer(started.status, started.length)
+            return await backend.answer(call)
+        except BrokenAnswer:
+            assert request.transport is not None
+            request.transport.abort()
+            return SentAnswer(200, 0)
+        except S3Error as error:
+            return error_answer(error, "", "", head=request.method == "HEAD")
+        except SeamarkError as error:
+            return error_answer(of_seamark_error(error), "", "", head=request.method == "HEAD")
+
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_route("*", "/{target:.*}", handle)
+    server = TestServer(app)
+    await server.start_server()
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        yield Worker(session, str(server.make_url("")).rstrip("/"), backend, store)
+        await server.close()
+    await backend.close()
+    tiers.fetches.check_invariants()
+    tiers.blocks.memory.check_invariants()
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(work())
+
+
+def new_name(rng: random.Random, extension: str = "parquet") -> str:
+    return f"{PREFIX}00000-0-{uuid.UUID(bytes=rng.randbytes(16), version=4)}.{extension}"
+
+
+def location(path: str) -> str:
+    return f"s3:/{path}"
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("w/t/data/00000-0-2f0b7d2c-87b1-4c52-9e25-40c9a1d3e0b1-00001.parquet", "data"),
+        ("w/t/data/p=1/20261125_084512_00003_abcde-2f0b7d2c-87b1-4c52-9e25-40c9a1d3e0b1.orc", "data"),
+        ("w/t/metadata/2f0b7d2c-87b1-4c52-9e25-40c9a1d3e0b1-m0.avro", "metadata"),
+        ("w/t/metadata/snap-123-1-2f0b7d2c-87b1-4c52-9e25-40c9a1d3e0b1.avro", "metadata"),
+        ("w/t/metadata/00001-2f0b7d2c-87b1-4c52-9e25-40c9a1d3e0b1.metadata.json", "metadata"),
+        ("w/t/metadata/00001-2f0b7d2c-87b1-4c52-9e25-40c9a1d3e0b1.gz.metadata.json", "metadata"),
+        ("w/t/_seamark/index/2f0b7d2c87b14c529e2540c9a1d3e0b1.puffin", "metadata"),
+        ("w/t/metadata/version-hint.text", None),
+        ("w/t/metadata/v1.metadata.json", None),
+        ("w/t/data/part-0.parquet", None),
+        ("w/2f0b7d2c-87b1-4c52-9e25-40c9a1d3e0b1/data/part-0.parquet", None),
+        ("w/t/data/2f0b7d2c-87b1-4c52-9e25-40c9a1d3e0b1.csv", None),
+        ("w/t/data/2f0b7d2c-87b1-4c52-9e25-40c9a1d3e0b1.parquet.tmp", None),
+    ],
+)
+def test_only_names_of_objects_that_are_written_once_are_cached(key: str, kind: str | None) -> None:
+    assert kind_of(key) == kind
+
+
+def test_blocks_come_from_memory_then_from_disk_after_a_restart_then_from_the_store(tmp_path: Path) -> None:
+    async def work() -> None:
+        rng, clock = random.Random(1), SimulatedClock(1)
+        store, path = FakeStore(rng), new_name(rng)
+        data = rng.randbytes(5 * BLOCK + 100)
+        store.put(location(path), data)
+        async with worker(store, tmp_path, clock) as one:
+            assert await one.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
+            assert len(store.requests) == 1
+            assert await one.get(path, Range=f"bytes={BLOCK}-{2 * BLOCK}") == data[BLOCK : 2 * BLOCK + 1]
+            assert await one.get(path, Range="bytes=-10") == data[-10:]
+            assert len(store.requests) == 2
+            assert await one.get(path) == data
+            assert await one.get(path, Range="bytes=1-1") == data[1:2]
+            status, body, headers = await one.send("HEAD", path)
+            assert (status, body, headers["Content-Length"], headers["x-amz-meta-kept"]) == (
+                200,
+                b"",
+                str(len(data)),
+                "yes",
+            )
+            count = len(store.requests)
+            assert one.served()["memory"] >= BLOCK
+        async with worker(store, tmp_path, clock) as two:
+            assert await two.get(path) == data
+            assert two.served() == {"disk": len(data)}
+        assert len(store.requests) == count
+        async with worker(store, tmp_path / "other", clock) as three:
+            assert await three.get(path) == data
+            assert three.served().keys() <= {"fetch", "memory"}
+
+    run(work)
+
+
+def test_many_readers_of_a_block_share_one_request(tmp_path: Path) -> None:
+    async def work() -> None:
+        rng = random.Random(1)
+        store, path = FakeStore(rng), new_name(rng)
+        data = rng.randbytes(3 * BLOCK)
+        store.put(location(path), data)
+        async with worker(store, tmp_path, SimulatedClock(1)) as one:
+            answers = await asyncio.gather(*(one.get(path) for _ in range(30)))
+        assert all(answer == data for answer in answers)
+        assert len(store.requests) == 1
+
+    run(work)
+
+
+def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
+    async def work() -> None:
+        rng = random.Random(1)
+        store, path = FakeStore(rng), new_name(rng)
+        data = rng.randbytes(40 * BLOCK)
+        store.put(location(path), data)
+        changes = {"gateway_cache_fetch_bytes": 32 << 20, "gateway_cache_request_bytes": 16 * BLOCK}
+        async with worker(store, tmp_path, SimulatedClock(1), gateway_cache_memory_bytes=8 << 20, **changes) as one:
+            for start in range(0, len(data), BLOCK):
+                assert await one.get(path, Range=f"bytes={start}-{start + BLOCK - 1}") == data[start : start + BLOCK]
+        assert len(store.requests) < 20, store.requests
+
+    run(work)
+
+
+def test_metadata_is_read_whole_and_pinned(tmp_path: Path) -> None:
+    async def work() -> None:
+        rng = random.Random(1)
+        store = FakeStore(rng)
+        path = new_name(rng, "avro").replace("/data/", "/metadata/")
+        data = rng.randbytes(3 * BLOCK)
+        store.put(location(path), data)
+        scanned = [new_name(rng) for _ in range(60)]
+        for other in scanned:
+            store.put(location(other), rng.randbytes(2 * BLOCK))
+        async with worker(store, tmp_path, SimulatedClock(1)) as one:
+            assert await one.get(path, Range="bytes=0-9") == data[:10]
+            assert await one.get(path) == data
+            for other in scanned:
+                await one.get(other)
+            count = len(store.requests)
+            assert await one.get(path) == data
+            assert len(store.requests) == count
+            assert one.served()["memory"] >= len(data)
+
+    run(work)
+
+
+def test_without_budget_for_reads_the_answer_is_passed_on(tmp_path: Path) -> None:
+    async def work() -> None:
+        rng = random.Random(1)
+        store, path = FakeStore(rng), new_name(rng)
+        data = rng.randbytes(12 * BLOCK)
+        store.put(location(path), data)
+        changes = {"gateway_cache_fetch_bytes": BLOCK - 1, "gateway_cache_disk_bytes": 0}
+        async with worker(store, tmp_path, SimulatedClock(1), **changes) as one:
+            assert await one.get(path) == data
+            assert await one.get(path, Range="bytes=5-9") == data[5:10]
+            assert one.served() == {"direct": len(data) + 5}
+
+    run(work)
+
+
+def test_a_store_that_is_away_fails_only_what_is_not_cached(tmp_path: Path) -> None:
+    async def work() -> None:
+        rng, clock = random.Random(1), SimulatedClock(1)
+        store, path = FakeStore(rng), new_name(rng)
+        data = rng.randbytes(2 * BLOCK)
+        store.put(location(path), data)
+        async with worker(store, tmp_path, clock) as one:
+            await one.get(path)
+            store.away = True
+            assert await one.get(path) == data
+            clock.advance(10_000_000)
+            assert await one.get(path) == data, "the age of a record is no reason to refuse what is immutable"
+            status, _, _ = await one.send("GET", new_name(rng))
+            assert status == 503
+
+    run(work)
+
+
+def test_an_object_that_is_replaced_behind_the_gateway_is_noticed_within_the_recheck_time(tmp_path: Path) -> None:
+    async def work() -> None:
+        rng, clock = random.Random(1), SimulatedClock(1)
+        store, path = FakeStore(rng), new_name(rng)
+        store.put(location(path), b"old" * BLOCK)
+        async with worker(store, tmp_path, clock) as one:
+            assert await one.get(path) == b"old" * BLOCK
+            store.put(location(path), b"new" * BLOCK)
+            clock.advance(301_000)
+            assert await one.get(path) == b"new" * BLOCK
+            del store.objects[location(path)]
+            clock.advance(301_000)
+            status, _, _ = await one.send("GET", path)
+            assert status == 404
+
+    run(work)
+
+
+def test_a_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        rng, clock = random.Random(1), SimulatedClock(1)
+        store, path = FakeStore(rng), new_name(rng)
+        async with worker(store, tmp_path, clock) as one, worker(store, tmp_path, clock) as two:
+            for turn in range(6):
+                data = rng.randbytes(2 * BLOCK + turn)
+                writer = (one, two)[turn % 2]
+                await writer.send("PUT", path, data)
+                assert await one.get(path) == data
+                assert await two.get(path) == data
+            await one.send("DELETE", path)
+            assert (await two.send("GET", path))[0] == 404
+            assert (await two.send("HEAD", path))[0] == 404
+
+    run(work)
+
+
+def _damage(folder: Path, rng: random.Random) -> None:
+    """Changes a byte of some blocks, and the length of others; what was evicted meanwhile stays so."""
+    for file in sorted(folder.rglob("*.block")):
+        with contextlib.suppress(FileNotFoundError), file.open("r+b") as opened:
+            content = opened.read()
+            kind = rng.randrange(6)
+            if kind == 0 and content:
+                at = rng.randrange(len(content))
+                opened.seek(at)
+                opened.write(bytes([content[at] ^ 1 << rng.randrange(8)]))
+            elif kind == 1:
+                opened.truncate(rng.randrange(200))
+
+
+def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) -> None:
+    async def work() -> None:
+        rng, clock = random.Random(first_seed()), SimulatedClock(1)
+        store = FakeStore(rng)
+        objects = {new_name(rng): rng.randbytes(rng.randrange(1, 5 * BLOCK)) for _ in range(12)}
+        for path, data in objects.items():
+            store.put(location(path), data)
+        for _ in range(4):
+            async with worker(store, tmp_path, clock, gateway_cache_memory_bytes=0) as one:
+                for path, data in objects.items():
+                    assert await one.get(path) == data
+                _damage(tmp_path, rng)
+                for path, data in objects.items():
+                    assert await one.get(path) == data
+            _damage(tmp_path, rng)
+
+    run(work)
+
+
+class _Model:
+    """All contents that an object had, and when: an answer must agree with one that was current during the request."""
+
+    def __init__(self) -> None:
+        self.history: dict[str, list[tuple[int, int, bytes | None]]] = {}
+        """By path: (begin of the write, end of the write, content), in order of their ends."""
+        self.tick = 0
+
+    def now(self) -> int:
+        self.tick += 1
+        return self.tick
+
+    def possible(self, path: str, begun: int) -> list[bytes | None]:
+        """Contents that a read which began at `begun` and ends now may return."""
+        history = self.history.get(path, [])
+        settled: bytes | None = None
+        found: list[bytes | None] = []
+        for _, end, content in history:
+            if end < begun:
+                settled = content
+            else:
+                found.append(content)
+        return [settled, *found]
+
+
+async def _campaign(seed: int, folder: Path, steps: int) -> None:
+    rng, clock = random.Random(seed), SimulatedClock(seed)
+    store, model = FakeStore(rng), _Model()
+    paths = [new_name(rng, rng.choice(("parquet", "avro", "puffin"))) for _ in range(8)] + [f"{PREFIX}plain.parquet"]
+    locks = {path: asyncio.Lock() for path in paths}
+    changes = {
+        "gateway_cache_memory_bytes": rng.choice((0, BLOCK * 6, 4 << 20)),
+        "gateway_cache_disk_bytes": rng.choice((0, 3 << 20, 16 << 20)),
+        "gateway_cache_fetch_bytes": rng.choice((BLOCK * 2, 2 << 20)),
+        "gateway_cache_request_bytes": rng.choice((BLOCK, BLOCK * 8)),
+    }
+    store.fails = rng.choice((0.0, 0.0, 0.1))
+
+    async def write(one: Worker, path: str) -> None:
+        async with locks[path]:
+            content = None if rng.random() < 0.2 else rng.randbytes(rng.choice((0, 1, BLOCK, rng.randrange(9 * BLOCK))))
+            begun = model.now()
+            entry = (begun, 1 << 60, content)
+            model.history.setdefault(path, []).append(entry)
+            status, _, _ = await one.send("DELETE" if content is None else "PUT", path, content)
+            assert status in (200, 204)
+            model.history[path][model.history[path].index(entry)] = (begun, model.now(), content)
+
+    async def read(one: Worker, path: str) -> None:
+        begun, method = model.now(), rng.choice(("GET", "GET", "GET", "HEAD"))
+        start = rng.randrange(8 * BLOCK)
+        text = rng.choice(
+            (
+                None,
+                f"bytes={start}-",
+                f"bytes={start}-{start + rng.randrange(4 * BLOCK)}",
+                f"bytes=-{start}",
+                "bytes=9-3",
+            )
+        )
+        headers = {} if text is None else {"Range": text}
+        if rng.random() < 0.2:
+            headers[rng.choice(("If_Match", "If_None_Match"))] = rng.choice(('"none"', "*"))
+        headers["test_who"] = rng.choice("abc")
+        if rng.random() < 0.2:
+            headers["test_pinned"] = "yes"
+        try:
+            status, body, found = await one.send(method, path, **headers)
+        except aiohttp.ClientError:
+            assert store.fails or len(model.possible(path, begun)) > 1, "a broken answer without a reason"
+            return
+        if status == 503:
+            assert store.fails
+            return
+        assert any(
+            _agrees(content, method, text, headers, status, body, found) for content in model.possible(path, begun)
+        ), (seed, path, method, text, headers, status, len(body))
+
+    async with worker(store, folder, clock, **changes) as one, worker(store, folder, clock, **changes) as two:
+        for _ in range(steps):
+            match rng.randrange(12):
+                case 0:
+                    await write(rng.choice((one, two)), rng.choice(paths))
+                case 1:
+                    clock.advance(rng.randrange(400_000))
+                case 2:
+                    _damage(folder, rng)
+                case _:
+                    works = [read(rng.choice((one, two)), rng.choice(paths)) for _ in range(rng.randrange(1, 8))]
+                    works += [write(rng.choice((one, two)), rng.choice(paths)) for _ in range(rng.randrange(2))]
+                    await asyncio.gather(*works)
+
+
+def _agrees(
+    content: bytes | None, method: str, text: str | None, sent: dict[str, str], status: int, body: bytes, found: Any
+) -> bool:
+    """Whether an answer is that of an S3 store with this content."""
+    if content is None:
+        return status == 404
+    if sent.get("If_Match") == '"none"':
+        return status == 412
+    if sent.get("If_None_Match") == "*":
+        return status == 304
+    try:
+        part = read_range(text, len(content))
+    except S3Error:
+        return status == 416
+    if method == "HEAD":
+        part = part if status == 206 else None
+    start, length = part or (0, len(content))
+    if status != (206 if part else 200):
+        return False
+    if method == "GET" and body != content[start : start + length]:
+        return False
+    return int(found.get("Content-Length", 0)) == length and found["ETag"] == f'"{hashlib.md5(content).hexdigest()}"'
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_every_answer_agrees_with_the_store(tmp_path: Path, number: int) -> None:
+    run(lambda: _campaign(first_seed() + number, tmp_path, 60))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(40))
+def test_every_answer_agrees_with_the_store_for_long(tmp_path: Path, number: int) -> None:
+    run(lambda: _campaign(first_seed() + 100 + number, tmp_path, 300))

@@ -1,0 +1,125 @@
+"""The cache in a real server before a real store: two workers, TLS, metrics, and S3 clients."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import urllib.request
+import uuid
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from seamark.metaserver.server import gateway, open_certificate
+from tests.gateway.rig import SCHEMA, Rig, keys_of, open_rig
+from tests.server.rig import running
+from tests.server.test_processes import eventually
+from tests.server.test_tls import Authority
+from tests.services.process import free_port
+from tests.services.s3 import S3
+
+
+def _name(extension: str = "parquet") -> str:
+    return f"data/00000-0-{uuid.uuid4()}.{extension}"
+
+
+def _metrics(rig: Rig) -> str:
+    with urllib.request.urlopen(f"{rig.seamark.base_url}/metrics", timeout=30) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_two_workers_serve_what_was_written_last_from_their_shared_cache(tmp_path: Path, s3: S3) -> None:
+    with open_rig(tmp_path, s3, SEAMARK_WORKERS="2") as rig:
+        keys = rig.create_table("t")
+        at: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
+        for turn in range(12):
+            data = bytes([turn]) * (300_000 + turn)
+            with closing(keys.client()) as client:  # a new connection, for any of the workers
+                client.put_object(**at, Body=data)
+            for _ in range(4):
+                with closing(keys.client()) as client:
+                    assert client.get_object(**at)["Body"].read() == data
+                    assert client.get_object(**at, Range="bytes=299990-")["Body"].read() == data[299_990:]
+        with closing(keys.client()) as client:
+            client.delete_objects(Bucket=keys.bucket, Delete={"Objects": [{"Key": at["Key"]}]})
+        for _ in range(4):
+            with closing(keys.client()) as client, pytest.raises(ClientError, match="NoSuchKey"):
+                client.get_object(**at)
+        for series in ('served_bytes{source="memory"}', 'disk_bytes{tier="blocks"}'):
+            # A worker writes its values for the scrapes of the others once a second.
+            eventually(lambda series=series: f"seamark_gateway_cache_{series}" in _metrics(rig))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("extension", ["parquet", "avro"])
+def test_an_answer_of_the_cache_is_that_of_the_store(store_rig: Rig, extension: str) -> None:
+    """The same requests of a cached object, of an object of another name, and of the store itself."""
+    keys = store_rig.create_table(f"same_{extension}")
+    cached, plain = (keys.prefix + name for name in (_name(extension), f"data/plain.{extension}"))
+    data = bytes(range(256)) * 3000
+    with closing(keys.client()) as client:
+        for key in (cached, plain):
+            client.put_object(Bucket=keys.bucket, Key=key, Body=data, ContentType="a/b", Metadata={"m": "1"})
+        tag = client.head_object(Bucket=keys.bucket, Key=plain)["ETag"]
+
+        def outcome(key: str, call: str, **arguments: Any) -> Any:
+            try:
+                answer = getattr(client, call)(Bucket=keys.bucket, Key=key, **arguments)
+            except ClientError as error:
+                return error.response["Error"]["Code"]
+            body = answer["Body"].read() if call == "get_object" else None
+            named = ("ContentLength", "ETag", "ContentType", "Metadata", "ContentRange", "AcceptRanges")
+            return body, {name: answer.get(name) for name in named}
+
+        for _ in range(2):
+            for arguments in (
+                *({"Range": text} for text in ("bytes=0-0", "bytes=-5", "bytes=100-", "bytes=767999-900000")),
+                *({"Range": text} for text in ("bytes=768000-", "bytes=9-1", "bytes=0-1,5-6", "bytes=-0", "lines=1-2")),
+                *({"IfMatch": one} for one in (tag, '"other"')),
+                *({"IfNoneMatch": one} for one in (tag, '"other"', "*")),
+                {"PartNumber": 1},
+                {},
+            ):
+                for call in ("get_object", "head_object"):
+                    found = outcome(cached, call, **arguments)
+                    assert found == outcome(plain, call, **arguments), (call, arguments)
+
+
+async def test_the_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
+    trusted = Authority(tmp_path)
+    trusted.issue("server")
+    settings: dict[str, Any] = {
+        "warehouse": f"s3://{s3.create_bucket()}/wh",
+        "s3_client_access": "gateway",
+        "gateway_port": free_port(),
+        "tls_cert": str(trusted.certificate),
+        "tls_key": str(trusted.key),
+        "s3_endpoint": s3.endpoint,
+        "s3_region": s3.region,
+        "s3_access_key_id": s3.access_key,
+        "s3_secret_access_key": s3.secret_key,
+    }
+    context = ssl.create_default_context(cafile=str(trusted.file))
+    async with running(tmp_path / "home", **settings) as server:
+        certificate = open_certificate(server.parts.settings)
+        async with gateway(server.parts, certificate):
+            url = server.url.replace("http://", "https://")
+            await server.http.post(f"{url}/v1/namespaces", json={"namespace": ["db"]}, ssl=context)
+            async with server.http.post(
+                f"{url}/v1/namespaces/db/tables", json={"name": "t", "schema": SCHEMA}, ssl=context
+            ) as answer:
+                keys = keys_of(await answer.json())
+            assert keys.endpoint.startswith("https://")
+
+            def use() -> None:
+                data = bytes(range(256)) * 4000
+                at = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
+                with closing(keys.client(verify=str(trusted.file))) as client:
+                    client.put_object(**at, Body=data)
+                    for _ in range(2):
+                        assert client.get_object(**at)["Body"].read() == data
+
+            await asyncio.to_thread(use)

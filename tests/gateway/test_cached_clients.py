@@ -1,0 +1,121 @@
+"""Clients and objects of the cache: each write, copy and delete through the gateway is seen by the next read, which may
+be answered from the cache. The same calls as in `test_conformance.py`, whose objects have names that are not cached."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import obstore
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.gateway.rig import Keys, Rig
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def keys(store_rig: Rig) -> Keys:
+    return store_rig.create_table(f"cached{next(_numbers)}")
+
+
+def _name(extension: str = "parquet") -> str:
+    return f"data/00000-0-{uuid.uuid4()}.{extension}"
+
+
+def test_boto3_sees_each_write_of_any_kind(keys: Keys, store_rig: Rig) -> None:
+    assert store_rig.direct is not None
+    source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _name()} for _ in range(2))
+    with closing(keys.client()) as client, closing(store_rig.direct.client()) as direct:
+
+        def both(at: dict[str, str], **options: Any) -> Any:
+            """What the gateway answers, twice; asserts that the store answers the same."""
+            found = []
+            for one in (client, client, direct):
+                try:
+                    answer = one.get_object(**at, **options)
+                    named = ("ContentLength", "ContentRange", "ETag", "Metadata", "ContentType")
+                    found.append((answer["Body"].read(), *(answer.get(name) for name in named)))
+                except ClientError as error:
+                    found.append((error.response["Error"]["Code"],))
+            assert found[0] == found[1] == found[2]
+            return found[0][0]
+
+        assert both(source) == "NoSuchKey"
+        first, second = os.urandom(700_000), os.urandom(6 << 20)
+        tag = client.put_object(**source, Body=first, Metadata={"a": "b"})["ETag"]
+        assert both(source) == first
+        assert both(source, Range="bytes=300000-") == first[300_000:]
+        client.put_object(**target, Body=b"before")
+        assert both(target) == b"before"
+        client.copy_object(**target, CopySource=source, CopySourceIfMatch=tag)
+        assert both(target) == first
+        upload = client.create_multipart_upload(**target, ContentType="x/y")["UploadId"]
+        parts = [
+            {"PartNumber": number, "ETag": part["ETag"]}
+            for number, data in ((1, second), (2, first))
+            for part in [client.upload_part(**target, UploadId=upload, PartNumber=number, Body=data)]
+        ]
+        assert both(target) == first
+        client.complete_multipart_upload(**target, UploadId=upload, MultipartUpload={"Parts": parts})
+        assert both(target) == second + first
+        assert both(target, Range="bytes=-5") == first[-5:]
+        assert both(target, IfMatch=tag) == "PreconditionFailed"
+        assert both(source, IfNoneMatch=tag) == "304"
+        with pytest.raises(ClientError, match="PreconditionFailed"):
+            client.put_object(**source, Body=b"refused", IfNoneMatch="*")
+        assert both(source) == first
+        pages = client.get_paginator("list_objects_v2").paginate(
+            Bucket=keys.bucket, Prefix=keys.prefix, PaginationConfig={"PageSize": 1}
+        )
+        listed = [one["Key"] for page in pages for one in page.get("Contents", []) if "/data/" in one["Key"]]
+        assert listed == sorted((source["Key"], target["Key"]))
+        objects = [{"Key": at["Key"]} for at in (source, target)]
+        deleted = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
+        assert len(deleted["Deleted"]) == 2
+        assert both(source) == both(target, Range="bytes=0-9") == "NoSuchKey"
+
+
+def test_pyarrow_reads_parquet_again_from_the_cache(keys: Keys) -> None:
+    files = keys.pyarrow()
+    path = f"{keys.bucket}/{keys.prefix}{_name()}"
+    for seed in (1, 2):  # the second is another object of the same name
+        table = pa.table({"id": np.arange(500_000), "x": np.random.default_rng(seed).random(500_000)})
+        pq.write_table(table, path, filesystem=files, row_group_size=100_000)
+        for _ in range(2):
+            assert pq.read_table(path, filesystem=files, columns=["x"]) == table.select(["x"])
+            assert pq.ParquetFile(path, filesystem=files).read_row_group(3) == table.slice(300_000, 100_000)
+    files.delete_file(path)
+    assert files.get_file_info(path).type == pa.fs.FileType.NotFound
+
+
+def test_obstore_and_s3fs_share_what_is_cached(keys: Keys) -> None:
+    store = keys.obstore()
+    files = keys.s3fs()
+    name = _name("orc")
+    path = f"{keys.bucket}/{keys.prefix}{name}"
+    for size in (6 << 20, 1 << 20):
+        data = os.urandom(size)
+        obstore.put(store, name, data, use_multipart=size > 5 << 20)
+        starts, ends = [0, 300_000, size - 7], [10, 900_000, size]
+        found = obstore.get_ranges(store, name, starts=starts, ends=ends)
+        assert [bytes(one) for one in found] == [data[start:end] for start, end in zip(starts, ends, strict=True)]
+        assert files.cat_file(path) == data
+        assert files.cat_file(path, start=-100) == data[-100:]
+        assert bytes(obstore.get(store, name).bytes()) == data
+    other = _name("orc")
+    obstore.rename(store, name, other)
+    with pytest.raises(FileNotFoundError):
+        files.cat_file(path)
+    assert files.cat_file(f"{keys.bucket}/{keys.prefix}{other}") == data
+    files.rm(f"{keys.bucket}/{keys.prefix}{other}")
+    with pytest.raises(FileNotFoundError):
+        obstore.get(store, other)

@@ -1,0 +1,295 @@
+"""Clients through the gateway: the bytes and the errors of the store itself, whatever the client."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+from boto3.s3.transfer import TransferConfig
+from botocore.exceptions import ClientError
+
+from tests.gateway.rig import Keys, Rig
+from tests.seeds import first_seed
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def keys(rig: Rig) -> Keys:
+    return rig.create_table(f"t{next(_numbers)}")
+
+
+@pytest.fixture
+def client(keys: Keys) -> Iterator[Any]:
+    client = keys.client()
+    yield client
+    client.close()
+
+
+def _outcome(call: Callable[..., Any], **arguments: Any) -> tuple[Any, ...]:
+    """What a client sees: the error's code and status, or status, size, range and bytes."""
+    try:
+        answer = call(**arguments)
+    except ClientError as error:
+        return error.response["Error"]["Code"], error.response["ResponseMetadata"]["HTTPStatusCode"]
+    body = answer["Body"].read() if "Body" in answer else b""
+    status = answer["ResponseMetadata"]["HTTPStatusCode"]
+    return status, answer.get("ContentLength"), answer.get("ContentRange"), body
+
+
+RANGES = [
+    *(None, "bytes=0-0", "bytes=5-9", "bytes=5-", "bytes=-7", "bytes=990-2000", "bytes=0-", "bytes=-5000"),
+    *("bytes=1000-", "bytes=1000-1001", "bytes=99999999999-", "bytes=-0", "bytes=9-5", "bytes=x", "bytes=0-1,4-5"),
+]
+
+
+def test_every_form_of_range_gives_the_bytes_and_errors_of_the_store(store_rig: Rig, folder_rig: Rig) -> None:
+    data = bytes(range(250)) * 4
+    outcomes = {}
+    for rig in (store_rig, folder_rig):
+        keys = rig.create_table(f"t{next(_numbers)}")
+        with closing(keys.client()) as client:
+            client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
+            client.put_object(Bucket=keys.bucket, Key=keys.prefix + "empty", Body=b"")
+            outcomes[rig.gateway] = _ranges(client, keys)
+        if rig.direct is not None:
+            with closing(rig.direct.client()) as direct:
+                outcomes["direct"] = _ranges(direct, keys)
+    assert outcomes[store_rig.gateway] == outcomes["direct"]
+    assert outcomes[folder_rig.gateway] == outcomes["direct"]
+    assert outcomes["direct"]["o", "bytes=5-9"] == (206, 5, "bytes 5-9/1000", data[5:10])
+
+
+def _ranges(client: Any, keys: Keys) -> dict[tuple[str, str | None], tuple[Any, ...]]:
+    found = {}
+    for name, wanted in itertools.product(("o", "empty"), RANGES):
+        options = {} if wanted is None else {"Range": wanted}
+        found[name, wanted] = _outcome(client.get_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
+        if found[name, wanted][0] != "InvalidRange":
+            head = _outcome(client.head_object, Bucket=keys.bucket, Key=keys.prefix + name, **options)
+            assert head[:2] == found[name, wanted][:2], (name, wanted)
+    return found
+
+
+def test_conditions_of_reads_and_writes_decide_as_on_the_store(rig: Rig, keys: Keys, client: Any) -> None:
+    at = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
+    etag = client.put_object(**at, Body=b"one")["ETag"]
+    modified = client.head_object(**at)["LastModified"]
+    read = lambda **conditions: _outcome(client.get_object, **at, **conditions)  # noqa: E731
+    assert read(IfMatch=etag)[0] == 200
+    assert read(IfMatch='"other"') == ("PreconditionFailed", 412)
+    assert read(IfNoneMatch=etag)[1] == 304
+    assert read(IfNoneMatch='"other"')[0] == 200
+    assert read(IfModifiedSince=modified.replace(year=modified.year + 1))[1] == 304 or rig.direct is not None
+    assert read(IfModifiedSince=modified.replace(year=2001))[0] == 200
+    assert read(IfUnmodifiedSince=modified.replace(year=modified.year + 1))[0] == 200
+    assert read(IfUnmodifiedSince=modified.replace(year=2001)) == ("PreconditionFailed", 412)
+    write = lambda **conditions: _outcome(client.put_object, **at, Body=b"two", **conditions)  # noqa: E731
+    assert write(IfNoneMatch="*") == ("PreconditionFailed", 412)
+    assert write(IfMatch='"other"') == ("PreconditionFailed", 412)
+    assert client.get_object(**at)["Body"].read() == b"one"
+    assert write(IfMatch=etag)[0] == 200
+    assert client.get_object(**at)["Body"].read() == b"two"
+    client.delete_object(**at)
+    assert write(IfNoneMatch="*")[0] == 200
+    client.delete_object(**at)
+    assert _outcome(client.get_object, **at) == ("NoSuchKey", 404)
+    client.delete_object(**at)
+
+
+def test_multipart_uploads_are_complete_or_absent(rig: Rig, keys: Keys, client: Any) -> None:
+    at = {"Bucket": keys.bucket, "Key": keys.prefix + "data/large"}
+    data = os.urandom(13 << 20)
+    upload = client.create_multipart_upload(**at, ContentType="x/y", Metadata={"a": "b"})["UploadId"]
+    sizes = [5 << 20, 5 << 20, 3 << 20]
+    parts, start = [], 0
+    for number, size in enumerate(sizes, 1):
+        part = client.upload_part(**at, UploadId=upload, PartNumber=number, Body=data[start : start + size])
+        parts.append({"PartNumber": number, "ETag": part["ETag"]})
+        start += size
+    listed = client.list_parts(**at, UploadId=upload)["Parts"]
+    assert [(part["PartNumber"], part["Size"]) for part in listed] == list(enumerate(sizes, 1))
+    assert _outcome(client.head_object, **at)[1] == 404
+    complete = lambda parts: _outcome(  # noqa: E731
+        client.complete_multipart_upload, **at, UploadId=upload, MultipartUpload={"Parts": parts}
+    )
+    assert complete([parts[1], parts[0]])[0] == "InvalidPartOrder"
+    assert complete([{"PartNumber": 1, "ETag": '"0123456789abcdef0123456789abcdef"'}])[0] == "InvalidPart"
+    assert complete(parts)[0] == 200
+    found = client.get_object(**at)
+    assert (found["Body"].read(), found["ContentType"], found["Metadata"]) == (data, "x/y", {"a": "b"})
+    assert _outcome(client.list_parts, **at, UploadId=upload)[0] == "NoSuchUpload"
+    small = client.create_multipart_upload(**at)["UploadId"]
+    etags = [client.upload_part(**at, UploadId=small, PartNumber=n, Body=b"x")["ETag"] for n in (1, 2)]
+    parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, 1)]
+    error = _outcome(client.complete_multipart_upload, **at, UploadId=small, MultipartUpload={"Parts": parts})
+    assert error[0] == "EntityTooSmall"
+    client.abort_multipart_upload(**at, UploadId=small)
+    assert _outcome(client.upload_part, **at, UploadId=small, PartNumber=1, Body=b"x")[0] == "NoSuchUpload"
+
+
+def test_copies_of_objects_and_of_parts(keys: Keys, client: Any) -> None:
+    source = {"Bucket": keys.bucket, "Key": keys.prefix + "data/a b+ü"}
+    data = os.urandom(6 << 20)
+    client.put_object(**source, Body=data, Metadata={"kept": "yes"})
+    target = {"Bucket": keys.bucket, "Key": keys.prefix + "copy"}
+    client.copy_object(**target, CopySource=source)
+    found = client.get_object(**target)
+    assert (found["Body"].read(), found["Metadata"]) == (data, {"kept": "yes"})
+    upload = client.create_multipart_upload(**target)["UploadId"]
+    part = client.upload_part_copy(
+        **target, UploadId=upload, PartNumber=1, CopySource=source, CopySourceRange="bytes=10-99"
+    )
+    parts = [{"PartNumber": 1, "ETag": part["CopyPartResult"]["ETag"]}]
+    client.complete_multipart_upload(**target, UploadId=upload, MultipartUpload={"Parts": parts})
+    assert client.get_object(**target)["Body"].read() == data[10:100]
+
+
+KEYS = ["a", "a-b", "a/b", "a/c/d", "a/c/e", "a0", "aa/ü", "b/100%25", "b/ %2F", "b/~!$'()*,;=:@&", "z/a+b"]
+
+
+@pytest.mark.parametrize("seed", [first_seed(), first_seed() + 1])
+def test_listings_in_pages_are_those_of_the_keys(keys: Keys, client: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    # A folder cannot hold a key and keys below it.
+    stored = [f"data/{key}" for key in KEYS if key != "a"]
+    for key in stored:
+        client.put_object(Bucket=keys.bucket, Key=keys.prefix + key, Body=key.encode())
+    for _ in range(20):
+        prefix = f"data/{rng.choice(['', 'a', 'a/', 'a/c', 'a/c/', 'b/', 'b/1', 'none'])}"
+        delimiter, after = str(rng.choice(["", "/"])), str(rng.choice(["", *stored]))
+        after = after if after.startswith(prefix) and not delimiter else ""  # stores differ about both together
+        found: list[str] = []
+        token: dict[str, str] = {}
+        while True:
+            page = client.list_objects_v2(
+                Bucket=keys.bucket,
+                Prefix=keys.prefix + prefix,
+                MaxKeys=int(rng.integers(1, 5)),
+                **({"Delimiter": delimiter} if delimiter else {}),
+                **({"StartAfter": keys.prefix + after} if after and not token else {}),
+                **token,
+            )
+            names = [one["Key"] for one in page.get("Contents", [])]
+            names += [one["Prefix"] for one in page.get("CommonPrefixes", [])]
+            found += sorted(name.removeprefix(keys.prefix) for name in names)
+            if not page["IsTruncated"]:
+                break
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+        expected = set()
+        for key in (key for key in stored if key.startswith(prefix) and key > after):
+            rest = key[len(prefix) :]
+            expected.add(prefix + rest.partition("/")[0] + "/" if delimiter and "/" in rest else key)
+        assert found == sorted(expected, key=str.encode), (prefix, delimiter, after)
+
+
+def test_many_objects_are_deleted_in_one_request(keys: Keys, client: Any) -> None:
+    names = [keys.prefix + f"data/{number} & <ü>" for number in range(20)]
+    for name in names:
+        client.put_object(Bucket=keys.bucket, Key=name, Body=b"x")
+    objects = [{"Key": name} for name in [*names, keys.prefix + "missing"]]
+    answer = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
+    assert {one["Key"] for one in answer["Deleted"]} == {one["Key"] for one in objects}
+    assert "Errors" not in answer
+    listed = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + "data/")
+    assert listed["KeyCount"] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256"])
+def test_checksums_of_clients_are_verified(keys: Keys, client: Any, algorithm: str) -> None:
+    at = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
+    data = os.urandom(300_000)
+    client.put_object(**at, Body=io.BytesIO(data), ChecksumAlgorithm=algorithm)  # in chunks, with a trailer
+    assert client.get_object(**at)["Body"].read() == data
+    size = {"CRC32": 4, "CRC32C": 4, "CRC64NVME": 8, "SHA1": 20, "SHA256": 32}[algorithm]
+    wrong = base64.b64encode(bytes(size)).decode()
+    refused = _outcome(client.put_object, **at, Body=b"other", **{f"Checksum{algorithm}": wrong})
+    assert refused[0] in ("BadDigest", "InvalidRequest")
+    assert client.get_object(**at)["Body"].read() == data
+
+
+def test_presigned_requests_are_served_until_their_end(keys: Keys, client: Any) -> None:
+    at = {"Bucket": keys.bucket, "Key": keys.prefix + "data/o ü"}
+    put = client.generate_presigned_url("put_object", Params=at, ExpiresIn=60)
+    with urllib.request.urlopen(urllib.request.Request(put, method="PUT", data=b"presigned")) as answer:
+        assert answer.status == 200
+    url = client.generate_presigned_url("get_object", Params=at, ExpiresIn=60)
+    with urllib.request.urlopen(url) as answer:
+        assert answer.read() == b"presigned"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url.replace("data/o%20%C3%BC", "data/p"))
+    assert refused.value.code == 403
+    refused.value.close()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(url, data=b"a body makes it a POST")
+    refused.value.close()
+
+
+def test_pyarrow_reads_and_writes_parquet_through_the_gateway(keys: Keys) -> None:
+    files = keys.pyarrow()
+    path = f"{keys.bucket}/{keys.prefix}data/p.parquet"
+    table = pa.table({"id": np.arange(2_000_000), "x": np.random.default_rng(1).random(2_000_000)})
+    pq.write_table(table, path, filesystem=files, row_group_size=100_000)
+    assert pq.read_table(path, filesystem=files, columns=["id"]) == table.select(["id"])
+    assert files.get_file_info(path).size > 10 << 20
+    selector = pa.fs.FileSelector(f"{keys.bucket}/{keys.prefix}data", recursive=True)
+    assert [info.base_name for info in files.get_file_info(selector) if info.is_file] == ["p.parquet"]
+    files.delete_file(path)
+    assert files.get_file_info(path).type == pa.fs.FileType.NotFound
+
+
+def test_obstore_reads_and_writes_through_the_gateway(keys: Keys) -> None:
+    store = keys.obstore()
+    data = os.urandom(12 << 20)
+    obstore.put(store, "data/ü x", data, use_multipart=True)
+    assert bytes(obstore.get_range(store, "data/ü x", start=1 << 20, length=100)) == data[1 << 20 :][:100]
+    assert bytes(obstore.get(store, "data/ü x").bytes()) == data
+    obstore.put(store, "data/once", b"1", mode="create")
+    with pytest.raises(obstore.exceptions.AlreadyExistsError):
+        obstore.put(store, "data/once", b"2", mode="create")
+    obstore.copy(store, "data/once", "data/twice")
+    assert sorted(one["path"] for one in obstore.list(store, "data").collect()) == [
+        "data/once",
+        "data/twice",
+        "data/ü x",
+    ]
+    obstore.delete(store, ["data/once", "data/twice", "data/ü x"])
+    assert obstore.list(store, "data").collect() == []
+
+
+def test_s3fs_reads_and_writes_through_the_gateway(keys: Keys) -> None:
+    files = keys.s3fs()
+    path = f"{keys.bucket}/{keys.prefix}data/f"
+    data = os.urandom(11 << 20)
+    with files.open(path, "wb") as file:
+        file.write(data)
+    with files.open(path, "rb") as file:
+        file.seek(-100, 2)
+        assert file.read() == data[-100:]
+    assert files.cat_file(path) == data
+    assert files.find(f"{keys.bucket}/{keys.prefix}data") == [path]
+    files.rm(path)
+    assert not files.exists(path)
+
+
+def test_a_transfer_in_many_parts_at_once_is_whole(rig: Rig, keys: Keys, client: Any, tmp_path: Path) -> None:
+    data = os.urandom(40 << 20)
+    config = TransferConfig(multipart_threshold=5 << 20, multipart_chunksize=5 << 20, max_concurrency=8)
+    client.upload_fileobj(io.BytesIO(data), keys.bucket, keys.prefix + "data/many", Config=config)
+    client.download_file(keys.bucket, keys.prefix + "data/many", str(tmp_path / "many"), Config=config)
+    assert (tmp_path / "many").read_bytes() == data
+    assert (rig.folder / keys.bucket / keys.prefix / "data/many").stat().st_size == len(data)

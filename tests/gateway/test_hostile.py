@@ -1,0 +1,169 @@
+"""What a hostile client sends besides forged addresses: XML in other encodings, headers that are no text, links."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import os
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+import pytest
+from botocore.exceptions import ClientError
+
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.gateway.aws_chunked import UNSIGNED_TRAILER, ChunkSigner
+from seamark.metaserver.gateway.folder_uploads import read_complete
+from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.gateway.sigv4 import UNSIGNED_PAYLOAD
+from seamark.metaserver.objects.s3_scope import parse_delete_body
+from tests.gateway.rig import Keys, Rig
+from tests.gateway.test_isolation import raw
+from tests.gateway.test_streams import _signed
+
+_numbers = itertools.count()
+_ENTITIES = """<?xml version="1.0" encoding="utf-16"?>
+<!DOCTYPE CompleteMultipartUpload [<!ENTITY a "0123456789"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">]>
+<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>&b;&b;</ETag></Part></CompleteMultipartUpload>"""
+
+
+@pytest.fixture
+def keys(rig: Rig) -> Keys:
+    return rig.create_table(f"hostile{next(_numbers)}")
+
+
+def test_entities_are_refused_in_every_encoding(folder_rig: Rig) -> None:
+    keys = folder_rig.create_table(f"hostile{next(_numbers)}")
+    with closing(keys.client()) as client:
+        upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
+    target = f"/{keys.bucket}/{keys.prefix}data/o?uploadId={upload}"
+    for encoding in ("utf-16", "utf-16-le", "utf-8"):
+        text = _ENTITIES.replace("utf-16", encoding)
+        status, answer = raw(keys, "POST", target, body=text.encode(encoding))
+        assert (status, b"MalformedXML" in answer) == (400, True), (encoding, answer)
+
+
+def test_xml_of_many_elements_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def parse(text: str) -> Element:
+        parsed.append(text)
+        return Element("other")
+
+    monkeypatch.setattr(ElementTree, "fromstring", parse)
+    for document in ("<a/>" * 900_000, "<a>" * 500_000):
+        with pytest.raises(S3Error, match="elements"):
+            read_complete(document.encode())
+        with pytest.raises(BadRequest, match="elements"):
+            parse_delete_body(document)
+    assert not parsed
+    checksums = "<ChecksumCRC32>AAAAAA==</ChecksumCRC32><ChecksumSHA256>A</ChecksumSHA256>"
+    part = f"<Part><PartNumber>1</PartNumber><ETag>a</ETag>{checksums}</Part>"
+    monkeypatch.undo()
+    whole = "".join(part.replace("1", str(number), 1) for number in range(1, 10_001))
+    assert len(read_complete(f"<CompleteMultipartUpload>{whole}</CompleteMultipartUpload>".encode())) == 10_000
+    keys = "".join(f"<Object><Key>{number}</Key></Object>" for number in range(1000))
+    assert len(parse_delete_body(f"<Delete><Quiet>true</Quiet>{keys}</Delete>")) == 1000
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"\xed\xa0\x80", b"a\xc2\xa0b"])
+@pytest.mark.parametrize("name", ["x-amz-meta-a", "content-type"])
+def test_headers_that_are_no_text_are_a_mistake_of_the_client(keys: Keys, name: str, value: bytes) -> None:
+    text = value.decode("utf-8", "surrogateescape")
+    target, signed = _signed(keys, "PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
+    with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
+        connection.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
+        for header, of_header in {**signed, "content-length": "1"}.items():
+            connection.putheader(header, of_header.encode("utf-8", "surrogateescape"))
+        connection.endheaders(b"x")
+        answer = connection.getresponse()
+        assert (answer.status, b"InvalidArgument" in answer.read()) == (400, True)
+
+
+def test_errors_name_no_path_of_the_server(folder_rig: Rig) -> None:
+    keys = folder_rig.create_table(f"paths{next(_numbers)}")
+    at = folder_rig.folder / keys.bucket / keys.prefix
+    with closing(keys.client()) as client:
+        client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
+    os.symlink("/", at / "out")
+    for method, name in itertools.product(
+        ("GET", "PUT", "DELETE", "HEAD"), ("data", "x" * 300, "out", "out/etc/passwd", "data/o/below", "data/o")
+    ):
+        if (method, name) == ("PUT", "out"):
+            continue
+        status, answer = raw(keys, method, f"/{keys.bucket}/{keys.prefix}{name}", body=b"x" * (method == "PUT"))
+        assert status < 500, (method, name, answer)
+        assert str(folder_rig.folder).encode() not in answer, (method, name, answer)
+    named = "".join(f"<Object><Key>{keys.prefix}{name}</Key></Object>" for name in ("x" * 300, "data"))
+    body = f"<Delete>{named}</Delete>"
+    status, answer = raw(keys, "POST", f"/{keys.bucket}/?delete=", body=body.encode())
+    assert (status, f"<Deleted><Key>{keys.prefix}data</Key>".encode() in answer) == (200, True)
+    assert str(folder_rig.folder).encode() not in answer
+
+
+def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
+    keys = folder_rig.create_table(f"hidden{next(_numbers)}")
+    for name in (".seamark-tmp-a", "data/.seamark-tmp-a", "data/.seamark-tmp-a/b"):
+        for target in (name, f"{name}?uploads="):
+            method = "POST" if "?" in target else "PUT"
+            status, answer = raw(keys, method, f"/{keys.bucket}/{keys.prefix}{target}", body=b"x" * (method == "PUT"))
+            assert (status, b"InvalidArgument" in answer) == (400, True), (target, answer)
+
+
+def test_deep_keys_are_listed_and_longer_ones_than_on_s3_refused(folder_rig: Rig) -> None:
+    keys = folder_rig.create_table(f"deep{next(_numbers)}")
+    deep = keys.prefix + "d/" * ((1023 - len(keys.prefix)) // 2) + "x"
+    with closing(keys.client()) as client:
+        with pytest.raises(ClientError, match="KeyTooLong"):
+            client.put_object(Bucket=keys.bucket, Key=keys.prefix + "d/" * 1900 + "x", Body=b"")
+        client.put_object(Bucket=keys.bucket, Key=deep, Body=b"")
+        found = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)["Contents"]
+    assert deep in [one["Key"] for one in found]
+
+
+def test_a_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
+    keys = folder_rig.create_table(f"empty{next(_numbers)}")
+    with closing(keys.client()) as client:
+        client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/o", Body=b"x")
+        for name in ("/", "data//", "data/o/", "data/o//"):
+            found = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
+            assert found["KeyCount"] == 0, name
+
+
+def test_a_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:
+    keys = folder_rig.create_table(f"links{next(_numbers)}")
+    at = folder_rig.folder / keys.bucket / keys.prefix
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/secret").write_text("secret")
+    os.symlink(tmp_path, at / "out")
+    with closing(keys.client()) as client:
+        for name in ("", "out", "out/", "out/sub/", "out/s"):
+            try:
+                found = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
+            except ClientError:
+                continue
+            assert "secret" not in str(found.get("Contents")), name
+
+
+def test_a_listing_after_the_name_of_a_folder_has_the_keys_in_it(rig: Rig) -> None:
+    keys = rig.create_table(f"after{next(_numbers)}")
+    names = ["data/a/1", "data/a/2", "data/b/1"]
+    with closing(keys.client()) as client:
+        for name in names:
+            client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=b"x")
+        after = {"Bucket": keys.bucket, "Prefix": keys.prefix + "data/", "StartAfter": keys.prefix + "data/a/"}
+        found = client.list_objects_v2(**after)["Contents"]
+        grouped = client.list_objects_v2(**after, Delimiter="/")["CommonPrefixes"]
+    assert [one["Key"].removeprefix(keys.prefix) for one in found] == names
+    assert [one["Prefix"].removeprefix(keys.prefix) for one in grouped] == ["data/b/"]
+
+
+@pytest.mark.parametrize("value", ["\xff" * 8, "AA\nBBBB="])
+def test_a_trailer_that_would_change_the_length_of_the_body_is_refused(value: str) -> None:
+    signer = ChunkSigner("secret", "20261125T000000Z", "us-east-1", UNSIGNED_TRAILER, "0" * 64)
+    with pytest.raises(S3Error, match="malformed"):
+        signer.end("x-amz-checksum-crc32", value)

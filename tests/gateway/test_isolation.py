@@ -1,0 +1,210 @@
+"""Keys of one table reach no object of another, by no operation, spelling or forgery."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+
+from tests.gateway.rig import Keys, Rig
+
+SECRET = b"bytes of another table"
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def victim(rig: Rig) -> Keys:
+    keys = rig.create_table(f"victim{next(_numbers)}")
+    client = keys.client()
+    client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/secret", Body=SECRET)
+    client.close()
+    return keys
+
+
+@pytest.fixture
+def own(rig: Rig) -> Keys:
+    return rig.create_table(f"own{next(_numbers)}")
+
+
+@pytest.fixture
+def client(own: Keys) -> Iterator[Any]:
+    client = own.client()
+    client.put_object(Bucket=own.bucket, Key=own.prefix + "data/o", Body=b"own")
+    yield client
+    client.close()
+
+
+def _code(call: Any, **arguments: Any) -> str:
+    try:
+        answer = call(**arguments)
+    except ClientError as error:
+        return error.response["Error"]["Code"]
+    return "OK" if "Body" not in answer else f"OK {answer['Body'].read()!r}"
+
+
+def raw(
+    keys: Keys, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
+) -> tuple[int, bytes]:
+    """The answer to a request whose target is sent as it is, with a valid signature of exactly that."""
+    request = AWSRequest(method, keys.endpoint + target, data=body, headers=headers or {})
+    request.headers["Host"] = urlsplit(keys.endpoint).netloc
+    S3SigV4Auth(Credentials(keys.access_key, keys.secret, keys.token), "s3", keys.region).add_auth(request)
+    connection = http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)
+    try:
+        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+        for name, value in request.headers.items():
+            connection.putheader(name, value)
+        if body:
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body or None)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_no_operation_reaches_another_table(rig: Rig, victim: Keys, own: Keys, client: Any) -> None:
+    there = {"Bucket": victim.bucket, "Key": victim.prefix + "data/secret"}
+    here = {"Bucket": own.bucket, "Key": own.prefix + "data/o"}
+    upload = client.create_multipart_upload(**here)["UploadId"]
+    with_victim = victim.client()
+    foreign = with_victim.create_multipart_upload(**there)["UploadId"]
+    copy = {"CopySource": {"Bucket": there["Bucket"], "Key": there["Key"]}}
+    many = {"Objects": [{"Key": there["Key"]}]}
+    refused = {
+        "get": _code(client.get_object, **there),
+        "put": _code(client.put_object, **there, Body=b"x"),
+        "delete": _code(client.delete_object, **there),
+        "delete many": _code(client.delete_objects, Bucket=there["Bucket"], Delete=many),
+        "copy from": _code(client.copy_object, **here, **copy),
+        "copy to": _code(client.copy_object, **there, CopySource=here),
+        "part copy": _code(client.upload_part_copy, **here, UploadId=upload, PartNumber=1, **copy),
+        "upload": _code(client.create_multipart_upload, **there),
+        "list": _code(client.list_objects_v2, Bucket=victim.bucket, Prefix=victim.prefix),
+        "list all": _code(client.list_objects_v2, Bucket=victim.bucket),
+        "list above": _code(client.list_objects_v2, Bucket=victim.bucket, Prefix=own.prefix.rstrip("/")),
+        "buckets": _code(client.list_buckets),
+        "uploads": _code(client.list_multipart_uploads, Bucket=victim.bucket),
+        "policy": _code(client.get_bucket_policy, Bucket=victim.bucket),
+        "bucket": _code(client.delete_bucket, Bucket=victim.bucket),
+        "acl": _code(client.put_object_acl, **here, ACL="public-read"),
+        "parts of another": _code(client.list_parts, **there, UploadId=foreign),
+    }
+    assert set(refused.values()) == {"AccessDenied"}, refused
+    # An upload id of another table is of no use with an own key.
+    assert _code(client.upload_part, **here, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
+    assert _code(client.list_parts, **here, UploadId=foreign) == "NoSuchUpload"
+    assert with_victim.get_object(**there)["Body"].read() == SECRET
+    with_victim.close()
+
+
+def _spellings(own: str, victim: str) -> list[str]:
+    """Keys, encoded, that some reader takes for the victim's."""
+    up = "../" * own.count("/")
+    name = f"{up}{victim}data/secret"
+    return [
+        own + name,
+        own + quote(name, safe=""),
+        own + quote(quote(name, safe=""), safe=""),
+        own + name.replace("..", "%2e%2e"),
+        own + name.replace("..", ".%2E"),
+        own + name.replace("/", "%5C"),
+        own + name.replace("/", "%2F"),
+        own + "x/../" + name,
+        own + "./" + name,
+        own + name.replace("../", "..%00/"),
+        own.rstrip("/") + "/../" + victim.rsplit("/", 2)[1] + "/data/secret",
+        own + "/" + victim + "data/secret",
+        "/" + victim + "data/secret",
+        victim.replace("/", "//") + "data/secret",
+        victim + "data/secret",
+        victim + "data%2Fsecret",
+        victim.upper() + "data/secret",
+        own.rstrip("/") + "x/" + "data/secret",
+        own + "%ff%fe/secret",
+        own + "%c0%ae%c0%ae/" * 4 + victim + "data/secret",
+        own + "\uff0e\uff0e/".encode().hex("%"),
+    ]
+
+
+def test_no_spelling_of_a_key_reaches_another_table(victim: Keys, own: Keys, client: Any) -> None:
+    for key in _spellings(own.prefix, victim.prefix):
+        queries = ("", "?uploadId=..%2F..", "?partNumber=1&uploadId=x")
+        for method, query in itertools.product(("GET", "PUT", "DELETE"), queries):
+            status, body = raw(own, method, f"/{own.bucket}/{key}{query}", body=b"forged" if method == "PUT" else b"")
+            assert SECRET not in body, (method, key)
+            assert status != 500, (method, key, query, body)
+            if method != "DELETE" and not key.startswith(own.prefix):
+                assert status in (400, 403), (method, key, query, body)
+        listing = f"/{own.bucket}?list-type=2&prefix={quote(key.replace('data/secret', ''), safe='/%')}"
+        status, body = raw(own, "GET", listing)
+        assert b"secret" not in body.partition(b"<Contents>")[2], (listing, body)
+        source = {"x-amz-copy-source": f"/{own.bucket}/{key}"}
+        status, body = raw(own, "PUT", f"/{own.bucket}/{own.prefix}copied", source)
+        assert status >= 400, (key, body)
+    with_victim = victim.client()
+    found = with_victim.list_objects_v2(Bucket=victim.bucket, Prefix=victim.prefix + "data/")
+    assert [one["Key"] for one in found["Contents"]] == [victim.prefix + "data/secret"]
+    assert with_victim.get_object(Bucket=victim.bucket, Key=victim.prefix + "data/secret")["Body"].read() == SECRET
+    with_victim.close()
+
+
+def test_a_very_long_key_is_refused(own: Keys) -> None:
+    for key in (own.prefix + "a" * 5000, own.prefix + "a/" * 3000 + "b", own.prefix + "%2541" * 1200):
+        status, body = raw(own, "GET", f"/{own.bucket}/{key}")
+        assert status in (400, 403, 404, 431), body[:200]
+
+
+def test_forged_and_mixed_keys_are_refused(victim: Keys, own: Keys, client: Any) -> None:
+    there = {"Bucket": victim.bucket, "Key": victim.prefix + "data/secret"}
+    letter = "B" if victim.token[40] == "A" else "A"
+    forged = {
+        "secret": replace(victim, secret=own.secret),
+        "token of another": replace(victim, token=own.token),
+        "own access key": replace(own, token=victim.token),
+        "changed token": replace(victim, token=victim.token[:40] + letter + victim.token[41:]),
+        "short token": replace(victim, token=victim.token[:-4]),
+        "long token": replace(victim, token="A" * 8000),
+    }
+    for name, keys in forged.items():
+        with_forged = keys.client()
+        assert _code(with_forged.get_object, **there) in ("AccessDenied", "SignatureDoesNotMatch"), name
+        with_forged.close()
+    without = replace(victim, token="").client()
+    assert _code(without.get_object, **there) == "AccessDenied"
+    without.close()
+
+
+def test_a_request_that_was_changed_after_its_signature_is_refused(own: Keys, client: Any) -> None:
+    """Each part of a signed request, replaced on its way."""
+    target = f"/{own.bucket}/{own.prefix}data/o"
+    request = AWSRequest("PUT", own.endpoint + target, data=b"signed", headers={"Host": urlsplit(own.endpoint).netloc})
+    S3SigV4Auth(Credentials(own.access_key, own.secret, own.token), "s3", own.region).add_auth(request)
+    signed = dict(request.headers.items())
+    other_second = "01Z" if signed["X-Amz-Date"].endswith("00Z") else "00Z"
+    changed = {
+        "method": ("DELETE", target, signed, b""),
+        "path": ("PUT", target + "2", signed, b"signed"),
+        "query": ("PUT", target + "?tagging", signed, b"signed"),
+        "added header": ("PUT", target, signed | {"x-amz-copy-source": target}, b"signed"),
+        "date": ("PUT", target, signed | {"X-Amz-Date": signed["X-Amz-Date"][:-3] + other_second}, b"signed"),
+        "payload": ("PUT", target, signed | {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, b"forged"),
+        "body": ("PUT", target, signed, b"forged"),
+    }
+    for name, (method, path, headers, body) in changed.items():
+        connection = http.client.HTTPConnection(urlsplit(own.endpoint).netloc, timeout=30)
+        connection.request(method, path, body=body, headers=headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        assert answer.status in (400, 403), (name, answer.status, text)
+        assert client.get_object(Bucket=own.bucket, Key=own.prefix + "data/o")["Body"].read() == b"own", name

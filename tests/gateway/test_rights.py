@@ -1,0 +1,226 @@
+"""Vended keys carry the rights of the login that loaded the table, end, and lose what their table loses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from seamark.metaserver.access.gateway_keys import ObjectGrant
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SimulatedClock, SystemClock
+from seamark.metaserver.errors import Forbidden
+from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.server import gateway
+from seamark.metaserver.store.model import Claim
+from seamark.metaserver.store.model import Grant as RoleGrant
+from seamark.metaserver.store.open import open_store
+from tests.gateway.rig import SCHEMA, Keys, keys_of
+from tests.server.rig import LateClock, running
+from tests.services.process import free_port
+
+
+async def _tokens(home: Path) -> dict[str, str]:
+    home.mkdir(parents=True)
+    tokens, clock = {}, SystemClock()
+    async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
+        for name, role, namespace in (
+            ("admin", "admin", ()),
+            ("writer", "writer", ("db",)),
+            ("reader", "reader", ("db",)),
+            ("other", "writer", ("other",)),
+        ):
+            grants = [RoleGrant(principal=name, role=role, namespace=namespace)]
+            tokens[name] = await create_token(store, clock, name, None, grants)
+    return tokens
+
+
+def _codes(keys: Keys) -> dict[str, str]:
+    """The outcome of each operation."""
+    client, at = keys.client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
+
+    def code(call: Any, **arguments: Any) -> str:
+        try:
+            call(**arguments)
+        except ClientError as error:
+            return error.response["Error"]["Code"]
+        return "OK"
+
+    many = {"Objects": [{"Key": at["Key"] + "2"}]}
+    try:
+        return {
+            "put": code(client.put_object, **at, Body=b"x"),
+            "get": code(client.get_object, **at),
+            "list": code(client.list_objects_v2, Bucket=keys.bucket, Prefix=keys.prefix),
+            "upload": code(client.create_multipart_upload, **at),
+            "copy": code(client.copy_object, **(at | {"Key": keys.prefix + "c"}), CopySource=at),
+            "delete many": code(client.delete_objects, Bucket=keys.bucket, Delete=many),
+            "delete": code(client.delete_object, **(at | {"Key": keys.prefix + "c"})),
+        }
+    finally:
+        client.close()
+
+
+async def test_keys_have_the_rights_of_the_login_and_end(tmp_path: Path) -> None:
+    home, clock = tmp_path / "home", LateClock()
+    tokens = await _tokens(home)
+    settings: dict[str, Any] = {
+        "auth": "token",
+        "warehouse": "s3://lake/wh",
+        "s3_folder": str(tmp_path / "objects"),
+        "s3_client_access": "gateway",
+        "gateway_port": free_port(),
+        "gateway_keys_s": 60,
+    }
+    async with running(home, clock=clock, **settings) as server, gateway(server.parts):
+
+        async def load(who: str, tag: str = "") -> tuple[int, Any, str]:
+            headers = {"Authorization": f"Bearer {tokens[who]}"} | ({"If-None-Match": tag} if tag else {})
+            async with server.http.get(f"{server.url}/v1/namespaces/db/tables/t", headers=headers) as answer:
+                return (
+                    answer.status,
+                    await answer.json() if answer.status == 200 else None,
+                    answer.headers.get("ETag", ""),
+                )
+
+        async def create(**body: Any) -> Any:
+            headers = {"Authorization": f"Bearer {tokens['writer']}"}
+            async with server.http.post(
+                f"{server.url}/v1/namespaces/db/tables", headers=headers, json={"schema": SCHEMA, **body}
+            ) as answer:
+                assert answer.status == 200, await answer.text()
+                return await answer.json()
+
+        await create(name="t")
+        assert (await load("other"))[0] == 403
+        _, written, tag = await load("writer")
+        _, read, read_tag = await load("reader")
+        writer, reader = keys_of(written), keys_of(read)
+        assert set((await asyncio.to_thread(_codes, writer)).values()) == {"OK"}
+        found = await asyncio.to_thread(_codes, reader)
+        assert {name for name, code in found.items() if code == "OK"} == {"get", "list"}
+        assert {code for code in found.values() if code != "OK"} == {"AccessDenied"}
+        # An answer is reused by its own principal only, and only while its keys live.
+        assert tag != read_tag
+        assert (await load("writer", tag))[0] == 304
+        assert (await load("reader", tag))[0] == 200
+        staged = await create(name="new", **{"stage-create": True})
+        assert (await asyncio.to_thread(_codes, keys_of(staged)))["put"] == "OK"
+        clock.ahead_ms = 61_000
+        late = await load("writer", tag)
+        assert late[0] == 200
+        assert keys_of(late[1]).token != writer.token
+        clock.ahead_ms = 0
+        # botocore signs by the real time, so that only the keys' end has passed.
+        clock.ahead_ms = 61_000
+        assert set((await asyncio.to_thread(_codes, writer)).values()) == {"ExpiredToken"}
+        assert set((await asyncio.to_thread(_codes, keys_of(late[1]))).values()) == {"OK"}
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
+async def test_keys_of_a_dropped_table_are_refused_at_once(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "warehouse": "s3://lake/wh",
+        "s3_folder": str(tmp_path / "objects"),
+        "s3_client_access": "gateway",
+        "gateway_port": free_port(),
+        "rights_recheck_s": 60.0,
+        "watch_poll_s": 60.0,
+    }
+    async with running(tmp_path / "home", **settings) as server, gateway(server.parts):
+
+        async def send(method: str, path: str, body: Any = None) -> Any:
+            async with server.http.request(method, f"{server.url}{path}", json=body) as answer:
+                assert answer.status < 300, await answer.text()
+                return await answer.json() if answer.status == 200 else None
+
+        keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
+        other = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
+        for one in (keys, other):
+            assert set((await asyncio.to_thread(_codes, one)).values()) == {"OK"}
+        await send("DELETE", "/v1/namespaces/db/tables/t")
+
+        # The database is not polled in the time of this test, and what was checked is remembered for longer.
+        async def refused() -> bool:
+            return set((await asyncio.to_thread(_codes, keys)).values()) == {"AccessDenied"}
+
+        async with asyncio.timeout(60):
+            while not await refused():
+                await asyncio.sleep(0.02)
+        assert set((await asyncio.to_thread(_codes, other)).values()) == {"OK"}
+
+
+async def test_keys_name_whether_their_table_is_pinned(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "warehouse": "s3://lake/wh",
+        "s3_folder": str(tmp_path / "objects"),
+        "s3_client_access": "gateway",
+        "gateway_port": free_port(),
+    }
+    async with running(tmp_path / "home", **settings) as server:
+        http, tables = server.http, f"{server.url}/v1/namespaces/db/tables"
+        for name, value in (("no", None), ("yes", "true"), ("wrong", "maybe")):
+            properties = {} if value is None else {"seamark.cache.pinned": value}
+            await http.post(tables, json={"name": name, "schema": SCHEMA, "properties": properties})
+            async with http.get(f"{tables}/{name}") as answer:
+                keys = keys_of(await answer.json())
+            grant, _ = server.parts.gateway_keys.open(keys.token, keys.access_key)
+            assert (grant.pinned, grant.staged) == (name == "yes", False)
+
+
+class _Claims:
+    def __init__(self, claims: dict[str, list[str]]) -> None:
+        self.by_uuid, self.asked = claims, 0
+        self.dropped: set[str] = set()
+
+    async def names_of(self, uuid: str, *, dropped: bool = True) -> int:
+        return int(uuid != "staged" and (dropped or uuid not in self.dropped))
+
+    async def claims(self, uuid: str) -> list[Claim]:
+        self.asked += 1
+        return [Claim(uuid=uuid, location=location, shared=False) for location in self.by_uuid.get(uuid, [])]
+
+    async def claims_overlapping(self, keys: list[str], uuid: str, limit: int) -> list[Claim]:
+        return [
+            Claim(uuid=other, location=location, shared=False)
+            for other, locations in self.by_uuid.items()
+            for location in locations
+            if other != uuid and any(_overlap(location, key) for key in keys)
+        ]
+
+
+async def test_keys_end_with_the_ownership_of_their_location() -> None:
+    clock, claims = SimulatedClock(1), _Claims({"t": ["s3://bkt/t"]})
+    ownership = Ownership(claims, clock, recheck_s=5)
+    grant = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60)
+    for _ in range(3):
+        await ownership.check(grant)
+    assert claims.asked == 1
+    forged = ObjectGrant("t", "s3://bkt/elsewhere", True, "w", 1 << 60)
+    with pytest.raises(Forbidden):
+        await ownership.check(forged)
+    await ownership.check(ObjectGrant("staged", "s3://bkt/new", True, "w", 1 << 60, staged=True))
+    with pytest.raises(Forbidden, match="dropped"):
+        await ownership.check(ObjectGrant("staged", "s3://bkt/new2", True, "w", 1 << 60))
+    for inside in ("s3://bkt/t", "s3://bkt/t/data", "s3://bkt"):
+        with pytest.raises(Forbidden):
+            await ownership.check(ObjectGrant("staged", inside, True, "w", 1 << 60, staged=True))
+    claims.dropped = {"t"}
+    await ownership.check(grant)
+    clock.advance(6000)
+    for staged in (True, False):
+        with pytest.raises(Forbidden, match="dropped"):
+            await ownership.check(ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=staged))
+    claims.dropped = set()
+    await ownership.check(grant)
+    claims.by_uuid = {"u": ["s3://bkt/t"]}
+    await ownership.check(grant)
+    clock.advance(6000)
+    with pytest.raises(Forbidden):
+        await ownership.check(grant)

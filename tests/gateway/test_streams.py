@@ -1,0 +1,254 @@
+"""Bodies through the gateway: in pieces, whole or not at all, within limits, whatever a client or the store does."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import itertools
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from botocore.exceptions import ClientError
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.gateway.sigv4 import SignatureClaim, Target, sign_headers, signing_key
+from tests.gateway.rig import Keys, Rig, open_rig
+from tests.services.process import free_port
+from tests.services.s3 import S3, s3_server
+from tests.waits import block_until
+
+_numbers = itertools.count()
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def keys(rig: Rig) -> Keys:
+    return rig.create_table(f"s{next(_numbers)}")
+
+
+@pytest.fixture
+def client(keys: Keys) -> Iterator[Any]:
+    with closing(keys.client()) as client:
+        yield client
+
+
+def _signed(keys: Keys, method: str, name: str, payload: str, **headers: str) -> tuple[str, dict[str, str]]:
+    """(target, signed headers)."""
+    target = f"/{keys.bucket}/{keys.prefix}{name}"
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    signed = sign_headers(
+        Target(method, target, "", {"host": urlsplit(keys.endpoint).netloc, **given}),
+        access_key_id=keys.access_key,
+        secret=keys.secret,
+        token=keys.token,
+        region=keys.region,
+        payload=payload,
+        now_ms=SystemClock().now_ms(),
+    )
+    return target, signed
+
+
+def _send(keys: Keys, name: str, payload: str, body: bytes, **headers: str) -> tuple[int, bytes]:
+    target, signed = _signed(keys, "PUT", name, payload, **headers)
+    with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
+        connection.request("PUT", target, body=body, headers=signed)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def _is_absent(keys: Keys, client: Any, name: str) -> bool:
+    try:
+        client.head_object(Bucket=keys.bucket, Key=keys.prefix + name)
+    except ClientError as error:
+        return error.response["ResponseMetadata"]["HTTPStatusCode"] == 404
+    return False
+
+
+def _chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
+    """A body of signed chunks, which continue the signature of the header."""
+    claim = SignatureClaim(
+        keys.access_key, "", signed["x-amz-date"], keys.region, (), signed["authorization"][-64:], ""
+    )
+    key, previous, body = signing_key(keys.secret, claim.scope), claim.signature, b""
+    empty = hashlib.sha256(b"").hexdigest()
+    import hmac
+
+    for piece in (*data, b""):
+        text = f"AWS4-HMAC-SHA256-PAYLOAD\n{claim.timestamp}\n{claim.scope}\n{previous}\n{empty}\n"
+        previous = hmac.digest(key, f"{text}{hashlib.sha256(piece).hexdigest()}".encode(), "sha256").hex()
+        body += b"%x;chunk-signature=%s\r\n%s\r\n" % (len(piece), previous.encode(), piece)
+    return body
+
+
+def test_a_body_that_is_not_what_was_signed_is_not_stored(keys: Keys, client: Any) -> None:
+    wrong = hashlib.sha256(b"other").hexdigest()
+    status, text = _send(keys, "hash", wrong, b"x" * MEBIBYTE)
+    assert (status, b"XAmzContentSHA256Mismatch" in text) == (400, True)
+    assert _is_absent(keys, client, "hash")
+
+
+def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: Any) -> None:
+    data = [b"a" * 65536, b"b" * 65536, b"c" * 100]
+    length = str(sum(map(len, data)))
+    given = {"x_amz_decoded_content_length": length, "content_encoding": "aws-chunked"}
+    for name, change in (("good", b""), ("bad", b"b"), ("last", b"c"), ("cut", b"cut")):
+        target, signed = _signed(keys, "PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **given)
+        body = _chunks(signed, keys, data)
+        if change == b"cut":
+            body = body[: len(body) - 86 - 102] + body[-86:]
+        elif change:
+            body = body.replace(change * 100, b"x" + change * 99, 1)
+        with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
+            connection.request("PUT", target, body=body, headers=signed)
+            answer = connection.getresponse()
+            answer.read()
+        assert answer.status == (200 if name == "good" else 400 if name == "cut" else 403), name
+        assert _is_absent(keys, client, name) is (name != "good"), name
+    assert client.get_object(Bucket=keys.bucket, Key=keys.prefix + "good")["Body"].read() == b"".join(data)
+
+
+def test_a_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
+    """On a folder. What a store does with a short body without hash or framing is the store's: versitygw keeps it."""
+    rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
+    client = keys.client()
+    target, signed = _signed(keys, "PUT", "early", "UNSIGNED-PAYLOAD")
+    with socket.create_connection((urlsplit(keys.endpoint).hostname, urlsplit(keys.endpoint).port)) as raw:
+        head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+        raw.sendall(f"PUT {target} HTTP/1.1\r\n{head}Content-Length: 1000000\r\n\r\n".encode() + b"x" * 500_000)
+    client.put_object(Bucket=keys.bucket, Key=keys.prefix + "after", Body=b"x")
+    assert _is_absent(keys, client, "early")
+    client.close()
+    uploads = rig.folder / ".seamark-uploads"
+    block_until(lambda: [path.name for path in uploads.iterdir() if path.name != "lock" and path.is_file()] == [])
+
+
+def test_bodies_beyond_the_limit_are_refused_before_they_are_read(keys: Keys) -> None:
+    target, signed = _signed(keys, "PUT", "large", "UNSIGNED-PAYLOAD")
+    with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
+        connection.putrequest("PUT", target, skip_host=True)
+        for name, value in {**signed, "content-length": str(6 << 30), "expect": "100-continue"}.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert (answer.status, b"EntityTooLarge" in answer.read()) == (400, True)
+
+
+def test_what_is_not_http_or_not_s3_gets_an_error_of_s3(rig: Rig) -> None:
+    gateway = urlsplit(rig.gateway)
+    for sent in (
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET  / HTTP/1.1\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    ):
+        with socket.create_connection((gateway.hostname, gateway.port)) as raw:
+            raw.sendall(sent)
+            raw.shutdown(socket.SHUT_WR)
+            found = b"".join(iter(lambda raw=raw: raw.recv(65536), b""))  # type: ignore[misc]
+        assert b"<Error>" in found or not found, (sent[:20], found)
+    for method, target in itertools.product(
+        ("GET", "PUT", "OPTIONS", "PATCH", "BREW"), ("/", "/b", "/b/k", "//", "/%", "*")
+    ):
+        with closing(http.client.HTTPConnection(gateway.netloc, timeout=30)) as connection:
+            connection.request(method, target)
+            answer = connection.getresponse()
+            assert 400 <= answer.status < 500, (method, target, answer.status)
+            assert b"<Error>" in answer.read()
+
+
+def _rss(rig: Rig) -> int:
+    return psutil.Process(rig.seamark.pid).memory_info().rss
+
+
+def test_objects_are_never_whole_in_memory(rig: Rig, keys: Keys, client: Any, tmp_path: Path) -> None:
+    size = 256 * MEBIBYTE
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(size)
+    client.put_object(Bucket=keys.bucket, Key=keys.prefix + "warm", Body=b"x")
+    before, peak, done = _rss(rig), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            peak[0] = max(peak[0], _rss(rig))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with (tmp_path / "large").open("rb") as file:
+            client.put_object(Bucket=keys.bucket, Key=keys.prefix + "large", Body=file)
+        body = client.get_object(Bucket=keys.bucket, Key=keys.prefix + "large")["Body"]
+        # A slow reader: the server must not run ahead of it.
+        assert sum(len(piece) for piece in body.iter_chunks(MEBIBYTE)) == size
+        unread = client.get_object(Bucket=keys.bucket, Key=keys.prefix + "large")["Body"]
+        assert len(unread.read(10)) == 10
+        unread.close()
+    finally:
+        done.set()
+        watcher.join()
+    assert peak[0] - before < 64 * MEBIBYTE, f"{(peak[0] - before) / MEBIBYTE:.0f} MiB more"
+    client.delete_object(Bucket=keys.bucket, Key=keys.prefix + "large")
+    assert "unexpected error" not in rig.seamark.log.read_text()
+
+
+def test_a_store_that_is_away_or_dies_gives_no_short_object(tmp_path: Path) -> None:
+    with s3_server(tmp_path / "s3") as s3:
+        proxy = _Cutting(s3)
+        with closing(proxy), open_rig(tmp_path, s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
+            keys = rig.create_table("t")
+            with closing(keys.client()) as client:
+                at = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
+                client.put_object(**at, Body=b"x" * 4 * MEBIBYTE)
+                proxy.cut_after = MEBIBYTE
+                with pytest.raises(Exception, match=r"(?i)incomplete|closed|reset|broken|aborted"):
+                    client.get_object(**at)["Body"].read()
+                proxy.cut_after = 0
+                with pytest.raises(ClientError) as away:
+                    client.get_object(**at)
+                assert away.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+                proxy.cut_after = 1 << 40
+                assert len(client.get_object(**at)["Body"].read()) == 4 * MEBIBYTE
+
+
+class _Cutting:
+    """A TCP proxy before a store that ends each connection after so many bytes of answers."""
+
+    def __init__(self, s3: S3) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.cut_after = 1 << 40
+        self._to = urlsplit(s3.endpoint)
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            store = socket.create_connection((self._to.hostname, self._to.port))
+            threading.Thread(target=self._pump, args=(client, store, False), daemon=True).start()
+            threading.Thread(target=self._pump, args=(store, client, True), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        sent = 0
+        with source, target:
+            try:
+                while data := source.recv(65536):
+                    sent += len(data)
+                    if answers and sent > self.cut_after:
+                        break
+                    target.sendall(data)
+                for one in (source, target):
+                    one.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return

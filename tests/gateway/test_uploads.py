@@ -1,0 +1,95 @@
+"""Multipart uploads over a folder: bounded for each principal, deleted when abandoned, refused before their body."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from botocore.exceptions import ClientError
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import RetryLater, TooManyRequests
+from seamark.metaserver.gateway.folder_files import Staging
+from seamark.metaserver.gateway.folder_uploads import Uploads
+from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.gateway.sigv4 import Target, sign_headers
+from seamark.metaserver.objects.local import DurableFolders
+from tests.gateway.rig import Rig
+
+PLACE = "s3://b/t/o"
+
+
+def _uploads(folder: Path, limit: int = 4, abandoned_s: float = 100) -> Uploads:
+    return Uploads(Staging(str(folder), DurableFolders(known_max=16)), limit=limit, abandoned_s=abandoned_s)
+
+
+def test_a_principal_has_its_share_of_the_uploads_and_all_have_the_limit(tmp_path: Path) -> None:
+    uploads = _uploads(tmp_path)
+    ids = [uploads.create(PLACE, os.urandom(16), "ann", 2, {}) for _ in range(2)]
+    with pytest.raises(TooManyRequests, match="ann has 2 unfinished uploads"):
+        uploads.create(PLACE, os.urandom(16), "ann", 2, {})
+    uploads.create(PLACE, os.urandom(16), "bob", 2, {})
+    uploads.create(PLACE, os.urandom(16), "cat", 2, {})
+    with pytest.raises(RetryLater, match="4 unfinished uploads"):
+        uploads.create(PLACE, os.urandom(16), "dan", 2, {})
+    uploads.abort(PLACE, ids[0])
+    uploads.create(PLACE, os.urandom(16), "ann", 2, {})
+    with pytest.raises(S3Error, match="does not exist"):
+        uploads.check(PLACE, ids[0])
+    uploads.check(PLACE, ids[1])
+    for wrong in ("", "..", ids[1][:-1], ids[1].upper() + "0"):
+        with pytest.raises(S3Error, match="does not exist"):
+            uploads.check(PLACE, wrong)
+    with pytest.raises(S3Error, match="does not exist"):
+        uploads.check(PLACE + "2", ids[1])
+
+
+def test_uploads_without_changes_are_deleted(tmp_path: Path) -> None:
+    uploads = _uploads(tmp_path)
+    old, new = (uploads.create(PLACE, os.urandom(16), "ann", 1, {}) for _ in range(2))
+    root = next(path for path in tmp_path.rglob(f"*{old}"))
+    now_s = root.stat().st_mtime
+    os.utime(root, (now_s - 101, now_s - 101))
+    uploads.delete_abandoned(now_s)
+    with pytest.raises(S3Error, match="does not exist"):
+        uploads.check(PLACE, old)
+    uploads.check(PLACE, new)
+
+
+def test_a_part_of_an_unknown_upload_is_refused_before_its_body(folder_rig: Rig) -> None:
+    keys = folder_rig.create_table("early_part")
+    query = f"partNumber=1&uploadId={'0' * 48}"
+    target = f"/{keys.bucket}/{keys.prefix}o"
+    signed = sign_headers(
+        Target("PUT", target, query, {"host": urlsplit(keys.endpoint).netloc}),
+        access_key_id=keys.access_key,
+        secret=keys.secret,
+        token=keys.token,
+        region=keys.region,
+        payload="UNSIGNED-PAYLOAD",
+        now_ms=SystemClock().now_ms(),
+    )
+    at = urlsplit(keys.endpoint)
+    for expected in ("Expect: 100-continue\r\n", ""):
+        with socket.create_connection((at.hostname, at.port), timeout=30) as raw:
+            head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+            raw.sendall(f"PUT {target}?{query} HTTP/1.1\r\n{head}{expected}Content-Length: 50000000\r\n\r\n".encode())
+            answer = raw.recv(65536)  # before a byte of the body was sent
+            assert answer.startswith(b"HTTP/1.1 404"), answer[:200]
+
+
+def test_an_upload_is_complete_only_with_its_parts(folder_rig: Rig) -> None:
+    keys = folder_rig.create_table("upload")
+    with closing(keys.client()) as client:
+        at: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
+        upload = {"UploadId": client.create_multipart_upload(**at)["UploadId"]}
+        tag = client.upload_part(**at, **upload, PartNumber=1, Body=b"x" * 1000)["ETag"]
+        client.complete_multipart_upload(**at, **upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": tag}]})
+        assert client.get_object(**at)["Body"].read() == b"x" * 1000
+        with pytest.raises(ClientError, match="NoSuchUpload"):
+            client.upload_part(**at, **upload, PartNumber=1, Body=b"x")

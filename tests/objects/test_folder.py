@@ -1,0 +1,59 @@
+"""A local folder as the store of `s3://` locations: the contract, and what leaves the folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import BadRequest, ConfigError
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings_sources import check
+from tests.objects.contract import ObjectStoreContract
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    settings = Settings(home=tmp_path, warehouse="s3://lake/wh", s3_folder=str(tmp_path / "objects"))
+    async with open_objects(settings, SystemClock()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def base() -> str:
+    return "s3://lake/wh/corner"
+
+
+class TestFolderContract(ObjectStoreContract):
+    """Through the router, as the server uses it."""
+
+
+async def test_a_bucket_is_a_folder_and_a_link_out_of_it_is_refused(
+    store: ObjectStore, base: str, tmp_path: Path
+) -> None:
+    await store.create(f"{base}/x", b"x")
+    assert (tmp_path / "objects/lake/wh/corner/x").read_bytes() == b"x"
+    (tmp_path / "secret").write_bytes(b"secret")
+    (tmp_path / "objects/lake/wh/out").symlink_to(tmp_path)
+    with pytest.raises(BadRequest, match="symbolic link"):
+        await store.read("s3://lake/wh/out/secret")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"s3_folder": "relative"},
+        {"s3_folder": "/f", "s3_endpoint": "http://s3:9000"},
+        {"s3_folder": "/f", "s3_access_key_id": "AK", "s3_secret_access_key": "SK"},
+        {"s3_folder": "/f", "s3_client_access": "signing"},
+        {"s3_client_access": "gateway"},
+        {"gateway_url": "http://gateway:8182/path"},
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        check(Settings(**given))  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""A TCP proxy before a real server that delays requests, counts them, and is cut off, on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tests.services.process import free_port, port_answers
+from tests.waits import block_until
+
+_REQUEST = re.compile(rb"^(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP/1\.1\r\n")
+_PIECE_BYTES = 1 << 18
+
+
+class FaultProxy:
+    """`delay_s` is drawn for each HTTP request. While `is_cut`, nothing passes in either direction and no connection
+    ends, as when a network drops packets."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._upstream = (host, port)
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.url = f"http://{self.address}"
+        self.delay_s: Callable[[], float] = lambda: 0.0
+        self.is_cut = False
+        self._serving: set[asyncio.Task[object]] = set()
+        self.requests: Counter[str] = Counter()
+        """By method and path, without the query: `GET /bucket/key`."""
+
+    async def run(self) -> None:
+        """Until `stop`, which another thread may call."""
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        async with await asyncio.start_server(self._serve, "127.0.0.1", self.port):
+            await self._stopped.wait()
+
+    def stop(self) -> None:
+        self.is_cut = False
+        self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)  # the event loop's reference is weak
+        try:
+            await self._pass_on(reader, writer)
+        finally:
+            writer.transport.abort()
+            self._serving.discard(task)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._passable()
+        try:
+            back_reader, back_writer = await asyncio.open_connection(*self._upstream)
+        except OSError:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(reader, back_writer, is_request=True))
+                group.create_task(self._pump(back_reader, writer, is_request=False))
+        except* (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            back_writer.transport.abort()
+
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_request: bool) -> None:
+        while data := await source.read(_PIECE_BYTES):
+            if is_request and (found := _REQUEST.match(data)):
+                self.requests[f"{found[1].decode()} {found[2].decode().partition('?')[0]}"] += 1
+                await asyncio.sleep(self.delay_s())
+            await self._passable()
+            target.write(data)
+            await target.drain()
+        with contextlib.suppress(OSError):
+            target.write_eof()
+
+    async def _passable(self) -> None:
+        while self.is_cut:
+            await asyncio.sleep(0.02)
+
+
+@contextmanager
+def fault_proxy(host: str, port: int) -> Iterator[FaultProxy]:
+    """A proxy on a free port of this machine; it runs in a thread of its own."""
+    proxy = FaultProxy(host, port)
+    thread = threading.Thread(target=lambda: asyncio.run(proxy.run()), daemon=True)
+    thread.start()
+    block_until(lambda: port_answers(proxy.port))
+    try:
+        yield proxy
+    finally:
+        proxy.stop()
+        thread.join(10)

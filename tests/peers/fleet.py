@@ -1,0 +1,134 @@
+"""Replicas as processes over PostgreSQL and a real S3 server, each behind proxies that can be cut off."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyiceberg.catalog.rest import RestCatalog
+
+from tests.faults.rigs.http import Client
+from tests.peers.fault_proxy import FaultProxy, fault_proxy
+from tests.services.postgres import Postgres
+from tests.services.process import free_port
+from tests.services.s3 import S3
+from tests.services.seamark import Seamark
+from tests.waits import block_until
+
+NAMESPACE, TABLE = "db", "t"
+PLAN = f"/v1/namespaces/{NAMESPACE}/tables/{TABLE}/plan"
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+
+
+@dataclass
+class Fleet:
+    replicas: list[Seamark]
+    storage: FaultProxy
+    """Before the S3 server, for the replicas; clients of the tests use the server itself."""
+    links: list[FaultProxy]
+    """Before the peer port of each replica, in order: how the others reach it."""
+    s3: S3
+    database: str
+
+    def clients(self, timeout_s: float = 60) -> list[Client]:
+        return [Client(replica.base_url, timeout_s) for replica in self.replicas]
+
+    def write(self, appends: int, name: str = TABLE) -> None:
+        """Creates the table if it does not exist, and appends to it so often: a manifest each."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector
+            with RestCatalog("sea", uri=self.replicas[0].base_url, **self.s3.client_properties()) as catalog:
+                catalog.create_namespace_if_not_exists(NAMESPACE)
+                table = catalog.create_table_if_not_exists(f"{NAMESPACE}.{name}", ROWS.schema)
+                for _ in range(appends):
+                    table.append(ROWS)
+
+    def reads(self) -> dict[str, int]:
+        """GETs of the replicas at the storage, by path."""
+        return {
+            path.removeprefix("GET "): count for path, count in self.storage.requests.items() if path.startswith("GET ")
+        }
+
+    def meet(self) -> None:
+        """Waits until every replica knows all that run."""
+        running = sum(replica.running() for replica in self.replicas)
+        block_until(
+            lambda: all(
+                metric(replica, "seamark_peer_replicas") == running for replica in self.replicas if replica.running()
+            )
+        )
+
+
+def metric(replica: Seamark, name: str, **labels: str) -> float:
+    """0 when the metric has no such sample."""
+    wanted = name + ("{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}" if labels else "")
+    with urllib.request.urlopen(f"{replica.base_url}/metrics", timeout=30) as answer:
+        for line in answer.read().decode().splitlines():
+            sample, _, value = line.rpartition(" ")
+            if sample == wanted:
+                return float(value)
+    return 0.0
+
+
+def peer_reads(replica: Seamark, source: str) -> float:
+    return metric(replica, "seamark_peer_reads_total", source=source)
+
+
+def plan(client: Client, headers: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
+    """The status, and the data files of a plan of the whole table."""
+    status, body = client.call("POST", PLAN, {}, dict(headers or {}))
+    tasks = body.get("file-scan-tasks", []) if status == 200 else []
+    return status, sorted(task["data-file"]["file-path"] for task in tasks)
+
+
+@contextmanager
+def open_fleet(
+    folder: Path,
+    postgres: Postgres,
+    s3: S3,
+    count: int,
+    *,
+    env: Mapping[str, str] | None = None,
+    first: Mapping[str, str] | None = None,
+    is_linked: bool = True,
+) -> Iterator[Fleet]:
+    """`env`: settings of all, `first`: of the first replica. `is_linked`: they reach each other through proxies."""
+    database, bucket = postgres.create_database(), s3.create_bucket()
+    store = urlsplit(s3.endpoint)
+    with ExitStack() as stack:
+        storage = stack.enter_context(fault_proxy(str(store.hostname), int(store.port or 80)))
+        replicas, links = [], []
+        for number in range(count):
+            port = free_port()
+            settings: dict[str, Any] = {
+                **s3.seamark_env(),
+                "SEAMARK_S3_ENDPOINT": storage.url,
+                "SEAMARK_PEER_ADDRESS": f"127.0.0.1:{port}",
+                "SEAMARK_PEER_LEASE_S": "3",
+                "SEAMARK_HOUSEKEEPING_INTERVAL_S": "3600",
+            }
+            if is_linked:
+                link = stack.enter_context(fault_proxy("127.0.0.1", port))
+                links.append(link)
+                settings |= {"SEAMARK_PEER_ADDRESS": link.address, "SEAMARK_PEER_LISTEN": f"127.0.0.1:{port}"}
+            settings |= {**(env or {}), **((first or {}) if number == 0 else {})}
+            replica = Seamark(folder / f"r{number}", database=database, warehouse=f"s3://{bucket}/w", env=settings)
+            replicas.append(stack.enter_context(replica))
+        fleet = Fleet(replicas, storage, links, s3, database)
+        if settings["SEAMARK_PEER_ADDRESS"]:
+            fleet.meet()
+        yield fleet
+
+
+def replicas_of(replica: Seamark) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{replica.base_url}/api/v1/replicas", timeout=30) as answer:
+        found: list[dict[str, Any]] = json.loads(answer.read())["replicas"]
+    return found

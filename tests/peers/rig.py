@@ -1,0 +1,96 @@
+"""Replicas inside the test's process: a real database, real files, real ports, and a storage that counts and delays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seamark.metaserver.access.keyring import open_keyring
+from seamark.metaserver.api.http.observability.metrics import ServerMetrics
+from seamark.metaserver.clock import Clock, SystemClock
+from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.objects.forwarding import ForwardingObjects
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.peers.peers import Peers, open_peers
+from seamark.metaserver.server import limits_of, open_certificate
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from tests.services.seamark import SHARED_KEY
+
+
+class WatchedObjects(ForwardingObjects):
+    """A real storage; counts whole reads by location, delays them by `delay_s`, and fails them while `is_away`."""
+
+    def __init__(self, stored: ObjectStore) -> None:
+        super().__init__(stored)
+        self.reads: Counter[str] = Counter()
+        self.delay_s = 0.0
+        self.is_away = False
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        self.reads[location] += 1
+        await asyncio.sleep(self.delay_s)
+        if self.is_away:
+            raise RetryLater("the storage is away")
+        return await self._stored.read(location, limit_bytes=limit_bytes)
+
+
+@dataclass
+class Node:
+    """One replica: `objects` is what the rest of a server would read through."""
+
+    peers: Peers
+    stored: WatchedObjects
+    settings: Settings
+
+    @property
+    def address(self) -> str:
+        return self.peers.membership.address
+
+    async def read(self, location: str, limit_bytes: int | None = None) -> bytes:
+        return await self.peers.objects.read(location, limit_bytes=limit_bytes)
+
+    def owns(self, location: str) -> bool:
+        return self.peers.membership.ranked(location)[0] == self.address
+
+
+@asynccontextmanager
+async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **given: Any) -> AsyncIterator[Node]:
+    """A replica that answers on a free port and has joined the others once, over the database and warehouse in
+    `folder`."""
+    clock = clock or SystemClock()
+    settings = Settings(
+        **{
+            "home": folder / name,
+            "database": f"sqlite:///{folder / 'shared.db'}",
+            "warehouse": f"file://{folder / 'warehouse'}",
+            "encryption_key": SHARED_KEY,
+            "peer_address": "127.0.0.1:0",
+            "peer_lease_s": 60.0,
+            **given,
+        }
+    )
+    metrics, certificate = ServerMetrics(), open_certificate(settings)
+    async with (
+        open_store(settings.database_url(), clock=clock) as store,
+        open_keyring(settings, store, clock) as keyring,
+        open_objects(settings, clock) as real,
+    ):
+        stored = WatchedObjects(real)
+        async with (
+            open_peers(settings, stored, store, keyring, clock, metrics) as peers,
+            peers.serving(limits_of(settings), certificate and certificate.context, metrics),
+        ):
+            yield Node(peers, stored, settings)
+
+
+async def meet(*nodes: Node) -> None:
+    """Every node knows all that live."""
+    for node in nodes:
+        await node.peers.membership.renew()

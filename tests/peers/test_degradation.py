@@ -1,0 +1,184 @@
+"""PostgreSQL or the storage does not answer: who allows it gets known metadata and plans with their age; writes and all
+others are told to retry."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from seamark.metaserver.access.authenticator import open_authenticator
+from seamark.metaserver.access.keyring import open_keyring
+from seamark.metaserver.access.tokens import create_token, revoke_token
+from seamark.metaserver.errors import RetryLater, Unauthenticated
+from seamark.metaserver.staleness import Staleness, allowing
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from tests.faults.rigs.http import Client
+from tests.peers.fleet import NAMESPACE, TABLE, Fleet, open_fleet, plan
+from tests.server.rig import LateClock, some_settings
+from tests.services.postgres import Postgres, postgres_server
+from tests.services.s3 import S3
+from tests.waits import block_until
+
+TABLE_PATH = f"/v1/namespaces/{NAMESPACE}/tables/{TABLE}"
+ALLOWED = {"Cache-Control": "stale-if-error=600"}
+LIMIT_S = 600
+SET = {"action": "set-properties", "updates": {"a": "b"}}
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[Postgres]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, own_postgres: Postgres, s3: S3) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("degraded")
+    env = {"SEAMARK_STALE_LIMIT_S": str(LIMIT_S), "SEAMARK_STALE_WAIT_S": "0.2", "SEAMARK_STORAGE_TIMEOUT_S": "3"}
+    with open_fleet(folder, own_postgres, s3, 1, env=env, is_linked=False) as fleet:
+        fleet.write(2)
+        yield fleet
+
+
+@contextmanager
+def paused(postgres: Postgres) -> Iterator[None]:
+    """PostgreSQL accepts connections and answers nothing."""
+    parent = psutil.Process(postgres.process.pid)
+    processes = [parent, *parent.children(recursive=True)]
+    for process in processes:
+        os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.kill(process.pid, signal.SIGCONT)
+
+
+def load(client: Client, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    return client.call("GET", TABLE_PATH, None, headers or {})
+
+
+def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs_and_writes_are_refused(
+    fleet: Fleet, own_postgres: Postgres
+) -> None:
+    (client,) = fleet.clients(timeout_s=120)
+    fresh = load(client)
+    files = plan(client)[1]
+    assert fresh[0] == 200
+    assert len(files) == 2
+    status, body = load(client, ALLOWED)
+    assert (status, body["metadata-location"]) == (200, fresh[1]["metadata-location"])
+    assert "Age" not in client.headers  # the database answers
+    with paused(own_postgres):
+        for _ in range(3):
+            status, body = load(client, ALLOWED)
+            assert (status, body["metadata-location"]) == (200, fresh[1]["metadata-location"])
+            assert 1 <= int(client.headers["Age"]) <= LIMIT_S
+            status, kept = plan(client, ALLOWED)
+            assert (status, kept) == (200, files)
+            assert int(client.headers["Age"]) >= 1
+    block_until(lambda: load(client)[0] == 200)
+    assert "Age" not in client.headers
+
+
+def test_while_postgresql_is_away_requests_without_the_directive_and_writes_get_503_and_retry_after(
+    fleet: Fleet, own_postgres: Postgres
+) -> None:
+    (client,) = fleet.clients(timeout_s=120)
+    assert load(client)[0] == 200
+    location = load(client)[1]["metadata-location"]
+    own_postgres.process.stop(first=signal.SIGINT)
+    try:
+        assert load(client, ALLOWED)[0] == 200
+        assert load(client, {"Cache-Control": "no-cache, Max-Stale=600"})[0] == 200
+        assert int(client.headers["Age"]) >= 1
+        status, _ = client.call("GET", f"/v1/namespaces/{NAMESPACE}/tables/other", None, ALLOWED)
+        assert status == 503  # nothing is known of it
+        for headers in ({}, {"Cache-Control": "stale-if-error=0"}, {"Cache-Control": "max-age=5"}):
+            status, body = load(client, headers)
+            assert (status, body["error"]["type"]) == (503, "ServiceUnavailableException")
+            assert int(client.headers["Retry-After"]) >= 1
+        for method, path, sent in (
+            (
+                "POST",
+                TABLE_PATH,
+                {"requirements": [], "updates": [{"action": "set-properties", "updates": {"a": "b"}}]},
+            ),
+            ("POST", "/v1/namespaces", {"namespace": ["new"]}),
+            ("DELETE", TABLE_PATH, None),
+        ):
+            status, body = client.call(method, path, sent, ALLOWED)
+            assert status == 503, body
+            assert int(client.headers["Retry-After"]) >= 1
+    finally:
+        own_postgres.process.start(lambda: _answers(own_postgres), timeout_s=60)
+    block_until(lambda: load(client)[0] == 200)
+    assert load(client)[1]["metadata-location"] == location
+
+
+def _answers(postgres: Postgres) -> bool:
+    try:
+        return postgres.sql("SELECT 1") == "1"
+    except Exception:  # noqa: BLE001  it is starting
+        return False
+
+
+def test_a_plan_that_is_known_is_served_while_the_storage_is_away(fleet: Fleet) -> None:
+    (client,) = fleet.clients(timeout_s=120)
+    assert load(client)[0] == 200
+    files = plan(client)[1]
+    fleet.storage.is_cut = True
+    try:
+        assert plan(client) == (200, files)
+        assert load(client, ALLOWED)[0] == 200
+        with urllib.request.urlopen(f"{fleet.replicas[0].base_url}/healthz", timeout=30) as answer:
+            assert answer.status == 200
+    finally:
+        fleet.storage.is_cut = False
+
+
+async def test_rights_are_known_no_longer_than_allowed_and_a_revoked_or_expired_token_is_never_served(
+    tmp_path: Path, own_postgres: Postgres
+) -> None:
+    clock = LateClock()
+    settings = some_settings(tmp_path, auth="token", database=own_postgres.create_database())
+    async with (
+        open_store(settings.database_url(), clock=clock, keeps_reads=True) as store,
+        open_keyring(settings, store, clock) as keyring,
+        open_authenticator(settings, store, keyring, clock) as authenticator,
+    ):
+        grants = [Grant("ann", "reader", ("db",))]
+        secrets = {
+            name: await create_token(store, clock, name, ttl_s, grants)
+            for name, ttl_s in (("ann", None), ("bob", None), ("cat", 3600))
+        }
+        headers = {name: {"Authorization": f"Bearer {secret}"} for name, secret in secrets.items()}
+        for name in secrets:
+            assert (await authenticator.authenticate(headers[name], None)).name == name
+        await revoke_token(store, clock, "bob")
+        await authenticator.authenticate(headers["ann"], None)
+        await authenticator.authenticate(headers["cat"], None)
+        await asyncio.to_thread(own_postgres.process.stop, first=signal.SIGINT)
+        try:
+            with allowing(Staleness(60, 5)):
+                assert (await authenticator.authenticate(headers["ann"], None)).name == "ann"
+                with pytest.raises(RetryLater):  # what is known of it was forgotten with its revocation
+                    await authenticator.authenticate(headers["bob"], None)
+                clock.ahead_ms = 3600_000
+                with pytest.raises(Unauthenticated, match="expired"):
+                    await authenticator.authenticate(headers["cat"], None)
+            for staleness in (None, Staleness(0, 5)):
+                with allowing(staleness), pytest.raises(RetryLater):
+                    await authenticator.authenticate(headers["ann"], None)
+        finally:
+            await asyncio.to_thread(own_postgres.process.start, lambda: _answers(own_postgres), timeout_s=60)

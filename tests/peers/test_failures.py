@@ -1,0 +1,257 @@
+"""Replicas that are slow, gone, full, wrong or of another version: every read has the right bytes, from the storage."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.peers.latencies import CircuitBreaker, Percentile
+from seamark.metaserver.peers.protocol import FILE_PATH, HEAD_BYTES, SOURCE_HEADER, VERSION
+from seamark.metaserver.store.model import Replica
+from tests.peers.rig import Node, meet, open_node
+from tests.peers.test_files import create, patient, reads_of
+
+
+def listed(address: str, *, protocol: int = VERSION) -> Replica:
+    return Replica(address=address, weight=1, version="0", protocol=protocol, started_ms=0)
+
+
+def beside(node: Node, *others: Replica) -> None:
+    node.peers.membership.replace([node.peers.membership.replica, *others])
+
+
+def owned_by(node: Node, address: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    return {
+        location: content for location, content in files.items() if node.peers.membership.ranked(location)[0] == address
+    }
+
+
+@asynccontextmanager
+async def peer(handler: object) -> AsyncIterator[str]:
+    """The address of something that answers as `handler` says."""
+    app = web.Application()
+    app.router.add_get("/{any:.*}", handler)  # type: ignore[arg-type]
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_replica_that_is_gone_is_avoided_after_a_few_reads_and_its_substitute_reads_for_all(
+    tmp_path: Path,
+) -> None:
+    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
+        with closing(socket.socket()) as taken:
+            taken.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+            gone = listed(f"127.0.0.1:{taken.getsockname()[1]}")
+            for node, other in ((a, b), (b, a)):
+                beside(node, other.peers.membership.replica, gone)
+                patient(node)
+            files = await create([a], 60, 100)
+            lost = owned_by(a, gone.address, files)
+            assert len(lost) > 6
+            for location, content in files.items():
+                assert await a.read(location) == content
+                assert await b.read(location) == content
+            assert a.peers.objects.open_breakers == b.peers.objects.open_breakers == 1
+            for node in (a, b):
+                counts = node.peers.objects.counts
+                assert counts.failed == 3  # then the breaker is open, and the substitute is asked
+                assert counts.skipped == len(lost) - 3
+            assert sum(reads_of([a, b], location) for location in files) <= len(files) + 6
+
+
+async def test_a_replica_that_hangs_costs_a_short_wait_and_is_then_avoided(tmp_path: Path) -> None:
+    async def hang(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with peer(hang) as address, open_node(tmp_path, "a") as a:
+        beside(a, listed(address))
+        files = owned_by(a, address, await create([a], 40, 100))
+        for location, content in files.items():
+            async with asyncio.timeout(30):  # the other replica would take twice as long
+                assert await a.read(location) == content
+        counts = a.peers.objects.counts
+        assert counts.hedged == 3
+        assert counts.skipped == len(files) - 3
+        assert a.peers.objects.open_breakers == 1
+
+
+async def test_a_replica_that_begins_and_never_ends_is_overtaken_by_the_storage(tmp_path: Path) -> None:
+    async def begin(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={SOURCE_HEADER: "storage"})
+        await response.prepare(request)
+        await asyncio.sleep(60)
+        return response
+
+    async with peer(begin) as address, open_node(tmp_path, "a") as a:
+        beside(a, listed(address))
+        a.peers.objects._began = Percentile(30.0, least_s=30.0, most_s=30.0)
+        files = owned_by(a, address, await create([a], 10, 100))
+        for location, content in files.items():
+            assert await a.read(location) == content
+        assert a.peers.objects.counts.hedged == len(files)
+
+
+async def test_a_slow_storage_and_a_failed_hedged_read_leave_the_answer_of_the_replica(tmp_path: Path) -> None:
+    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
+        await meet(a, b)
+        files = await create([a], 20, 100)
+        a.stored.is_away = True
+        a.peers.objects._began = a.peers.objects._from_storage = Percentile(0.0, least_s=0.0, most_s=0.0)
+        b.stored.delay_s = 0.05
+        for location, content in owned_by(a, b.address, files).items():
+            assert await a.read(location) == content
+        for location in owned_by(a, a.address, files):
+            with pytest.raises(RetryLater):
+                await a.read(location)
+
+
+async def test_no_answer_that_was_changed_on_its_way_is_used(tmp_path: Path) -> None:
+    """A relay between two replicas changes one byte after another: of the head, then of the content."""
+    change = {"at": -1}
+
+    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
+        host, port = b.address.rsplit(":", 1)
+
+        async def relay(request: web.Request) -> web.StreamResponse:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            lines = [f"GET {request.raw_path} HTTP/1.1", f"Host: {b.address}", "Connection: close"]
+            lines += [f"{name}: {value}" for name, value in request.headers.items() if name.startswith("Seamark")]
+            writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+            answer = await reader.read(-1)
+            writer.close()
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert b" 200 " in head.partition(b"\r\n")[0], head
+            data = bytearray(unchunked(body) if b"transfer-encoding: chunked" in head.lower() else body)
+            if 0 <= (at := change["at"]) < len(data):
+                data[at] ^= 1 << at % 8
+            return web.Response(body=bytes(data), headers={SOURCE_HEADER: "cache"})
+
+        async with peer(relay) as address:
+            # `b` believes that it has the relay's address, as behind a forwarded port.
+            b.peers._server._address = address
+            beside(a, listed(address))
+            patient(a)
+            location, content = next(iter(owned_by(a, address, await create([a], 30, 120)).items()))
+            assert await a.read(location) == content
+            assert a.peers.objects.counts.hits == 1
+            for change["at"] in range(HEAD_BYTES + len(content)):
+                a.peers.objects._breakers.clear()
+                assert await a.read(location) == content
+            assert a.peers.objects.counts.hits == 1
+            assert a.peers.counts()["damaged"] == 2 * (HEAD_BYTES + len(content))  # each is requested twice
+
+
+def unchunked(body: bytes) -> bytes:
+    """The content of a body in HTTP's chunked coding."""
+    content = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        content, body = content + body[: int(size, 16)], body[int(size, 16) + 2 :]
+    return content
+
+
+@pytest.mark.parametrize("status", [200, 302, 404, 500, 503])
+async def test_what_does_not_speak_the_protocol_is_not_believed(tmp_path: Path, status: int) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.path == FILE_PATH
+        return web.Response(status=status, body=b"x" * 200, headers={"Location": "http://127.0.0.1:9/"})
+
+    async with peer(answer) as address, open_node(tmp_path, "a") as a:
+        beside(a, listed(address))
+        for location, content in owned_by(a, address, await create([a], 8, 100)).items():
+            assert await a.read(location) == content
+        assert a.peers.objects.counts.hits == a.peers.objects.counts.fetched == 0
+
+
+async def test_replicas_of_another_protocol_are_not_asked(tmp_path: Path) -> None:
+    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
+        beside(a, b.peers.membership.replica, listed("127.0.0.1:9", protocol=VERSION + 1))
+        assert [one.address for one in a.peers.membership.replicas] == [a.address, b.address]
+        for location, content in (await create([a], 20, 100)).items():
+            assert await a.read(location) == content
+        assert a.peers.objects.counts.failed == 0
+
+
+async def test_a_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp_path: Path) -> None:
+    """Large files stay mapped while they are in use; their bytes change under the mapping."""
+    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
+        await meet(a, b)
+        patient(a), patient(b)
+        files = owned_by(a, b.address, await create([a], 24, 200_000))
+        for location, content in files.items():
+            assert await a.read(location) == content
+        await b.peers.cache._stack._queue.join()
+        kept = list((tmp_path / "b" / "cache" / "files").rglob("*.block"))
+        assert len(kept) == len(files)
+        for path in kept:
+            with path.open("r+b") as file:
+                file.seek(1000)
+                file.write(b"\x00\x01\x02\x03")
+        for location, content in files.items():
+            assert await a.read(location) == content
+            assert await b.read(location) == content
+        assert b.peers.counts()["damaged"] == len(files)
+        assert a.peers.counts()["damaged"] == len(files)
+        assert a.peers.objects.counts.failed == 0  # the owner answers again, from the storage
+
+
+async def test_more_requests_than_the_limit_are_refused_and_read_the_storage(tmp_path: Path) -> None:
+    async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b", peer_requests_limit=1) as b:
+        await meet(a, b)
+        patient(a)
+        b.stored.delay_s = 0.05
+        files = owned_by(a, b.address, await create([a], 20, 100))
+        got = await asyncio.gather(*(a.read(location) for location in files))
+        assert got == list(files.values())
+        assert a.peers.objects.counts.failed > 0
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_lets_trials_through() -> None:
+    breaker = CircuitBreaker(failures_max=3, pause_s=1.0, pause_max_s=4.0)
+    for _ in range(2):
+        breaker.failed(0.0)
+    breaker.succeeded()
+    for now in (0.0, 0.1, 0.2):
+        assert breaker.allows(now)
+        breaker.failed(now)
+    assert not breaker.allows(1.1)
+    assert breaker.allows(1.25)  # a trial
+    assert not breaker.allows(1.3)
+    breaker.failed(1.4)
+    assert not breaker.allows(3.3)
+    assert breaker.allows(3.5)
+    breaker.failed(3.6)
+    breaker.failed(3.6)
+    assert breaker.allows(3.6 + 4.0)
+    breaker.succeeded()
+    assert breaker.allows(3.7)
+    assert not breaker.is_open
+
+
+def test_the_percentile_follows_the_durations_within_its_bounds() -> None:
+    percentile = Percentile(0.5, least_s=0.01, most_s=2.0, factor=1.5)
+    for _ in range(15):
+        percentile.add(0.1)
+    assert percentile.value_s == 0.5
+    percentile.add(0.1)
+    assert percentile.value_s == pytest.approx(0.15)
+    for _ in range(128):
+        percentile.add(0.0001)
+    assert percentile.value_s == 0.01
+    for _ in range(128):
+        percentile.add(60.0)
+    assert percentile.value_s == 2.0

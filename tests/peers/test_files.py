@@ -1,0 +1,124 @@
+"""Replicas read immutable files once for all of them, and none of what a replica can do to another fails a read."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from seamark.metaserver.errors import BadRequest, ObjectMissing, TooLarge
+from seamark.metaserver.peers.latencies import Percentile
+from tests.peers.rig import Node, meet, open_node
+from tests.seeds import first_seed
+
+
+def name_of(rng: random.Random, number: int) -> str:
+    return f"{number}-{UUID(int=rng.getrandbits(128), version=4)}.avro"
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[list[Node]]:
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(open_node(tmp_path, f"n{number}")) for number in range(3)]
+        await meet(*opened)
+        # A busy machine must not look like a slow replica.
+        for node in opened:
+            patient(node)
+        yield opened
+
+
+def patient(node: Node) -> None:
+    objects = node.peers.objects
+    objects._began = objects._cached = objects._from_storage = Percentile(30.0, least_s=30.0, most_s=30.0)
+
+
+async def create(nodes: list[Node], count: int, size: int, seed: int = 1) -> dict[str, bytes]:
+    rng = random.Random(seed)
+    warehouse = nodes[0].settings.warehouse
+    files = {f"{warehouse}/t/metadata/{name_of(rng, number)}": rng.randbytes(size) for number in range(count)}
+    for location, content in files.items():
+        await nodes[0].stored.create(location, content)
+    return files
+
+
+def reads_of(nodes: list[Node], location: str) -> int:
+    return sum(node.stored.reads[location] for node in nodes)
+
+
+async def test_the_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
+    seed = first_seed()
+    files = await create(nodes, 30, 1000, seed)
+    for node in nodes:
+        node.stored.delay_s = 0.05
+    for _ in range(2):
+        got = await asyncio.gather(*(node.read(location) for location in files for node in nodes for _ in range(2)))
+        assert got == [content for content in files.values() for _ in range(6)], f"seed {seed}"
+    assert {reads_of(nodes, location) for location in files} == {1}
+    assert {node.address: sum(node.stored.reads.values()) for node in nodes} == {
+        node.address: sum(node.owns(location) for location in files) for node in nodes
+    }
+    assert all(sum(node.owns(location) for location in files) for node in nodes)
+    for node in nodes:
+        counts = node.peers.objects.counts
+        assert counts.failed == counts.hedged == counts.direct == 0
+        assert counts.hits > 0
+        assert counts.fetched > 0
+
+
+async def test_a_large_file_arrives_whole_and_one_above_the_limit_comes_from_the_storage(tmp_path: Path) -> None:
+    async with open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as a, open_node(tmp_path, "b") as b:
+        await meet(a, b)
+        patient(a), patient(b)
+        small = await create([a], 6, 3 << 20)
+        large = await create([a], 6, (3 << 20) + 1, seed=2)
+        for files in (small, large):
+            for location, content in files.items():
+                assert await b.read(location) == content
+                assert await a.read(location) == content
+        assert {reads_of([a, b], location) for location in small} == {1}
+        for location in large:
+            assert reads_of([a, b], location) >= (2 if a.owns(location) else 1)
+
+
+async def test_limits_and_missing_files_are_those_of_the_storage(nodes: list[Node]) -> None:
+    files = await create(nodes, 6, 1000)
+    rng = random.Random(7)
+    for location in files:
+        for node in nodes:
+            assert len(await node.read(location, 1000)) == 1000
+            with pytest.raises(TooLarge):
+                await node.read(location, 999)
+        missing = location.rpartition("/")[0] + "/" + name_of(rng, 0)
+        for node in nodes:
+            with pytest.raises(ObjectMissing):
+                await node.read(missing)
+
+
+async def test_files_outside_the_warehouse_are_refused_before_any_cache(nodes: list[Node]) -> None:
+    outside = f"file:///etc/{name_of(random.Random(1), 0)}"
+    for node in nodes:
+        with pytest.raises(BadRequest):
+            await node.read(outside)
+    assert reads_of(nodes, outside) == 0
+
+
+async def test_a_file_whose_name_can_be_used_again_is_read_from_the_storage_each_time(nodes: list[Node]) -> None:
+    location = f"{nodes[0].settings.warehouse}/t/metadata/v1.metadata.json"
+    await nodes[0].stored.create(location, b"first")
+    assert [await node.read(location) for node in nodes] == [b"first"] * 3
+    await nodes[0].stored.delete(location)
+    await nodes[0].stored.create(location, b"second")
+    assert [await node.read(location) for node in nodes] == [b"second"] * 3
+    assert reads_of(nodes, location) == 6
+
+
+async def test_a_replica_that_is_alone_reads_the_storage(tmp_path: Path) -> None:
+    async with open_node(tmp_path, "a") as a:
+        files = await create([a], 3, 100)
+        assert [await a.read(location) for location in files] == list(files.values())
+        assert a.peers.objects.counts.direct == 3

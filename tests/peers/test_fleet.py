@@ -1,0 +1,148 @@
+"""Several servers over PostgreSQL and S3: any request to any of them, files read once for all, restarts without an
+error."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.faults.rigs.http import Client, Lost
+from tests.peers.fleet import PLAN, Fleet, open_fleet, peer_reads, plan, replicas_of
+from tests.services.postgres import Postgres
+from tests.services.process import http_ok
+from tests.services.s3 import S3
+from tests.waits import block_until
+
+APPENDS = 8
+DELAYED = {"SEAMARK_DRAIN_DELAY_S": "1.5"}
+"""The balancer of the tests looks more often, also on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, s3: S3) -> Iterator[Fleet]:
+    with open_fleet(tmp_path_factory.mktemp("fleet"), postgres, s3, 2, env=DELAYED) as fleet:
+        yield fleet
+
+
+def test_files_are_read_once_for_all_replicas_and_commits_are_seen_at_once(fleet: Fleet) -> None:
+    fleet.write(APPENDS)
+    clients = fleet.clients()
+    answers = [plan(client) for client in clients]
+    assert [status for status, _ in answers] == [200, 200]
+    assert answers[0] == answers[1]
+    assert len(answers[0][1]) == APPENDS
+    fleet.write(1)
+    assert [len(plan(client)[1]) for client in reversed(clients)] == [APPENDS + 1] * 2
+
+    manifests = {path: count for path, count in fleet.reads().items() if path.endswith("-m0.avro")}
+    assert len(manifests) == APPENDS + 1
+    again = sum(manifests.values()) - (APPENDS + 1)
+    # A replica on a busy machine may look slow. Counts are published every second.
+    block_until(lambda: again <= sum(peer_reads(replica, "hedged") for replica in fleet.replicas))
+    assert again < APPENDS
+    block_until(lambda: sum(peer_reads(one, "hits") + peer_reads(one, "fetched") for one in fleet.replicas) > 0)
+    assert sum(peer_reads(replica, "damaged") + peer_reads(replica, "failed") for replica in fleet.replicas) == 0
+
+
+def test_the_replicas_are_listed(fleet: Fleet) -> None:
+    listed = replicas_of(fleet.replicas[1])
+    assert [one["address"] for one in listed] == sorted(link.address for link in fleet.links)
+    assert all(0 < one["expires-in-ms"] <= 3000 and one["weight"] == 1 for one in listed)
+    argv = [str(Path(sys.executable).parent / "seamark"), "replicas", "--url", fleet.replicas[0].base_url]
+    shown = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    assert all(link.address in shown.stdout for link in fleet.links)
+
+
+@dataclass
+class Load:
+    """Clients behind a balancer that sends requests to replicas whose /readyz succeeded a moment ago."""
+
+    fleet: Fleet
+    errors: list[str] = field(default_factory=list)
+    reads: int = 0
+    commits: int = 0
+    _ready: list[str] = field(default_factory=list)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def balance(self) -> None:
+        while not self._stopped.wait(0.05):
+            self._ready = [one.base_url for one in self.fleet.replicas if http_ok(f"{one.base_url}/readyz")]
+
+    def send(self, seed: int) -> None:
+        rng = random.Random(seed)
+        while not self._stopped.is_set():
+            if not (ready := list(self._ready)):
+                time.sleep(0.01)
+                continue
+            client, is_commit = Client(rng.choice(ready)), rng.random() < 0.2
+            try:
+                status, body = self._commit(client, rng) if is_commit else client.call("POST", PLAN, {})
+            except Lost as lost:
+                self.errors.append(f"lost: {lost}")
+                continue
+            finally:
+                client.close()
+            if status == 200:
+                self.commits += is_commit
+                self.reads += not is_commit
+            elif status != 409:  # another commit was first
+                self.errors.append(f"{status}: {body}")
+
+    def _commit(self, client: Client, rng: random.Random) -> tuple[int, object]:
+        update = {"action": "set-properties", "updates": {f"p{rng.randrange(5)}": str(rng.random())}}
+        return client.call("POST", PLAN.removesuffix("/plan"), {"requirements": [], "updates": [update]})
+
+    @contextmanager
+    def running(self, clients: int) -> Iterator[None]:
+        work = [self.balance, *(partial(self.send, number) for number in range(clients))]
+        threads = [threading.Thread(target=one, daemon=True) for one in work]
+        for thread in threads:
+            thread.start()
+        block_until(lambda: self.reads and self.commits)
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            for thread in threads:
+                thread.join(60)
+
+
+def restart_one_by_one(fleet: Fleet, rounds: int, clients: int) -> Load:
+    load = Load(fleet)
+    with load.running(clients):
+        for _ in range(rounds):
+            for replica in fleet.replicas:
+                before = load.reads, load.commits
+                assert replica.terminate() == 0
+                replica.start()
+                block_until(lambda before=before: load.reads > before[0] + 5 and load.commits > before[1])  # type: ignore[misc]
+    return load
+
+
+def test_a_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
+    fleet.write(1)
+    load = restart_one_by_one(fleet, rounds=1, clients=2)
+    assert load.errors == []
+    fleet.meet()
+
+
+@pytest.mark.slow
+def test_repeated_rolling_restarts_of_three_replicas_fail_no_request(
+    tmp_path: Path, postgres: Postgres, s3: S3
+) -> None:
+    with open_fleet(tmp_path, postgres, s3, 3, env=DELAYED) as fleet:
+        fleet.write(4)
+        load = restart_one_by_one(fleet, rounds=3, clients=6)
+        assert load.errors == []
+        assert load.commits > 20

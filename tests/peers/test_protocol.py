@@ -1,0 +1,214 @@
+"""Who may ask a replica, and for what: only replicas of the catalog, shortly, and only for files of the catalog."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from seamark.metaserver.access.keyring import Keyring
+from seamark.metaserver.clock import SimulatedClock, SystemClock
+from seamark.metaserver.errors import Unauthenticated
+from seamark.metaserver.peers.protocol import (
+    FILE_PATH,
+    HEAD_BYTES,
+    LOCATION_HEADER,
+    TICKET_HEADER,
+    AnswerHead,
+    BadAnswer,
+    Outcome,
+    PeerTickets,
+    is_immutable,
+)
+from seamark.metaserver.tls import CA_VARIABLE
+from tests.access.keyrings import fixed_keyring
+from tests.peers.rig import Node, meet, open_node
+from tests.peers.test_files import create, name_of, patient
+from tests.server.test_tls import Authority
+
+ADDRESS = "10.0.0.1:8183"
+LOCATION = "s3://lake/w/t/metadata/snap-1-3f2504e0-4f89-41d3-9a0c-0305e82c3301.avro"
+
+
+@dataclass
+class Served:
+    node: Node
+    tickets: PeerTickets
+    http: aiohttp.ClientSession
+    location: str
+
+    async def ask(self, headers: dict[str, str], path: str = FILE_PATH, method: str = "GET") -> tuple[int, bytes]:
+        url = f"http://{self.node.address}{path}"
+        async with self.http.request(method, url, headers=headers) as answer:
+            return answer.status, await answer.read()
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
+        location = next(iter(await create([node], 1, 100)))
+        yield Served(node, node.peers.client._tickets, http, location)
+
+
+async def test_a_request_with_a_valid_ticket_is_answered_and_any_other_is_not(served: Served) -> None:
+    headers, mac = served.tickets.issue(served.node.address, served.location)
+    status, body = await served.ask(headers)
+    assert status == 200
+    assert served.tickets.unseal(mac, body[:HEAD_BYTES]).outcome is Outcome.FOUND
+    assert len(body) == HEAD_BYTES + 100
+    reads = served.node.stored.reads.total()
+
+    ticket = headers[TICKET_HEADER]
+    raw = base64.urlsafe_b64decode(ticket)
+    other = served.location.replace("/t/", "/u/")
+    forged = PeerTickets(fixed_keyring(b"x"), SystemClock(), leeway_s=30)
+    for bad in (
+        {},
+        {LOCATION_HEADER: headers[LOCATION_HEADER]},
+        {**headers, LOCATION_HEADER: other},
+        {**headers, TICKET_HEADER: ""},
+        {**headers, TICKET_HEADER: "x" * 100_000 if len(ticket) < 8000 else ""},
+        {**headers, TICKET_HEADER: ticket[:-1] + "!"},
+        served.tickets.issue("10.0.0.2:8183", served.location)[0],
+        forged.issue(served.node.address, served.location)[0],
+        *(
+            {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flipped(raw, at)).decode()}
+            for at in range(0, len(raw), 5)
+        ),
+    ):
+        if len(bad.get(TICKET_HEADER, "")) > 8000:
+            bad = {**bad, TICKET_HEADER: "x" * 8000}
+        assert (await served.ask(bad))[0] == 401, bad
+    assert served.node.stored.reads.total() == reads
+
+
+def _flipped(raw: bytes, at: int) -> bytes:
+    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+
+
+async def test_a_replica_reads_nothing_outside_the_catalog_even_for_a_replica(served: Served, tmp_path: Path) -> None:
+    rng = random.Random(3)
+    secret = tmp_path / name_of(rng, 1)
+    secret.write_bytes(b"secret")
+    warehouse = served.node.settings.warehouse
+    for location in (
+        f"file://{secret}",
+        f"{warehouse}/../{secret.name}",
+        f"{warehouse}/t/../../{secret.name}",
+        f"{warehouse}/t/metadata/v1.metadata.json",
+        f"s3://other/{name_of(rng, 2)}",
+        f"http://127.0.0.1/{name_of(rng, 3)}",
+        warehouse,
+        "",
+    ):
+        status, body = await served.ask(served.tickets.issue(served.node.address, location)[0])
+        assert (status, body) == (400, b""), location
+    assert not any("secret" in location or secret.name in location for location in served.node.stored.reads)
+
+
+async def test_the_port_has_one_route_that_reads(served: Served) -> None:
+    headers, _ = served.tickets.issue(served.node.address, served.location)
+    for path in ("/", "/v1/config", "/metrics", "/api/v1/replicas", "/peers/v2/file", f"{FILE_PATH}/"):
+        assert (await served.ask(headers, path))[0] == 404
+    for method in ("POST", "PUT", "DELETE"):
+        assert (await served.ask(headers, method=method))[0] == 405
+
+
+async def test_replicas_with_a_certificate_speak_https_and_verify_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    authority.issue("replica")
+    tls = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
+
+    async def read_through(trusted: Path) -> tuple[int, int]:
+        """(answers of the other replica, its failures)"""
+        monkeypatch.setenv(CA_VARIABLE, str(trusted))
+        folder = tmp_path / trusted.stem
+        folder.mkdir()
+        async with open_node(folder, "a", **tls) as a, open_node(folder, "b", **tls) as b:
+            await meet(a, b)
+            patient(a)
+            files = await create([a], 20, 100)
+            assert [await a.read(location) for location in files] == list(files.values())
+            counts = a.peers.objects.counts
+            return counts.hits + counts.fetched, counts.failed
+
+    assert (await read_through(authority.file))[0] > 0
+    other = tmp_path / "other"
+    other.mkdir()
+    stranger = Authority(other).file.rename(other / "stranger.pem")
+    answers, failures = await read_through(stranger)
+    assert answers == 0
+    assert failures > 0
+
+
+def test_a_ticket_is_valid_for_seconds_whatever_the_clocks_of_both_say_within_the_leeway() -> None:
+    clock = SimulatedClock(seed=1)
+    keyring = fixed_keyring(b"s", clock)
+    tickets = PeerTickets(keyring, clock, leeway_s=30)
+    headers, mac = tickets.issue(ADDRESS, LOCATION)
+    given = headers[LOCATION_HEADER], headers[TICKET_HEADER]
+    assert tickets.open(ADDRESS, *given) == (LOCATION, mac)
+    clock.advance(39_000)
+    assert tickets.open(ADDRESS, *given) == (LOCATION, mac)
+    clock.advance(1_001)
+    with pytest.raises(Unauthenticated, match="expired"):
+        tickets.open(ADDRESS, *given)
+    clock.advance(-80_000)
+    with pytest.raises(Unauthenticated, match="expired"):
+        tickets.open(ADDRESS, *given)
+
+
+def test_a_ticket_of_a_retired_key_is_refused() -> None:
+    clock = SimulatedClock(seed=1)
+    keyring = fixed_keyring(b"s", clock)
+    tickets = PeerTickets(keyring, clock, leeway_s=30)
+    headers, mac = tickets.issue(ADDRESS, LOCATION)
+    keyring.replace(fixed_keyring(b"n", clock).keys)
+    with pytest.raises(Unauthenticated):
+        tickets.open(ADDRESS, headers[LOCATION_HEADER], headers[TICKET_HEADER])
+    with pytest.raises(BadAnswer):
+        tickets.unseal(mac, bytes(HEAD_BYTES))
+
+
+def test_an_answer_belongs_to_one_request() -> None:
+    clock = SimulatedClock(seed=1)
+    tickets = PeerTickets(fixed_keyring(b"s", clock), clock, leeway_s=30)
+    macs = [tickets.issue(ADDRESS, LOCATION)[1] for _ in range(2)]
+    head = AnswerHead(Outcome.FOUND, 5, bytes(range(32)))
+    sealed = tickets.seal(macs[0], head)
+    assert tickets.unseal(macs[0], sealed) == head
+    for data in (sealed[:-1], sealed + b"x", b"", *(_flipped(sealed, at) for at in range(HEAD_BYTES))):
+        with pytest.raises(BadAnswer):
+            tickets.unseal(macs[0], data)
+    with pytest.raises(BadAnswer):
+        tickets.unseal(macs[1], sealed)
+    with pytest.raises(BadAnswer, match="outcome"):
+        tickets.unseal(macs[0], tickets.seal(macs[0], AnswerHead(9, 0, bytes(32))))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("snap-1-1-3f2504e0-4f89-41d3-9a0c-0305e82c3301.avro", True),
+        ("00001-3F2504E0-4F89-41D3-9A0C-0305E82C3301.metadata.json", True),
+        ("v12.metadata.json", False),
+        ("version-hint.text", False),
+        ("", False),
+    ],
+)
+def test_only_names_with_a_uuid_are_immutable(name: str, expected: bool) -> None:
+    folder = "s3://lake/3f2504e0-4f89-41d3-9a0c-0305e82c3301"
+    assert is_immutable(f"{folder}/{name}") is expected
+
+
+def test_keys_of_the_catalog_are_not_those_of_others() -> None:
+    clock = SimulatedClock(seed=1)
+    keyring: Keyring = fixed_keyring(b"s", clock)
+    assert keyring.signing("peer")[1] != keyring.signing("service-token")[1]

@@ -1,0 +1,178 @@
+"""Earlier results instead of the database's: only for who allows their age, only while the database does not answer,
+and never what this server knows to have changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import NoSuchTable, RetryLater
+from seamark.metaserver.staleness import Staleness, allowed_staleness, allowing, requested_staleness_s
+from seamark.metaserver.store.model import EntryKind, Grant
+from seamark.metaserver.store.operations import DropEntry, RemoveGrant, RevokeToken, SwapPointer
+from seamark.metaserver.store.stale_reads import RUNNING_MAX, StaleReads, entry_key
+
+KEY = ("token", "digest")
+
+
+class Database:
+    def __init__(self) -> None:
+        self.value: str | None = "live"
+        self.error: Exception | None = None
+        self.gate: asyncio.Event | None = None
+        self.reads = 0
+
+    def read(self) -> Callable[[], Awaitable[str | None]]:
+        async def run() -> str | None:
+            self.reads += 1
+            if self.gate is not None:
+                await self.gate.wait()
+            if self.error is not None:
+                raise self.error
+            return self.value
+
+        return run
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock(seed=1)
+
+
+@pytest.fixture
+def reads(clock: SimulatedClock) -> StaleReads:
+    return StaleReads(clock)
+
+
+async def test_without_permission_or_within_reach_of_the_database_nothing_is_stale(reads: StaleReads) -> None:
+    database = Database()
+    assert await reads.read(KEY, database.read()) == "live"
+    database.value = "new"
+    with allowing(Staleness(100, 30)):
+        assert await reads.read(KEY, database.read()) == "new"
+        staleness = allowed_staleness()
+        assert staleness is not None
+        assert staleness.age_s == 0
+    database.error = RetryLater("away")
+    with pytest.raises(RetryLater):
+        await reads.read(KEY, database.read())
+    assert allowed_staleness() is None
+
+
+async def test_a_value_is_used_up_to_the_allowed_age_and_no_longer(reads: StaleReads, clock: SimulatedClock) -> None:
+    database = Database()
+    await reads.read(KEY, database.read())
+    database.error = RetryLater("away")
+    for age_s in (0, 40, 60):
+        clock.advance(int(age_s * 1000) - int(clock.monotonic() * 1000 - 1_700_000_000_000))
+        with allowing(Staleness(60, 30)) as _:
+            assert await reads.read(KEY, database.read()) == "live"
+            staleness = allowed_staleness()
+            assert staleness is not None
+            assert staleness.age_s == pytest.approx(age_s)
+    clock.advance(1)
+    with allowing(Staleness(60, 30)), pytest.raises(RetryLater):
+        await reads.read(KEY, database.read())
+    with allowing(Staleness(61, 30)):
+        assert await reads.read(KEY, database.read()) == "live"
+        with pytest.raises(RetryLater):
+            await reads.read(("token", "unknown"), database.read())
+
+
+async def test_a_slow_database_is_overtaken_and_its_answer_is_kept_when_it_comes(
+    reads: StaleReads, clock: SimulatedClock
+) -> None:
+    database = Database()
+    await reads.read(KEY, database.read())
+    database.value, database.gate = "new", asyncio.Event()
+    clock.advance(5000)
+    for _ in range(3):
+        with allowing(Staleness(60, 0.01)):
+            assert await reads.read(KEY, database.read()) == "live"
+    assert database.reads == 2  # one read in the background for all
+    database.gate.set()
+    database.gate = None
+    await asyncio.sleep(0)
+    database.error = RetryLater("away")
+    with allowing(Staleness(60, 0.01)):
+        while await reads.read(KEY, database.read()) == "live":
+            await asyncio.sleep(0.001)
+        assert await reads.read(KEY, database.read()) == "new"
+    await reads.close()
+
+
+async def test_a_database_that_hangs_is_not_sent_ever_more_reads(reads: StaleReads) -> None:
+    database = Database()
+    keys = [("token", str(number)) for number in range(RUNNING_MAX + 50)]
+    for key in keys:
+        await reads.read(key, database.read())
+    database.gate = asyncio.Event()
+    with allowing(Staleness(60, 0.001)):
+        for key in keys:
+            assert await reads.read(key, database.read()) == "live"
+    assert database.reads == len(keys) + RUNNING_MAX
+    await reads.close()
+
+
+async def test_other_errors_and_missing_values_are_the_database_s(reads: StaleReads) -> None:
+    database = Database()
+    await reads.read(KEY, database.read())
+    with allowing(Staleness(60, 30)):
+        database.error = NoSuchTable("gone")
+        with pytest.raises(NoSuchTable):
+            await reads.read(KEY, database.read())
+        database.error, database.value = None, None
+        assert await reads.read(KEY, database.read()) is None
+        database.error = RetryLater("away")
+        with pytest.raises(RetryLater):  # a revoked or deleted value does not come back
+            await reads.read(KEY, database.read())
+
+
+async def test_what_this_server_changed_is_not_used_again(reads: StaleReads) -> None:
+    database = Database()
+    table = entry_key(EntryKind.TABLE, ("db",), "t")
+    other = entry_key(EntryKind.TABLE, ("db",), "u")
+    keys = (KEY, ("grants", "ann"), table, other)
+    swap = SwapPointer(EntryKind.TABLE, ("db",), "t", "uuid", "a", "b", 0)
+    for operation, forgotten in (
+        (RevokeToken("ann", 0), {KEY, ("grants", "ann")}),
+        (RemoveGrant(Grant("bob", "reader")), {KEY, ("grants", "ann")}),
+        (swap, {table}),
+        (DropEntry(EntryKind.TABLE, ("db",), "u"), {other}),
+    ):
+        database.error = None
+        for key in keys:
+            await reads.read(key, database.read())
+        reads.forget([operation])
+        database.error = RetryLater("away")
+        with allowing(Staleness(60, 30)):
+            for key in keys:
+                if key in forgotten:
+                    with pytest.raises(RetryLater):
+                        await reads.read(key, database.read())
+                else:
+                    assert await reads.read(key, database.read()) == "live"
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("stale-if-error=60", 60),
+        ("no-cache, Max-Stale=5", 5),
+        ('stale-if-error="7", max-age=0', 7),
+        ("stale-if-error=60, max-stale=5", 5),
+        ("max-stale", None),
+        ("max-age=60", None),
+        ("x-stale-if-error=60", None),
+        ("stale-if-error=-1", None),
+        ("stale-if-error=1e9", None),
+        ("stale-if-error=9999999999", None),
+        ("", None),
+        ("x" * 2000 + ", stale-if-error=1", None),
+    ],
+)
+def test_the_directives_of_cache_control(header: str, seconds: int | None) -> None:
+    assert requested_staleness_s(header) == seconds

@@ -1,0 +1,57 @@
+"""A cache below the server that returns wrong bytes: what can be recognised as damaged is read from the storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seamark.metaserver.catalog.documents import Documents, name_suffix
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import Corrupt, Forbidden
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.plan.planner import open_planner
+from seamark.metaserver.settings import Settings
+from tests.peers.rig import WatchedObjects
+from tests.planner.lakes.tables import Table, numbers
+
+
+class HalfObjects(WatchedObjects):
+    """Returns the first half of each file."""
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        content = await super().read(location, limit_bytes=limit_bytes)
+        return content[: len(content) // 2]
+
+
+@pytest.mark.parametrize("has_storage", [True, False])
+async def test_manifests_and_their_lists_are_read_again(tmp_path: Path, has_storage: bool) -> None:
+    table = Table(tmp_path / "t")
+    table.commit(1, [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)])
+    settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri(), plan_disk_bytes=0)
+    clock = SystemClock()
+    async with open_objects(settings, clock) as stored:
+        halves = HalfObjects(stored)
+        async with open_planner(settings, halves, clock, stored=stored if has_storage else None) as planner:
+            if has_storage:
+                assert sorted(await numbers(planner, table.metadata)) == list(range(30))
+                assert halves.reads.total() == 4
+            else:
+                with pytest.raises(Corrupt):
+                    await numbers(planner, table.metadata)
+
+
+@pytest.mark.parametrize("has_storage", [True, False])
+async def test_metadata_named_by_their_content_are_read_again(tmp_path: Path, has_storage: bool) -> None:
+    settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri())
+    clock = SystemClock()
+    content = b'{"some": "document"}'
+    location = f"{tmp_path.as_uri()}/t/metadata/00001-x{name_suffix(content)}"
+    async with open_objects(settings, clock) as stored:
+        await stored.create(location, content)
+        documents = Documents(HalfObjects(stored), clock, budget_bytes=1 << 20, stored=stored if has_storage else None)
+        if has_storage:
+            assert await documents.raw(location) == content
+        else:
+            with pytest.raises(Forbidden, match="overwritten"):
+                await documents.raw(location)

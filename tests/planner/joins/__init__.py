@@ -1,0 +1,1 @@
+"""Plans with joins."""

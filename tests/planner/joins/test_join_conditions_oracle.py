@@ -1,0 +1,218 @@
+"""Joins on periods of time, and joins that are alternatives, judged by DuckDB's joins of the rows.
+
+A plan keeps each file with a row that is joined. Files have one to three rows, so that bounds leave most others out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from seamark.metaserver.planner.joins import periods
+from tests.api.client import Api
+from tests.planner.lakes.manifests import PartitionField
+from tests.planner.lakes.stars import Col, Row, StarTable
+from tests.seeds import first_seed
+from tests.server.rig import running
+
+DAY_US = 86_400_000_000
+DAYS = [-400, -1, 0, 1, 30, 31, 59, 365, 366, 18_262, 18_292, 18_293, 18_322, 18_628]
+"""Days since 1970 around the beginnings of months and years, before 1970 too."""
+ARROW = {
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "int": pa.int32(),
+    "long": pa.int64(),
+}
+FACT = {"ts": "timestamp", "tz": "timestamptz", "d": "date", "f1": "int", "f2": "long", "c": "int"}
+DIMENSIONS = {
+    "days": {"day": "date", "start": "timestamp", "year": "int", "x": "int"},
+    "one": {"k": "int", "x": "int"},
+    "two": {"k": "long", "x": "int"},
+}
+PERIODS = [
+    *((column, "day", "day", f"CAST({column} AS DATE)") for column in ("ts", "tz")),
+    *((column, unit, "day", f"date_trunc('{unit}', {column})") for column in ("ts", "d") for unit in ("month", "year")),
+    *(("ts", unit, "start", f"date_trunc('{unit}', ts)") for unit in ("hour", "day", "month", "year")),
+    *((column, "year", "year", f"year({column})") for column in ("ts", "tz", "d")),
+]
+"""Column, transform, the other table's column, and the expression in DuckDB."""
+
+
+def value(rng: random.Random, kind: str) -> int | None:
+    if rng.random() < 0.1:
+        return None
+    day = rng.choice(DAYS)
+    if kind == "date":
+        return day
+    if kind.startswith("timestamp"):
+        return day * DAY_US + rng.choice([0, 0, 1, 3_600_000_000, DAY_US - 1])
+    return rng.randint(0, 6)
+
+
+def row(rng: random.Random, columns: dict[str, str]) -> Row:
+    found = {name: value(rng, kind) for name, kind in columns.items()}
+    if "year" in found and found["year"] is not None:
+        found["year"] = 1969 + rng.choice([0, 1, 2, 50, 51, 52])
+    return found
+
+
+async def made(rng: random.Random, api: Api, name: str, columns: dict[str, str], files: int) -> StarTable:
+    listed = [Col(number, column, kind) for number, (column, kind) in enumerate(columns.items(), 1)]
+    parts = [PartitionField(1000, "p", 3, "identity")] if "d" in columns and rng.random() < 0.3 else []
+    table = await StarTable.create(api, name, listed, parts=parts)
+    made = []
+    for _ in range(files):
+        rows = [row(rng, columns) for _ in range(rng.randint(1, 3))]
+        for one in rows if parts else ():
+            one["d"] = rows[0]["d"]
+        made.append(table.file(rows))
+    await table.commit(made)
+    return table
+
+
+def into_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable) -> None:
+    rows = [(number, one) for number, file in enumerate(table.data) for one in table.rows[file.path]]
+    columns = {"file": pa.array([number for number, _ in rows], pa.int64())}
+    for one in table.columns:
+        columns[one.name] = (
+            pa.array([each[one.name] for _, each in rows], pa.int64())
+            .cast(pa.int32() if one.kind in ("date", "int") else pa.int64())
+            .cast(ARROW[one.kind])
+        )
+    con.register("arrow", pa.table(columns))
+    con.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM arrow")
+
+
+def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
+    """As the server gets it, and as a condition in DuckDB."""
+    asked: dict[str, Any]
+    if rng.random() < 0.5:
+        column, transform, other, expression = rng.choice(PERIODS)
+        dimension, condition = "days", f"{expression} = o.{other}"
+        asked = {"on": {column: other}, "transform": transform}
+    else:
+        dimension = rng.choice(["one", "two"])
+        column = rng.choice(["f1", "f2", "c"])
+        asked, condition = {"on": {column: "k"}}, f"{column} = o.k"
+    if rng.random() < 0.7:
+        asked["predicate"] = f"x {rng.choice(['=', '<', '>='])} {rng.randint(0, 6)}"
+        condition += f" AND o.{asked['predicate']}"
+    told = f"EXISTS (SELECT 1 FROM {dimension} o WHERE {condition})"
+    if rng.random() < 0.3:
+        number = rng.randint(0, 6)
+        asked["unless"] = {"type": "eq", "term": "c", "value": number}
+        told = f"({told} OR c = {number})"
+    return {**asked, "table": ["db", names[dimension]]}, told
+
+
+def joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
+    asked, told = [], []
+    for number in range(rng.randint(1, 2)):
+        alternatives = [join(rng, names) for _ in range(rng.choice([1, 2, 3]))]
+        if len(alternatives) > 1:
+            asked += [{**one, "any-of": number} for one, _ in alternatives]
+        else:
+            asked += [one for one, _ in alternatives]
+        told.append("(" + " OR ".join(condition for _, condition in alternatives) + ")")
+    return asked, " AND ".join(told)
+
+
+async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, seen: Counter[str]) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
+    names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
+    fact = await made(rng, api, names["fact"], FACT, 30)
+    con = duckdb.connect()
+    con.execute("SET TimeZone = 'UTC'")
+    into_duckdb(con, "fact", fact)
+    for name, columns in DIMENSIONS.items():
+        into_duckdb(con, name, await made(rng, api, names[name], columns, rng.choice([0, 1, 2])))
+    paths = {file.path: number for number, file in enumerate(fact.data)}
+    for _ in range(12):
+        asked, told = joins(rng, names)
+        answer = await api("POST", f"/api/v1/tables/db/{names['fact']}/explain", {"joins": asked, "files": True})
+        assert answer.status == 200, (seed, answer.raw, asked)
+        assert all(one["used"] for one in answer.json["joins"]), (seed, answer.json["joins"], asked)
+        kept = {paths[one["file-path"]] for one in answer.json["kept"]}
+        wanted = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {told}").fetchall()}
+        assert wanted <= kept, f"{seed}: {wanted - kept} are lost\n{asked}\n{told}"
+        seen += Counter(plans=1, wanted=len(wanted), kept=len(kept), files=len(paths))
+
+
+async def campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    async with running(folder) as server:
+        for number in range(stars):
+            await one_star(f"{seed}/{number}", Api(server), monkeypatch, seen)
+    assert seen["wanted"] > 0
+    assert seen["kept"] < 0.9 * seen["files"], seen
+
+
+async def test_a_plan_keeps_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await campaign(first_seed(), 2, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_many_plans_keep_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await campaign(first_seed() + 1, 60, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("join", "told"),
+    [
+        ({"on": {"ts": "x"}, "transform": "day"}, "the day of timestamp is not compared with int"),
+        ({"on": {"tz": "start"}, "transform": "month"}, "the month of timestamptz is not compared with timestamp"),
+        ({"on": {"d": "start"}, "transform": "hour"}, "the hour of date is not compared with timestamp"),
+        ({"on": {"c": "day"}, "transform": "day"}, "the day of int is not compared with date"),
+        ({"on": {"ts": "day", "d": "day"}, "transform": "day"}, "give one pair"),
+        ({"on": {"ts": "day"}, "transform": "bucket"}, "bucket"),
+        ({"on": {"c": "x"}, "unless": {"type": "eq", "term": "none", "value": 1}}, "none"),
+    ],
+)
+async def test_a_join_that_has_no_meaning_is_refused(tmp_path: Path, join: dict[str, Any], told: str) -> None:
+    async with running(tmp_path) as server:
+        api, rng = Api(server), random.Random(1)
+        await made(rng, api, "fact", FACT, 2)
+        await made(rng, api, "days", DIMENSIONS["days"], 1)
+        answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": [{"table": ["db", "days"], **join}]})
+        assert answer.status == 400, answer.raw
+        assert told in str(answer.json)
+
+
+async def test_one_alternative_that_is_not_read_leaves_out_the_others(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        api, rng = Api(server), random.Random(2)
+        fact = await made(rng, api, "fact", FACT, 5)
+        days = await made(rng, api, "days", DIMENSIONS["days"], 1)
+        far = days.file([{"day": 2**31 - 1, "start": None, "year": None, "x": 0}])  # DuckDB's infinity
+        await days.commit([far])
+        asked = [
+            {"table": ["db", "days"], "on": {"ts": "day"}, "transform": "day", "any-of": 1},
+            {"table": ["db", "days"], "on": {"f1": "x"}, "predicate": "x = 100", "any-of": 1},
+        ]
+        answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": asked, "files": True})
+        assert [one["used"] for one in answer.json["joins"]] == [False, False]
+        assert "beyond the years" in answer.json["joins"][0]["reason"]
+        assert len(answer.json["kept"]) == len(fact.data)
+
+
+async def test_years_beyond_four_digits_leave_no_file_out(tmp_path: Path) -> None:
+    """Timestamps reach the year 294247, and no engine says that such a row has no year."""
+    async with running(tmp_path) as server:
+        api, rng = Api(server), random.Random(3)
+        fact = await made(rng, api, "fact", FACT, 5)
+        days = await made(rng, api, "days", DIMENSIONS["days"], 0)
+        await days.commit([days.file([{"day": None, "start": None, "year": 10_000, "x": 0}])])
+        asked = [{"table": ["db", "days"], "on": {"ts": "year"}, "transform": "year"}]
+        answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": asked, "files": True})
+        assert not answer.json["joins"][0]["used"]
+        assert len(answer.json["kept"]) == len(fact.data)

@@ -1,0 +1,80 @@
+"""LIKE on the rows of a dimension, compared with DuckDB's LIKE on the same texts."""
+
+from __future__ import annotations
+
+import random
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn
+from seamark.metaserver.planner.joins.like_predicates import BoundLike, LikePredicate, rows_like
+from tests.seeds import first_seed
+
+LETTERS = "aAbB%_#\\.*[(\n éÉßİK"
+COLUMN = DimensionColumn(1, "string")
+
+
+def drawn_text(rng: random.Random, length: int) -> str:
+    return "".join(rng.choice(LETTERS) for _ in range(rng.randint(0, length)))
+
+
+def drawn_pattern(rng: random.Random) -> str:
+    """The escape character # only where it escapes."""
+    parts = [rng.choice(["%", "_", "#%", "#_", "##", *LETTERS.replace("#", "")]) for _ in range(rng.randint(0, 4))]
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("lake", range(6))
+def test_rows_that_match_are_kept_and_exactly_these_where_nothing_is_converted(lake: int) -> None:
+    rng = random.Random(f"{first_seed()}/{lake}")
+    texts = [None if rng.random() < 0.1 else drawn_text(rng, 6) for _ in range(rng.choice([0, 1, 300]))]
+    texts += ["a" * 2000 + rng.choice("ab") for _ in range(rng.choice([0, 3]))]  # longer than a key
+    array = pa.chunked_array([pa.array(texts, pa.string())])
+    column = FileColumn.of(array.dictionary_encode() if rng.random() < 0.5 else array, "string")
+    stored = pa.table({"i": pa.array(range(len(texts)), pa.int64()), "c": array})
+    excluded = 0
+    with duckdb.connect() as con:
+        con.register("t", stored)
+        for _ in range(60):
+            function, negated = rng.choice([None, None, "lower", "upper"]), rng.random() < 0.4
+            predicate = LikePredicate("c", drawn_pattern(rng), "#", function, negated)
+            term = "c" if function is None else f"{function}(c)"
+            text = f"{term} {'NOT ' if negated else ''}LIKE $1 ESCAPE '#'"
+            rows = con.execute(f"SELECT i FROM t WHERE {text} ORDER BY i", [predicate.pattern]).fetchall()
+            expected = np.zeros(len(texts), dtype=np.bool_)
+            expected[[row for (row,) in rows]] = True
+            kept = rows_like([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
+            assert kept is not None
+            sure = np.array(
+                [one is None or (len(one) <= 1000 and (function is None or one.isascii())) for one in texts],
+                dtype=np.bool_,
+            )
+            assert not (expected & ~kept).any(), (predicate, texts)
+            assert (kept == expected)[sure].all(), (predicate, texts)
+            excluded += int((~kept).sum())
+    assert excluded or len(texts) < 10
+
+
+def test_one_of_several_predicates_is_enough_and_each_list_counts() -> None:
+    column = FileColumn.of(pa.chunked_array([pa.array(["ab", "cd", "abcd", None])]), "string")
+    likes = {pattern: BoundLike(COLUMN, LikePredicate("c", pattern)) for pattern in ("%b%", "%c%", "_b")}
+    columns = {COLUMN: column}
+    assert rows_like([], columns) is None
+    found = [
+        rows_like([(likes["%b%"], likes["%c%"])], columns),
+        rows_like([(likes["%b%"],), (likes["%c%"],)], columns),
+        rows_like([(likes["_b"],)], columns),
+    ]
+    assert [list(map(bool, one)) for one in found if one is not None] == [
+        [True, True, True, False],
+        [False, False, True, False],
+        [True, False, False, False],
+    ]
+
+
+def test_an_escape_before_another_character_is_refused() -> None:
+    with pytest.raises(ValueError, match="must precede"):
+        _ = LikePredicate("c", "a#b", "#").regex

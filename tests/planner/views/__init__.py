@@ -1,0 +1,1 @@
+"""Views over blocks: what they share, and what becomes of damage."""

@@ -1,0 +1,190 @@
+"""Blocks on the local disk verify a column when it is first used: damage in any column changes no answer.
+
+A block's file is damaged between two runs of a planner, in each of its columns in turn. The oracle is the table itself:
+the file of number n holds the ids from 10 n to 10 n + 9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from seamark.cache.disk import MAP_BYTES_MIN
+from seamark.cache.envelope import HEADER_BYTES
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.packing import Packed
+from seamark.metaserver.planner.scan.request import ScanRequest
+from tests.api.client import Api
+from tests.api.plans.planned import append, file_of
+from tests.planner.lakes.tables import Table, between, numbers, numbers_of, planning
+from tests.server.rig import running
+from tests.waits import until
+
+FOLDER_BYTES = 64 << 20
+T = "/v1/namespaces/db/tables/t"
+FILES_PAGE = "/api/v1/tables/db/t/files"
+FILES = 4000
+"""In one manifest, so that its block is mapped."""
+
+
+def stored(folder: Path) -> Path:
+    """The one file of blocks."""
+    (path,) = folder.rglob("*.block")
+    return path
+
+
+def columns(data: bytes) -> tuple[int, list[Packed]]:
+    """(offset of the arrays in the file, the columns that have arrays)."""
+    block = Block(data[HEADER_BYTES:])
+    packed = {one.start: one for one in block._all_packed() if one.size}
+    return len(data) - len(block._arrays), list(packed.values())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
+    """A folder and a table in it; made once, because writing its manifest takes most of a test's time."""
+    folder = tmp_path_factory.mktemp("damaged")
+    table = Table(folder / "t")
+    table.commit(1, [table.manifest("m", range(FILES))])
+    return folder, table
+
+
+@pytest.fixture
+async def table(made: tuple[Path, Table]) -> Table:
+    """Its block is on the disk, and whole."""
+    folder, table = made
+    shutil.rmtree(folder / "home", ignore_errors=True)
+    async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+        assert len((await planner.scan(table.metadata, ScanRequest())).rows) == FILES
+    return table
+
+
+@pytest.fixture
+def folder(made: tuple[Path, Table]) -> Path:
+    return made[0]
+
+
+async def test_damage_in_any_column_changes_no_answer_and_is_noticed_where_it_is_read(
+    folder: Path, table: Table
+) -> None:
+    path = stored(folder / "home")
+    whole = path.read_bytes()
+    at, found = columns(whole)
+    noticed = 0
+    for number, packed in enumerate(found):
+        data = bytearray(whole)
+        data[at + packed.start + number % packed.size] ^= 1 << number % 8
+        path.write_bytes(data)
+        async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+            assert await numbers(planner, table.metadata, between(700, 900)) == list(range(700, 901)), packed
+            assert await numbers(planner, table.metadata) == list(range(FILES)), packed
+            noticed += planner.stats().decoded
+        path.write_bytes(whole)
+    assert noticed == len(found) > 3, "paths and bounds are read"
+
+
+async def test_of_a_mapped_block_only_what_a_plan_reads_counts_as_memory(folder: Path, table: Table) -> None:
+    whole = stored(folder / "home").stat().st_size
+    async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+        scan = await planner.scan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
+        planned = planner.stats().live_bytes
+        assert planned < whole / 2
+        assert len(numbers_of(scan)) == 201
+        assert planned < planner.stats().live_bytes < 1.2 * whole, "with the objects of a block"
+        planner.check_invariants()
+
+
+async def test_a_decoded_block_counts_whole_until_it_is_mapped(folder: Path, table: Table) -> None:
+    shutil.rmtree(folder / "home")
+    async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+        scan = await planner.scan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
+        await until(lambda: any((folder / "home").rglob("*.block")))
+        path = stored(folder / "home")
+        await until(lambda: planner.stats().live_bytes < path.stat().st_size / 2)
+        path.unlink()
+        assert numbers_of(scan) == list(range(700, 901)), "the mapping outlives the file's name"
+        assert await numbers(planner, table.metadata) == list(range(FILES))
+        assert planner.stats().decoded == 1
+
+
+async def test_a_damaged_directory_is_refused_when_the_block_is_opened(folder: Path, table: Table) -> None:
+    path = stored(folder / "home")
+    whole = path.read_bytes()
+    at, _ = columns(whole)
+    for place in range(HEADER_BYTES, at - 64, 97):
+        data = bytearray(whole)
+        data[place] ^= 4
+        path.write_bytes(data)
+        async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+            assert await numbers(planner, table.metadata, between(3, 5)) == [3, 4, 5]
+            assert planner.stats().decoded == 1, place
+
+
+async def test_damage_is_removed_when_no_view_holds_the_block_any_more(folder: Path, table: Table) -> None:
+    path = stored(folder / "home")
+    whole = path.read_bytes()
+    at, found = columns(whole)
+    data = bytearray(whole)
+    for packed in found:
+        data[at + packed.start] ^= 1
+    path.write_bytes(data)
+    async with planning(folder, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=0) as planner:
+        for low in (0, 500):
+            assert await numbers(planner, table.metadata, between(low, low + 9)) == list(range(low, low + 10))
+        assert not planner._blocks.has_damaged
+    assert path.read_bytes() == whole
+
+
+async def test_plans_beside_one_that_finds_damage_are_right(folder: Path, table: Table) -> None:
+    path = stored(folder / "home")
+    at, found = columns(path.read_bytes())
+    data = bytearray(path.read_bytes())
+    for packed in found:
+        data[at + packed.start] ^= 1
+    path.write_bytes(data)
+    async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
+        wanted = [(low, low + 10) for low in range(0, 2000, 100)]
+        plans = [planner.scan(table.metadata, ScanRequest(filter=parse_expression(between(*ends)))) for ends in wanted]
+        counts = [len(scan.rows) for scan in await asyncio.gather(*plans)]
+        assert counts == [11] * len(wanted)
+        assert planner.stats().decoded == 1
+        planner.check_invariants()
+
+
+async def test_an_answer_that_finds_damage_is_repeated_by_the_server(tmp_path: Path) -> None:
+    """Plans and lookups over HTTP; each finds a damaged file of its own run of the server."""
+    options = {"plan_disk_bytes": FOLDER_BYTES, "plan_inline_limit": 10}
+    files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(FILES)]
+    async with running(tmp_path, **options) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", files, snapshot_id=1)
+        token = (await api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
+        listed = (await api("GET", FILES_PAGE)).json
+    (path,) = (path for path in tmp_path.rglob("*.block") if path.stat().st_size > MAP_BYTES_MIN)
+    whole = path.read_bytes()
+    at, found = columns(whole)
+    data = bytearray(whole)
+    for packed in found:
+        data[at + packed.start] ^= 1
+    narrow = {"type": "lt-eq", "term": "id", "value": 59}
+    for method, url, body in (
+        ("POST", f"{T}/plan", {"filter": narrow}),
+        ("POST", f"{T}/tasks", {"plan-task": token}),
+        ("GET", FILES_PAGE, None),
+    ):
+        path.write_bytes(data)
+        async with running(tmp_path, **options) as server:
+            answer = await Api(server)(method, url, body)
+            assert answer.status == 200, answer.raw
+            if url == FILES_PAGE:
+                assert answer.json == listed
+            else:
+                paths = [task["data-file"]["file-path"] for task in answer.json["file-scan-tasks"]]
+                assert paths == [file.path for file in files[: len(paths)]]
+                assert len(paths) == 6 if "filter" in body else paths
+        assert path.read_bytes() == whole, "decoded again"

@@ -1,0 +1,100 @@
+"""A view that takes its columns from the view of a neighbouring snapshot has the same columns as one that does not.
+
+Snapshots add, remove, reorder and repeat manifests, whose columns differ: absent bounds, types that were widened, and
+decimals of both forms.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.encoding import encode_block
+from seamark.metaserver.planner.view.view import ColumnStatistics, Side, TableView
+from tests.planner.lakes.kinds import to_bytes
+from tests.planner.lakes.lake import DATA, DataFile
+from tests.planner.lakes.manifests import ADDED, Entry, Style, manifest_bytes
+from tests.planner.lakes.metrics import ColumnMetrics
+from tests.seeds import first_seed
+
+STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+KINDS = [("int", "long"), ("float", "double"), ("string",), ("decimal(10, 2)", "decimal(30, 2)")]
+READ_AS = ["long", "double", "string", "decimal(30, 2)"]
+SNAPSHOTS = 12
+
+
+def value(kind: str, rng: random.Random) -> Any:
+    if kind == "string":
+        return "".join(rng.choice("ab") for _ in range(rng.randrange(12)))
+    if kind in ("float", "double"):
+        return rng.choice([0.0, -0.0, float(rng.randrange(-99, 99)), float("inf")])
+    return rng.randrange(-1000, 1000)
+
+
+def made_block(name: str, rng: random.Random) -> Block:
+    """Of a manifest whose schema has one type of each pair."""
+    kinds = {number: rng.choice(pair) for number, pair in enumerate(KINDS, start=1)}
+    entries = []
+    for row in range(rng.randrange(1, 6)):
+        metrics = {}
+        for column_id, kind in kinds.items():
+            if rng.random() < 0.2:
+                continue
+            ends = [to_bytes(kind, value(kind, rng)) if rng.random() < 0.8 else None for _ in range(2)]
+            nulls = rng.choice([0, 0, 5, 10])
+            metrics[column_id] = ColumnMetrics(10, nulls, 0 if kind in ("float", "double") else None, *ends)
+        path = f"file:///t/{name}-{row}.parquet"
+        entries.append(Entry(ADDED, 1, None, None, DataFile(path, DATA, "PARQUET", 0, (), 10, 100, metrics)))
+    columns = [{"id": n, "name": f"c{n}", "required": False, "type": kind} for n, kind in kinds.items()]
+    schema = {"type": "struct", "schema-id": 0, "fields": columns}
+    data = manifest_bytes(entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=kinds, schema=schema)
+    return Block(b"".join(encode_block(decode_manifest(data, f"file:///t/{name}.avro"))))
+
+
+def parts(column: ColumnStatistics) -> list[Any]:
+    found: list[Any] = [column.rows_read, column.entries]
+    for side in (*column.lower, *column.upper):
+        assert isinstance(side, Side)
+        found += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
+    for flags in (column.nulls_only, column.nans_only, column.no_nulls, column.no_nans):
+        found.append(None if flags is None else np.asarray(flags).tolist())
+    return found
+
+
+@pytest.mark.parametrize("turn", [*range(4), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(4, 200))])
+def test_columns_that_are_taken_from_another_view_are_those_of_a_new_one(turn: int) -> None:
+    seed = first_seed() * 1000 + turn
+    rng = random.Random(seed)
+    blocks = [made_block(f"m{number}", rng) for number in range(6)]
+    listed: list[Block] = rng.sample(blocks, 4)
+    base: TableView | None = None
+    taken = 0
+    for snapshot in range(SNAPSHOTS):
+        view = TableView([manifest() for _ in listed], listed, base=base)
+        fresh = TableView([manifest() for _ in listed], listed)
+        for column_id, kind in enumerate(READ_AS, start=1):
+            if rng.random() < 0.7:
+                assert parts(view.stats(column_id, kind)) == parts(fresh.stats(column_id, kind)), f"seed {seed}"
+                taken += base is not None and base.known_stats(column_id, kind) is not None
+        base = view if rng.random() < 0.8 else None
+        for _ in range(rng.randrange(1, 4)):
+            change = rng.random()
+            if change < 0.5:
+                blocks.append(made_block(f"n{snapshot}", rng))
+                listed = [blocks[-1], *listed]
+            elif change < 0.7 and len(listed) > 1:
+                listed = [block for block in listed if block is not listed[-1]] or listed
+            elif change < 0.85:
+                listed = rng.sample(listed, len(listed))
+            else:
+                listed = [*listed, rng.choice(listed)]
+    assert taken, f"seed {seed}"
+
+
+def manifest() -> ManifestFile:
+    return ManifestFile("m", 0, 0, 0, 1, 1)

@@ -1,0 +1,357 @@
+"""What a cache is charged with is what its entries take: within a tenth of what the allocator gave for them."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seamark.cache.admission import AdmittingCache
+from seamark.cache.frequency import FrequencySketch
+from seamark.cache.memory import memory_by_name
+from seamark.connector.index.files import DataFile, encode_index_file
+from seamark.metaserver.clock import SimulatedClock, SystemClock
+from seamark.metaserver.commit.snapshots.manifests import Manifests, PathHashes, hashes_of
+from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
+from seamark.metaserver.gateway.caching.records import Records, record_of
+from seamark.metaserver.gateway.caching.store import StoreAnswer
+from seamark.metaserver.gateway.caching.write_versions import WriteVersions
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.index.blocks.packing import MISSING
+from seamark.metaserver.index.files.definitions import read_definitions
+from seamark.metaserver.index.files.headers import IndexReader
+from seamark.metaserver.index.files.indexes import open_indexes
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.metaserver.index.keys.delete_files import DeleteFile
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.planner.deletes.delete_files import DeleteFiles
+from seamark.metaserver.planner.lookup.prefix import PrefixCache, parse_prefix
+from seamark.metaserver.planner.plan.manifest_lists import ManifestLists
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import RegisteredIndexFile
+from tests.iceberg.manifests.test_manifest import SCHEMA, entry, manifest
+from tests.planner.lakes.indexing import built
+from tests.planner.lakes.tables import Table, path_of, planning
+from tests.server.test_memory_account import table_json
+
+Fill = Callable[[], Awaitable[object]]
+"""Fills a cache; the result lives as long as the cache. What it reads is made before."""
+MIB = 1 << 20
+LAST_READ_BYTES = 16 << 10
+"""What the thread of the last read may still refer to."""
+CASES: list[tuple[str, Callable[[Path], AbstractAsyncContextManager[Fill]]]] = []
+
+
+def case(cache: str) -> Callable[[Callable[[Path], AsyncIterator[Fill]]], None]:
+    def add(make: Callable[[Path], AsyncIterator[Fill]]) -> None:
+        CASES.append((cache, asynccontextmanager(make)))
+
+    return add
+
+
+@case("manifest-lists")
+async def manifest_lists(folder: Path) -> AsyncIterator[Fill]:
+    table = Table(folder / "t")
+    manifests = [table.manifest(f"m{number}", [number]) for number in range(40)]
+    for snapshot in range(1, 9):
+        table.commit(snapshot, manifests * 10)
+    async with planning(folder) as planner:
+
+        async def fill() -> object:
+            lists = ManifestLists(planner._blocks, 64 * MIB)
+            for snapshot in table.metadata.snapshots:
+                await lists._of(snapshot)
+            return lists
+
+        yield fill
+
+
+@case("commits")
+async def decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
+    table = Table(folder / "t")
+    made = [table.manifest(f"m{number}", range(500 * number, 500 * number + 500)) for number in range(6)]
+    table.commit(1, made)
+    settings = Settings(home=folder / "home", warehouse=folder.as_uri())
+    async with open_objects(settings, SystemClock()) as objects:
+
+        async def fill() -> object:
+            manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
+            await manifests.blocks(await manifests.listed(table.metadata.snapshots[0]))
+            return manifests
+
+        yield fill
+
+
+@case("commits")
+async def decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
+    """Of 200 columns with statistics."""
+    by_column = [{"key": column, "value": column} for column in range(1, 201)]
+    bounds = [{"key": column, "value": b"%08d" % column} for column in range(1, 201)]
+    statistics = {"value_counts": by_column, "null_value_counts": by_column}
+    statistics |= {"lower_bounds": bounds, "upper_bounds": bounds}
+    rows = [entry(SCHEMA, day=1, file_path=f"{folder.as_uri()}/{number}.parquet", **statistics) for number in range(50)]
+    fields = [{"id": column, "name": f"c{column}", "required": False, "type": "long"} for column in range(1, 203)]
+    header = {
+        "schema": json.dumps({"type": "struct", "schema-id": 0, "fields": fields}),
+        "partition-spec": json.dumps([{"source-id": 2, "field-id": 1000, "name": "day", "transform": "identity"}]),
+        "partition-spec-id": "0",
+    }
+    table = Table(folder / "t")
+    made = [table.manifest(f"m{number}", [number]) for number in range(3)]
+    data = manifest(SCHEMA, *rows, metadata=header)
+    for one in made:
+        path_of(one).write_bytes(data)
+    table.commit(1, [replace(one, length=len(data)) for one in made])
+    settings = Settings(home=folder / "home", warehouse=folder.as_uri())
+    async with open_objects(settings, SystemClock()) as objects:
+
+        async def fill() -> object:
+            manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
+            await manifests.blocks(await manifests.listed(table.metadata.snapshots[0]))
+            return manifests
+
+        yield fill
+
+
+@case("commits")
+async def written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
+    settings = Settings(home=folder / "home", warehouse=folder.as_uri())
+    async with open_objects(settings, SystemClock()) as objects:
+
+        async def fill() -> object:
+            manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
+            for number in range(20):
+                paths = hashes_of(f"s3://bucket/{number}/{file}.parquet" for file in range(500))
+                manifests.remember(
+                    f"s3://bucket/{number:060d}.avro", bytes(20_000 + number), PathHashes(paths, paths[:0])
+                )
+            return manifests
+
+        yield fill
+
+
+@case("delete-files")
+async def delete_files(folder: Path) -> AsyncIterator[Fill]:
+    paths = [f"{folder.as_uri()}/data/{number:06d}.parquet" for number in range(100)]
+    rows = pa.table({"file_path": pa.array(paths * 50).sort(), "pos": pa.array([*range(50)] * 100, pa.int64())})
+    files = []
+    for number in range(6):
+        path = folder / f"d{number}.parquet"
+        pq.write_table(rows, path)
+        size = path.stat().st_size
+        files.append(DeleteFile(path.as_uri(), "parquet", 1, size, len(rows), None, MISSING, MISSING, ()))
+    settings = Settings(home=folder / "home", warehouse=folder.as_uri())
+    async with open_objects(settings, SystemClock()) as objects:
+
+        async def fill() -> object:
+            reader = DeleteFiles(objects, 64 * MIB)
+            for file in files:
+                await reader._content(file, ())
+            return reader
+
+        yield fill
+
+
+def index_files(folder: Path, kind: str, files: int, keys: int) -> list[RegisteredIndexFile]:
+    metadata = decode_table(table_json(5, 1), "t")
+    metadata = msgspec.structs.replace(metadata, properties={"seamark.index.i": f"{kind}(column_1)"})
+    (definition,) = read_definitions(metadata).enabled
+    made = []
+    for number in range(6):
+        entries = []
+        for file in range(files):
+            values = np.random.default_rng(files * number + file).integers(0, 10 * keys, keys)
+            path = f"s3://bucket/warehouse/db/table/data/{number}-{file:05d}.parquet"
+            entries.append((DataFile(path, 1000 + file, keys), built(definition, [keys_of(pa.array(values), "long")])))
+        parts = encode_index_file(
+            metadata.table_uuid, definition, [one for one, _ in entries], [index for _, index in entries]
+        )
+        stored = folder / f"{kind}-{number}.puffin"
+        stored.write_bytes(b"".join(parts))
+        made.append(
+            RegisteredIndexFile(
+                metadata.table_uuid,
+                stored.as_uri(),
+                definition.id,
+                kind,
+                0,
+                files,
+                keys * files,
+                stored.stat().st_size,
+                None,
+                number,
+            )
+        )
+    return made
+
+
+def opened_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
+    async def make(folder: Path) -> AsyncIterator[Fill]:
+        made = index_files(folder, kind, files, keys)
+        settings = Settings(home=folder / "home", warehouse=folder.as_uri(), index_disk_bytes=0)
+        clock = SimulatedClock(seed=1)
+        async with (
+            open_objects(settings, clock) as objects,
+            open_indexes(settings, objects, Registry(None, clock), clock) as indexes,  # type: ignore[arg-type]
+        ):
+            batches = iter((made[:1], made[1:]))
+
+            async def fill() -> object:
+                opened = [await (indexes.open_remote if remote else indexes.open)(file) for file in next(batches)]
+                assert all(opened)
+                return None
+
+            yield fill
+
+    make.__name__ = f"{kind}_remote_indexes" if remote else f"{kind}_index_files"
+    return make
+
+
+for _kind in ("bloom", "bitmap", "record"):
+    case("indexes")(opened_index(_kind, 100, 1000, remote=False))
+for _kind in ("bloom", "record"):  # a remote bitmap is in mapped memory, which tracemalloc does not count
+    case("remote-indexes")(opened_index(_kind, 400, 100, remote=True))
+
+
+@case("index-headers")
+async def index_headers(folder: Path) -> AsyncIterator[Fill]:
+    files = index_files(folder, "bloom", 300, 10)
+    settings = Settings(home=folder / "home", warehouse=folder.as_uri())
+    async with open_objects(settings, SystemClock()) as objects:
+
+        async def fill() -> object:
+            reader = IndexReader(objects)
+            for file in files:
+                await reader.describe(file.location, file.size_bytes)
+            return reader
+
+        yield fill
+
+
+class _Listed:
+    """A store with 200 index files of each table."""
+
+    async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
+        return [
+            RegisteredIndexFile(
+                "".join(uuid),
+                f"s3://bucket/warehouse/db/table/_seamark/index/{hashlib.md5(b'%d' % number).hexdigest()}.puffin",
+                hashlib.sha256(b"%d" % (number % 3)).hexdigest(),
+                "bitmap",
+                1,
+                300 + number,
+                1_000_000 + number,
+                2_000_000 + number,
+                10**18 + number,
+                1_760_000_000_000 + number,
+            )
+            for number in range(200)
+        ]
+
+
+class _Entry(msgspec.Struct):
+    uuid: str
+    index_version: int
+
+
+@case("index-registry")
+async def index_registry(folder: Path) -> AsyncIterator[Fill]:
+    async def fill() -> object:
+        registry: Any = Registry(_Listed(), SimulatedClock(seed=1))  # type: ignore[arg-type]
+        for number in range(5):
+            await registry.files(_Entry(f"uuid-{number}", 1))
+        return registry
+
+    yield fill
+
+
+@case("gateway-records")
+async def gateway_records(folder: Path) -> AsyncIterator[Fill]:
+    versions = WriteVersions(folder / "versions", SystemClock())
+    with ThreadPoolExecutor(1) as executor:
+
+        async def fill() -> object:
+            records = Records(64 * MIB, None, versions, SystemClock(), executor, recheck_s=60)
+            for number in range(1000):
+                headers = {
+                    "ETag".lower(): f'"{hashlib.md5(b"%d" % number).hexdigest()}"',
+                    "Last-Modified".lower(): f"Mon, 24 Nov 2025 10:00:{number % 60:02d} GMT",
+                    "Content-Length".lower(): f"{10_000_000 + number}",
+                    "Content-Type".lower(): f"application/octet-stream-{number}",
+                    "X-Amz-Meta-Writer".lower(): f"writer {number}",
+                }
+                location = f"s3://bucket/warehouse/db/table/data/day=2025-11-24/{number:06d}.parquet"
+                record = record_of(StoreAnswer(200, headers, None), location, version=1, now_ms=1_760_000_000_000)  # type: ignore[arg-type]
+                assert record is not None
+                records.keep(record)
+            return records
+
+        yield fill
+    versions.close()
+
+
+@case("gateway-blocks")
+async def gateway_blocks(folder: Path) -> AsyncIterator[Fill]:
+    with ThreadPoolExecutor(1) as executor:
+
+        async def fill() -> object:
+            memory: AdmittingCache[str, memoryview] = AdmittingCache(
+                64 * MIB, FrequencySketch(1000), name="gateway-blocks"
+            )
+            blocks = ObjectBlocks(memory, None, None, executor, executor, block_bytes=16384, pending_bytes_max=0)
+            for number in range(100):
+                block = memoryview(bytearray(16384)).toreadonly()
+                blocks.keep_in_memory(f"{number:032d}", number, block, Owner("tenant", False))
+            return blocks
+
+        yield fill
+
+
+@case("partition-prefixes")
+async def partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
+    table = Table(folder / "t")
+    table.commit(1, [table.manifest("m", [1])])
+    metadata = table.metadata
+
+    async def fill() -> object:
+        cache = PrefixCache(64 * MIB)
+        for number in range(500):
+            parse_prefix(f"day={1000 + number}", metadata, cache)
+        return cache
+
+    yield fill
+
+
+@pytest.mark.parametrize(("cache", "make"), CASES, ids=lambda value: getattr(value, "__name__", value))
+async def test_a_cache_is_charged_with_what_it_takes(
+    cache: str, make: Callable[[Path], AbstractAsyncContextManager[Fill]], tmp_path: Path
+) -> None:
+    async with make(tmp_path) as fill:
+        kept = await fill()  # modules are imported, and what all entries share exists
+        del kept
+        gc.collect()
+        charged = memory_by_name().get(cache, 0)
+        tracemalloc.start()
+        try:
+            kept = await fill()
+            gc.collect()
+            held = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        charged = memory_by_name()[cache] - charged
+        assert abs(charged - held) < held / 10 + LAST_READ_BYTES, f"{charged:,} bytes are charged, {held:,} are held"
+        del kept

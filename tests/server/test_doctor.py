@@ -1,0 +1,252 @@
+"""`seamark doctor` names what does not work and the fix; `seamark completion` prints scripts that shells accept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import urllib3
+from click.testing import CliRunner
+
+from seamark.connector.client.engines import RUNTIME, catalog_conf, connection_text
+from seamark.metaserver.cli.installation import doctor, java, packages
+from seamark.metaserver.cli.installation.engine_files import (
+    Finding,
+    SparkSetup,
+    check_spark,
+    check_trino,
+    read_properties,
+)
+from seamark.metaserver.cli.main import cli
+from tests.services.process import free_port
+from tests.services.seamark import Seamark
+
+URL = "http://127.0.0.1:8181"
+
+
+def examine(*arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
+    """The exit code and the findings by subject."""
+    done = CliRunner().invoke(cli, ["doctor", "--json", *arguments], prog_name="seamark")
+    return done.exit_code, {str(finding["subject"]): finding for finding in json.loads(done.output)}
+
+
+def faults(findings: list[Finding]) -> list[str]:
+    return [finding.fix for finding in findings if finding.is_fault]
+
+
+def test_a_running_server_passes_and_a_dead_one_is_a_fault_with_its_fix(tmp_path: Path) -> None:
+    with Seamark(tmp_path / "home") as server:
+        code, found = examine("--home", str(server.home))
+        assert code == 0
+        assert found["server"]["text"] == f"{server.base_url} is ready"
+    code, found = examine("--url", f"http://127.0.0.1:{free_port()}")
+    assert code == 1
+    assert "does not answer" in str(found["server"]["text"])
+    assert "seamark serve" in str(found["server"]["fix"])
+    code, found = examine("--home", str(tmp_path / "none"))
+    assert code == 1
+    assert "No server runs" in str(found["server"]["text"])
+
+
+def test_a_missing_token_is_a_fault(tmp_path: Path) -> None:
+    made = CliRunner().invoke(cli, ["token", "create", "admin", "--role", "admin", "--home", str(tmp_path / "home")])
+    assert made.exit_code == 0, made.output
+    with Seamark(tmp_path / "home", env={"SEAMARK_AUTH": "token"}) as server:
+        code, found = examine("--home", str(server.home))
+        assert code == 1
+        assert found["token"]["text"] == "the server requires one"
+        code, found = examine("--home", str(server.home), "--token", "sea_wrong")
+        assert found["token"]["text"] == "the server refuses it"
+
+
+def test_a_server_that_is_not_seamark_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answer:
+        status, headers, data = 404, {"Date": "yesterday"}, b"<html>"
+
+    monkeypatch.setattr(urllib3.PoolManager, "request", lambda *_, **__: Answer())
+    findings = list(doctor.check_server("http://127.0.0.1:1", None))
+    assert "it may be another server" in findings[0].text
+    assert findings[0].is_fault
+
+
+def test_the_printed_configurations_have_no_fault(tmp_path: Path) -> None:
+    spark, trino = tmp_path / "spark-defaults.conf", tmp_path / "sea.properties"
+    lines = [f"{key}  {value}" for key, value in catalog_conf("sea", URL).items()]
+    extensions = "spark.sql.extensions org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+    spark.write_text("\n".join(["# by hand", extensions, f"spark.jars.packages {RUNTIME}", *lines]))
+    trino.write_text(connection_text("trino", "sea", URL, has_token=False))
+    for findings in (check_spark("a", SparkSetup(read_properties(spark)), URL), check_trino(trino, URL)):
+        assert [finding.text for finding in findings] == [f"connects to {URL}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("", "connector.name=iceberg"),
+        ("connector.name=hive\n", "connector.name=iceberg"),
+        ("connector.name=iceberg\niceberg.catalog.type=hive_metastore\n", "iceberg.catalog.type=rest"),
+        ("iceberg.rest-catalog.uri=http://127.0.0.1:8181/v1\n", f"iceberg.rest-catalog.uri={URL}"),
+        ("connector.name=iceberg\n", "fs.native-local.enabled=true"),
+    ],
+)
+def test_a_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str) -> None:
+    (tmp_path / "sea.properties").write_text(text)
+    assert any(fix in each for each in faults(list(check_trino(tmp_path / "sea.properties", URL))))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fix"),
+    [("type", "hive", "sea.type rest"), ("uri", "", f"sea.uri {URL}"), ("uri", f"{URL}/v1", f"sea.uri {URL}")],
+)
+def test_a_faulty_spark_catalog_gets_its_fix(key: str, value: str, fix: str) -> None:
+    conf = catalog_conf("sea", URL) | {f"spark.sql.catalog.sea.{key}": value}
+    assert any(fix in each for each in faults(list(check_spark("a", SparkSetup(conf), URL))))
+
+
+def test_a_file_that_is_no_properties_file_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00" * 100)
+    (tmp_path / "large").write_text("x" * 2_000_000)
+    for name in ("binary", "large"):
+        code, found = examine("--url", "http://127.0.0.1:1", "--trino", str(tmp_path / name))
+        assert code == 1
+        assert "cannot be read" in str(found[str(tmp_path / name)]["text"])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_that_the_shell_accepts(shell: str) -> None:
+    done = CliRunner().invoke(cli, ["completion", shell], prog_name="seamark")
+    assert done.exit_code == 0
+    assert "_SEAMARK_COMPLETE" in done.output
+    program = shutil.which(shell)
+    if program is not None:
+        checked = subprocess.run([program, "-n"], input=done.output, capture_output=True, text=True, timeout=20)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_completion_knows_commands_and_options() -> None:
+    def complete(*words: str) -> str:
+        env = {"_SEAMARK_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        return CliRunner().invoke(cli, [], env=env, prog_name="seamark").output
+
+    assert "plain,namespace" in complete("seamark", "name")
+    assert "plain,trino" in complete("seamark", "connect", "tri")
+    assert "plain,--kind" in complete("seamark", "index", "create", "--ki")
+
+
+def test_a_spark_that_runs_is_checked_by_its_web_interface() -> None:
+    conf = catalog_conf("sea", f"{URL}/v1") | {"spark.app.name": "x"}
+    jars = [["/jars/iceberg-spark-runtime-3.5_2.12-1.12.0.jar", "System Classpath"]]
+    with spark_ui(conf, "4.1.1", jars) as url:
+        code, found = examine("--url", URL, "--spark", url)
+    assert code == 1
+    texts = [finding.text for finding in check_spark("a", SparkSetup(conf, "4.1.1", (jars[0][0],)), URL)]
+    assert "it is Spark 4.1, and Iceberg's jar is for Spark 3.5" in texts
+    assert str(found[f"Spark, {url}, catalog sea"]["text"]) in texts
+    with spark_ui({}, "4.1.1", []) as url:
+        code, found = examine("--url", URL, "--spark", url)
+    assert code == 1
+    assert found[f"Spark, {url}"]["text"] == "MERGE INTO, CALL and branches are not enabled", "the last of three"
+
+
+def test_what_is_no_spark_is_told(tmp_path: Path) -> None:
+    for spark, why in (
+        (f"http://127.0.0.1:{free_port()}", "does not answer"),
+        (str(tmp_path / "nosuch.conf"), "No such file"),
+    ):
+        code, found = examine("--url", URL, "--spark", spark)
+        assert code == 1
+        assert why in str(found[spark]["text"])
+    with spark_ui({}, "4.1.1", [], answer=b"[]") as url:
+        assert "web interface" in str(examine("--url", URL, "--spark", url)[1][url]["text"])
+
+
+@contextmanager
+def spark_ui(conf: dict[str, str], version: str, jars: list[list[str]], answer: bytes | None = None) -> Iterator[str]:
+    """What Spark's REST API answers of an application, as far as it is asked for."""
+    application = {"id": "local-1", "name": "x", "attempts": [{"appSparkVersion": version}]}
+    environment = {"sparkProperties": [list(pair) for pair in conf.items()], "classpathEntries": jars}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = environment if self.path.endswith("/environment") else [application]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode() if answer is None else answer)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_warehouse_is_written_and_left_as_it_was(tmp_path: Path) -> None:
+    home, warehouse = tmp_path / "home", tmp_path / "warehouse"
+    _, found = examine("--home", str(home), "--warehouse", f"file://{warehouse}")
+    assert found["warehouse"]["text"] == f"file://{warehouse} does not exist; the server creates it"
+    assert not warehouse.exists()
+    warehouse.mkdir()
+    _, found = examine("--home", str(home), "--warehouse", f"file://{warehouse}")
+    assert found["warehouse"]["text"] == f"file://{warehouse} can be written and read"
+    assert list(warehouse.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        code, found = examine("--home", str(home), "--warehouse", f"file://{place}")
+        assert code == 1
+        assert found["warehouse"]["is_fault"]
+
+
+def test_an_s3_store_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEAMARK_S3_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setenv("SEAMARK_STORAGE_TIMEOUT_S", "1")
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    code, found = examine("--home", str(tmp_path), "--warehouse", "s3://lake/warehouse", "--s3-endpoint", endpoint)
+    assert code == 1
+    assert "--s3-endpoint" in str(found["warehouse"]["fix"])
+
+
+def test_the_java_of_each_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "_JVMS", tmp_path)
+    monkeypatch.delenv("JAVA25", raising=False)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
+    found = {one.subject: one for one in java.check_java()}
+    assert found["Java for Spark"].is_fault
+    assert "JAVA_HOME" in found["Java for Spark"].fix
+    assert not found["Java for Trino"].is_fault
+    assert "JAVA25" in found["Java for Trino"].fix
+    monkeypatch.setenv("JAVA25", str(tmp_path / "none"))
+    assert {one.subject: one for one in java.check_java()}["Java for Trino"].is_fault
+    monkeypatch.delenv("JAVA25")
+    (tmp_path / "jdk-25").mkdir()
+    (tmp_path / "jdk-25" / "release").write_text('JAVA_VERSION="25.0.1"\n')
+    assert "version 25" in {one.subject: one for one in java.check_java()}["Java for Trino"].text
+
+
+def test_a_missing_compiler_is_told_before_the_kernels_are_translated(tmp_path: Path) -> None:
+    """In one sentence, with the command; setup.py and the doctor name the same."""
+    setup = Path(__file__).parents[2] / "setup.py"
+    environment = {"PATH": str(tmp_path), "CC": "no-such-compiler"}
+    done = subprocess.run(
+        [sys.executable, str(setup), "--version"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"Seamark's kernels need a C compiler and Python's headers. Run: {packages.INSTALLERS['apt-get']}\n"
+    )
+    assert not list(tmp_path.iterdir())
+    assert repr(packages.INSTALLERS["dnf"]).strip("'") in setup.read_text()

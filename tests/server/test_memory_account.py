@@ -1,0 +1,151 @@
+"""What /metrics reports of caches: each of them, by its name, within a tenth of what the process holds."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import gc
+import json
+import re
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache, memory_by_name
+from seamark.metaserver.catalog.documents import memory_of
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from tests.api.client import Api
+from tests.server.rig import running
+from tests.server.test_operation import scrape
+
+REPO = Path(__file__).resolve().parents[2]
+OWNED = {
+    "metaserver/planner/plan/cached_views.py",  # the plans of a view, which `views` includes
+    "metaserver/planner/plan/planner.py",  # of no size: views keep blocks alive
+}
+"""Files whose caches have no name, because their owner reports them."""
+
+
+def caches() -> Iterator[tuple[str, str]]:
+    """(file, name) of every cache that the server creates; the name is empty where none is given."""
+    for path in sorted((REPO / "metaserver").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            made = node.func.value if isinstance(node.func, ast.Subscript) else node.func  # with its types, or without
+            if isinstance(made, ast.Name) and made.id in ("MemoryCache", "AdmittingCache"):
+                given = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
+                named = given[0] if given else node.args[1] if len(node.args) > 1 else None
+                yield (
+                    str(path.relative_to(REPO)),
+                    str(named.value) if isinstance(named, ast.Constant) else "",
+                )
+
+
+def test_every_cache_is_reported_and_documented() -> None:
+    found = list(caches())
+    assert len(found) > 15
+    assert {file for file, name in found if not name} == OWNED
+    page = (REPO / "docs/how-to/operate.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| `seamark_cache_memory_bytes`"))
+    assert set(re.findall(r"`([\w-]+)`", row)) - {"seamark_cache_memory_bytes", "cache"} == {
+        "views",
+        *(name for _, name in found if name),
+    }
+
+
+def test_caches_of_one_name_add_up_while_they_exist() -> None:
+    one: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
+    other: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
+    one.put(1, b"", 100)
+    other.put(1, b"", 1000)
+    assert memory_by_name()["tried here"] == 1100 + 2 * ENTRY_OVERHEAD_BYTES
+    del other
+    gc.collect()
+    assert memory_by_name()["tried here"] == 100 + ENTRY_OVERHEAD_BYTES
+
+
+async def test_the_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
+    async with running(tmp_path) as server:
+        api = Api(server)
+        await api.table("t")
+        path = "/v1/namespaces/db/tables/t"
+        assert (await api("GET", path)).status == 200
+        assert (await api("POST", f"{path}/plan", {})).status == 200
+        gauge = "seamark_cache_memory_bytes{{cache={}}}".format
+
+        async def is_reported() -> bool:
+            used, found = memory_by_name(), await scrape(server)
+            planner = server.parts.planner.stats()
+            used["views"] = planner.live_bytes + planner.added_bytes
+            return used["metadata"] > 0 and all(found.get(gauge(name)) == size for name, size in used.items())
+
+        async with asyncio.timeout(60):
+            while not await is_reported():
+                await asyncio.sleep(0.02)
+
+
+def table_json(columns: int, snapshots: int) -> bytes:
+    numbers = range(1, snapshots + 1)
+    summary = {"operation": "append", "added-data-files": "12", "added-records": "120000", "total-records": "1200000"}
+    summary |= {"total-data-files": "100", "spark.app.id": "application-2024-1", "added-files-size": "123456789"}
+    fields = [{"id": i, "name": f"column_{i}", "required": False, "type": "long"} for i in range(1, columns + 1)]
+    table = {
+        "format-version": 2,
+        "table-uuid": "00000000-0000-0000-0000-000000000001",
+        "location": "s3://bucket/warehouse/db/table",
+        "last-sequence-number": snapshots,
+        "last-updated-ms": 1_760_000_000_000,
+        "last-column-id": columns,
+        "current-schema-id": 0,
+        "schemas": [{"type": "struct", "schema-id": 0, "fields": fields}],
+        "default-spec-id": 0,
+        "partition-specs": [{"spec-id": 0, "fields": []}],
+        "last-partition-id": 999,
+        "default-sort-order-id": 0,
+        "sort-orders": [{"order-id": 0, "fields": []}],
+        "properties": {"write.format.default": "parquet"},
+        "current-snapshot-id": snapshots,
+        "refs": {"main": {"snapshot-id": snapshots, "type": "branch"}},
+        "snapshots": [
+            {
+                "snapshot-id": i,
+                "sequence-number": i,
+                "timestamp-ms": 1_760_000_000_000 + i,
+                "manifest-list": f"s3://bucket/warehouse/db/table/metadata/snap-{i}-1-0f3a7bb1.avro",
+                "summary": summary,
+                "schema-id": 0,
+            }
+            for i in numbers
+        ],
+        "snapshot-log": [{"timestamp-ms": 1_760_000_000_000 + i, "snapshot-id": i} for i in numbers],
+        "metadata-log": [],
+    }
+    return json.dumps(table, separators=(",", ":")).encode()
+
+
+def loaded(document: bytes) -> TableMetadata:
+    """Decoded from its own bytes, with what each request derives from it."""
+    metadata = decode_table(bytes(bytearray(document)), "t")
+    assert metadata.current_schema.index
+    assert metadata.snapshots_by_id
+    return metadata
+
+
+@pytest.mark.parametrize(("columns", "snapshots"), [(20, 1), (20, 100), (300, 1), (300, 100), (20, 1000)])
+def test_decoded_metadata_counts_for_what_it_takes(columns: int, snapshots: int) -> None:
+    document = table_json(columns, snapshots)
+    loaded(document)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        tables = [loaded(document) for _ in range(4)]
+        held = tracemalloc.get_traced_memory()[0] / 4
+    finally:
+        tracemalloc.stop()
+    counted = memory_of(tables[0], len(document))
+    assert abs(counted - held) < held / 10, f"{counted:,} bytes are counted, {held:,.0f} are held"

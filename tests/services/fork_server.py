@@ -1,0 +1,201 @@
+"""A process that has imported the server's modules and forks servers: imports take most of the CPU time of a start.
+
+Only tests use it, after `enable()`; a bench starts whole processes. The child runs the same script, or the same module,
+as `__main__`, in a session, a folder and an environment of its own, with its output in its log. An environment in which
+more than Seamark's variables differ from this process's starts a whole process, because modules may read it when they
+are imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+MODULES = (
+    "seamark.metaserver.cli.main",
+    "seamark.metaserver.cli.serve",
+    "seamark.metaserver.store.sql.sqlite",
+    "seamark.metaserver.objects.local",
+    "tests.faults.rigs.dying_server",
+)
+_OWN = ("SEAMARK_", "PYTHONPATH", "PYTEST_", "PYSPARK_", "SPARK_")
+"""What begins the names of variables that no module reads when it is imported."""
+_MESSAGE_BYTES = 1 << 20
+_environment: dict[str, str] | None = None
+"""Where servers are forked at all: the environment of the fork server."""
+_server: ForkServer | None = None
+_one_at_a_time = threading.Lock()
+
+
+class ForkedProcess:
+    """What `subprocess.Popen` offers of a child; it is a child of the fork server, which sends its exit code."""
+
+    def __init__(self, argv: Sequence[str], pid: int, ended: int) -> None:
+        self.args = list(argv)
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ended = ended
+
+    def poll(self) -> int | None:
+        return self._read(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._read(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return code
+
+    def _read(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None and select.select([self._ended], [], [], timeout_s)[0]:
+            said = os.read(self._ended, 16)
+            os.close(self._ended)
+            self.returncode = int(said) if said else -signal.SIGKILL  # nothing: the fork server itself has ended
+        return self.returncode
+
+
+class ForkServer:
+    """The tests' end. One thread at a time may fork."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        argv = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        self._process = subprocess.Popen(
+            argv, cwd=REPO, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()], start_new_session=True,
+        )  # fmt: skip
+        theirs.close()
+
+    def fork(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, log: int) -> ForkedProcess:
+        ended, theirs = os.pipe()
+        wish = {"argv": list(argv), "env": dict(env), "cwd": str(cwd or Path.cwd()), "umask": _umask()}
+        socket.send_fds(self._socket, [json.dumps(wish).encode()], [log, theirs])
+        os.close(theirs)
+        pid = int(self._socket.recv(_MESSAGE_BYTES) or 0)
+        if not pid:
+            os.close(ended)
+            raise RuntimeError(f"the fork server has ended with {self._process.wait(10)}")
+        return ForkedProcess(argv, pid, ended)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(10)
+
+
+def enable() -> None:
+    """From here on `fork` forks: called once, before any test changes the environment."""
+    global _environment
+    _environment = dict(os.environ)
+
+
+def fork(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, log: int) -> ForkedProcess | None:
+    """The process of a Python program (`SCRIPT …` or `PYTHON -m MODULE …`); None where a whole process is needed."""
+    global _server
+    if _environment is None or _foreign(env) != _foreign(_environment):
+        return None
+    with _one_at_a_time:
+        if _server is None:
+            _server = ForkServer(_environment)
+            atexit.register(_server.close)
+        return _server.fork(argv, env, cwd, log)
+
+
+def _foreign(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if not name.startswith(_OWN)}
+
+
+def _umask() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+
+
+def _serve(control: socket.socket) -> dict[str, object] | None:
+    """Forks until the tests end. Returns None then; in a child, what it shall run."""
+    children: dict[int, int] = {}
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    while True:
+        ready = select.select([control, woken], [], [])[0]
+        if woken in ready:
+            with suppress(BlockingIOError):
+                os.read(woken, 4096)
+            _reap(children)
+        if control not in ready:
+            continue
+        message, given, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
+        if not message:
+            return None
+        log, ended = given
+        pid = os.fork()
+        if pid:
+            children[pid] = ended
+            os.close(log)
+            continue
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in (woken, wake, ended, *children.values()):
+            os.close(descriptor)
+        os.setsid()
+        control.send(str(os.getpid()).encode())  # from here on signals to the group reach it
+        control.close()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        wish: dict[str, object] = json.loads(message)
+        return wish
+
+
+def _reap(children: dict[int, int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        ended = children.pop(pid)
+        with suppress(BrokenPipeError):  # nobody waits for it
+            os.write(ended, str(os.waitstatus_to_exitcode(status)).encode())
+        os.close(ended)
+
+
+def _run(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
+    os.umask(umask)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    time.tzset()
+    if argv[1] == "-m":
+        sys.argv = argv[2:]
+        runpy.run_module(argv[2], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(argv)
+        runpy.run_path(argv[0], run_name="__main__")
+
+
+def main() -> None:
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy all pages
+    wish = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if wish is not None:
+        _run(**wish)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What every pointer store promises about replicas: leases by the clock of the database."""
+
+from __future__ import annotations
+
+import asyncio
+
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.store.model import Replica
+from seamark.metaserver.store.operations import RemoveReplica, RenewReplica
+from seamark.metaserver.store.sql.driven import DrivenStore
+from tests.store.opened import OpenedStores
+
+LONG_MS = 600_000
+
+
+def replica(address: str, **fields: int | str) -> Replica:
+    return Replica(**{"address": address, "weight": 1, "version": "1.0", "protocol": 1, "started_ms": 5, **fields})  # type: ignore[arg-type]
+
+
+class ReplicasContract(OpenedStores):
+    async def test_every_replica_sees_the_others_while_their_leases_last(
+        self, store: DrivenStore, other: DrivenStore
+    ) -> None:
+        assert await store.replicas() == []
+        (alone,) = await store.transact([RenewReplica(replica("10.0.0.2:1", weight=3), LONG_MS)])
+        assert [one.address for one in alone] == ["10.0.0.2:1"]
+        (both,) = await other.transact([RenewReplica(replica("10.0.0.1:1"), LONG_MS)])
+        assert [one.address for one in await store.replicas()] == [one.address for one in both]
+        assert [(one.address, one.weight, one.version, one.protocol, one.started_ms) for one in both] == [
+            ("10.0.0.1:1", 1, "1.0", 1, 5),
+            ("10.0.0.2:1", 3, "1.0", 1, 5),
+        ]
+        assert all(0 < one.expires_in_ms <= LONG_MS for one in both)
+
+    async def test_a_lease_ends_by_the_clock_of_the_database(
+        self, store: DrivenStore, other: DrivenStore, clock: SimulatedClock
+    ) -> None:
+        await store.transact([RenewReplica(replica("a:1"), 1), RenewReplica(replica("b:1"), LONG_MS)])
+        clock.advance(10 * LONG_MS)  # the clock of the server has no effect
+        while len(live := await other.replicas()) > 1:
+            await asyncio.sleep(0.005)
+        assert [one.address for one in live] == ["b:1"]
+        (again,) = await store.transact([RenewReplica(replica("a:1", version="2.0"), LONG_MS)])
+        assert [(one.address, one.version) for one in again] == [("a:1", "2.0"), ("b:1", "1.0")]
+
+    async def test_a_replica_that_leaves_is_gone_at_once(self, store: DrivenStore, other: DrivenStore) -> None:
+        await store.transact([RenewReplica(replica("a:1"), LONG_MS), RenewReplica(replica("b:1"), LONG_MS)])
+        await other.transact([RemoveReplica("a:1"), RemoveReplica("nobody:1")])
+        assert [one.address for one in await store.replicas()] == ["b:1"]

@@ -1,0 +1,59 @@
+"""Time windows and priorities of jobs, by the properties of their tables."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from seamark.metaserver.services.budgets import parse_windows, wait_s, with_budget
+from seamark.metaserver.services.service import Job
+
+DAY_S = 86_400
+
+
+def at(text: str) -> int:
+    """Milliseconds since the epoch of a time on some day."""
+    hour, minute = map(int, text.split(":"))
+    return 1000 * (20_000 * DAY_S + 3600 * hour + 60 * minute)
+
+
+@pytest.mark.parametrize(
+    ("windows", "now", "wait_minutes"),
+    [
+        ("", "12:00", 0),
+        ("22:00-06:00", "23:59", 0),
+        ("22:00-06:00", "05:59", 0),
+        ("22:00-06:00", "06:00", 16 * 60),
+        ("22:00-06:00", "21:00", 60),
+        ("01:00-02:00, 12:00-24:00", "02:00", 600),
+        ("01:00-02:00, 12:00-24:00", "23:59", 0),
+        ("nonsense", "12:00", 0),
+    ],
+)
+def test_a_job_waits_until_its_window_begins(windows: str, now: str, wait_minutes: int) -> None:
+    assert wait_s(windows, at(now)) == 60 * wait_minutes
+
+
+def test_random_windows_agree_with_a_walk_over_minutes() -> None:
+    rng = random.Random(3)
+    for _ in range(100):
+        first, end = rng.sample(range(0, 1440, 15), 2)
+        text = f"{first // 60:02}:{first % 60:02}-{end // 60:02}:{end % 60:02}"
+        is_open = {minute % 1440 for minute in range(first, end if end > first else end + 1440)}
+        now = rng.randrange(1440)
+        steps = next(step for step in range(1441) if (now + step) % 1440 in is_open)
+        assert wait_s(text, 60_000 * now) == 60 * steps
+
+
+@pytest.mark.parametrize("text", ["25:00-26:00", "1:00-2:00", "10:00-10:00", "10:00", "10:00-24:30", "a," * 30])
+def test_an_invalid_window_is_none(text: str) -> None:
+    assert parse_windows(text) is None
+
+
+def test_indexes_are_built_at_any_time_and_a_high_priority_comes_before_all_normal_ones() -> None:
+    properties = {"seamark.services.window": "01:00-02:00", "seamark.services.priority": "high"}
+    index = with_budget(Job("indexing", ("db",), "t", "u", 5), properties)
+    expiration = with_budget(Job("expiration", ("db",), "t", "u", 9), properties)
+    assert (index.window, expiration.window) == ("", "01:00-02:00")
+    assert expiration.priority < 5

@@ -1,0 +1,151 @@
+"""Which launcher runs a job: by the table's property, and by the bytes that were added since the last rewrite."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamark.metaserver.iceberg.metadata.compaction import COMPACTED_BY
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.services.launching.launchers import (
+    AUTO,
+    CLUSTER,
+    LOCAL,
+    WORKER,
+    JobLogin,
+    LauncherChoice,
+    bytes_since,
+    launcher_of,
+    why_ignored,
+)
+from seamark.metaserver.services.launching.spark_submit import SparkSubmit, local_limits
+from seamark.metaserver.services.service import Job, JobFailed, JobProgress, Report
+
+
+class Launched:
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    async def run(self, job: Job, report: Report) -> dict[str, Any]:
+        self.ran.append(job.service)
+        return {}
+
+    async def close(self) -> None:
+        pass
+
+
+def ignore(progress: JobProgress) -> None:
+    pass
+
+
+def a_job(size_bytes: int, launcher: str = AUTO, service: str = "compaction") -> Job:
+    return Job(service, ("db",), "t", "uuid", size_bytes=size_bytes, launcher=launcher)
+
+
+def choice(*names: str, spark_bytes: int = 100) -> LauncherChoice:
+    return LauncherChoice({name: Launched() for name in names}, spark_bytes=spark_bytes)
+
+
+def test_a_large_rewrite_runs_on_the_cluster_or_else_on_local_spark_or_else_in_the_worker() -> None:
+    for names, expected in (((WORKER, LOCAL, CLUSTER), CLUSTER), ((WORKER, LOCAL), LOCAL), ((WORKER,), WORKER)):
+        assert choice(*names).name_of(a_job(100)) == expected
+        assert choice(*names).name_of(a_job(99)) == WORKER
+        assert choice(*names, spark_bytes=0).name_of(a_job(1 << 50)) == WORKER
+
+
+def test_the_property_overrides_the_size_and_jobs_that_rewrite_nothing_stay_in_the_worker() -> None:
+    chosen = choice(WORKER, LOCAL, CLUSTER)
+    assert chosen.name_of(a_job(1, launcher_of({"seamark.services.launcher": "local"}))) == LOCAL
+    assert chosen.name_of(a_job(1 << 40, launcher_of({"seamark.services.launcher": "worker"}))) == WORKER
+    assert chosen.name_of(a_job(1, launcher_of({"seamark.services.launcher": "nonsense"}))) == WORKER
+    assert chosen.name_of(a_job(1 << 40, CLUSTER, service="expiration")) == WORKER
+
+
+@pytest.mark.parametrize("permitted", [(WORKER,), (WORKER, LOCAL), (WORKER, CLUSTER), (WORKER, LOCAL, CLUSTER)])
+@pytest.mark.parametrize("chosen", [AUTO, WORKER, LOCAL, CLUSTER, "nonsense"])
+async def test_a_job_runs_only_where_the_server_permits_and_else_as_without_the_property(
+    permitted: tuple[str, ...], chosen: str
+) -> None:
+    launchers = {name: Launched() for name in permitted}
+    runner = LauncherChoice(launchers, spark_bytes=100)
+    for size_bytes in (1, 1000):
+        name = runner.name_of(a_job(size_bytes, chosen))
+        is_ignored = why_ignored(chosen, permitted) is not None
+        assert is_ignored == (chosen not in (AUTO, *permitted))
+        if is_ignored:
+            assert name == runner.name_of(a_job(size_bytes))
+        await runner.run(a_job(size_bytes, chosen), ignore)
+        assert launchers[name].ran.pop() == "compaction"
+        assert not any(launched.ran for launched in launchers.values())
+
+
+@given(memory_bytes=st.integers(3 << 30, 1 << 42))
+def test_the_processes_of_local_spark_share_its_memory(memory_bytes: int) -> None:
+    limits = local_limits(memory_bytes)
+    tasks = int(limits.master.removeprefix("local[").removesuffix("]"))
+    assert 1 <= tasks <= len(os.sched_getaffinity(0))
+    assert limits.process_bytes >= 1 << 30
+    assert memory_bytes - tasks - 2 < (tasks + 2) * limits.process_bytes <= memory_bytes
+
+
+def test_without_a_limit_local_spark_uses_all_cpus() -> None:
+    assert local_limits(0) == ("local[*]", 0)
+
+
+async def test_each_process_of_a_local_job_inherits_the_memory_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a program in the place of spark-submit that starts another process, as the real one starts the JVM."""
+    program = tmp_path / "bin" / "spark-submit"
+    program.parent.mkdir()
+    script = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[1])"
+    # The limit is set just after the start.
+    program.write_text(f"#!/bin/sh\nsleep 0.3\n{sys.executable} -c '{script}' >{tmp_path}/child\necho $* >&2\nexit 3\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    login = JobLogin("http://127.0.0.1:1", None, (), 0o022)
+    launcher = SparkSubmit("local[2]", "", login, dict(os.environ), process_bytes=1 << 31)
+    with pytest.raises(JobFailed, match=r"spark\.driver\.memory=1228m"):
+        await launcher.run(a_job(1), ignore)
+    assert int((tmp_path / "child").read_text()) == 1 << 31
+
+
+def test_the_bytes_of_a_rewrite_are_those_that_commits_added_since_the_last_one() -> None:
+    def metadata(*summaries: dict[str, str]) -> TableMetadata:
+        snapshots = [
+            {"snapshot-id": number, "sequence-number": number, "timestamp-ms": number, "manifest-list": "file:///l"}
+            | {"summary": {"operation": "append", "total-files-size": "1000", **summary}}
+            | ({"parent-snapshot-id": number - 1} if number > 1 else {})
+            for number, summary in enumerate(summaries, 1)
+        ]
+        document = {
+            "format-version": 2,
+            "table-uuid": "00000000-0000-4000-8000-000000000000",
+            "location": "file:///t",
+            "last-sequence-number": len(snapshots),
+            "last-updated-ms": 9,
+            "last-column-id": 1,
+            "current-schema-id": 0,
+            "schemas": [{"type": "struct", "schema-id": 0, "fields": []}],
+            "default-spec-id": 0,
+            "partition-specs": [{"spec-id": 0, "fields": []}],
+            "last-partition-id": 999,
+            "default-sort-order-id": 0,
+            "sort-orders": [{"order-id": 0, "fields": []}],
+            "snapshots": snapshots,
+            "current-snapshot-id": len(snapshots),
+        }
+        return decode_table(json.dumps(document).encode(), "t")
+
+    added = {"added-files-size": "100"}
+    assert bytes_since(metadata(added, added), COMPACTED_BY) == 1000
+    assert bytes_since(metadata(added, {COMPACTED_BY: "seamark", **added}), COMPACTED_BY) == 0
+    assert bytes_since(metadata({COMPACTED_BY: "seamark"}, added, added), COMPACTED_BY) == 200

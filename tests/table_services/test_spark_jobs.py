@@ -1,0 +1,143 @@
+"""Compaction and clustering on Spark: local, and on a standalone cluster with a real master and worker."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyspark
+import pytest
+from click.testing import CliRunner
+from pyiceberg.catalog.rest import RestCatalog
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.metaserver.cli.main import cli
+from tests.services.java import java_17
+from tests.services.seamark import Seamark
+from tests.waits import block_until
+
+SCHEMA = pa.schema([("id", pa.int64()), ("country", pa.string())])
+JVM_S = 300.0
+"""A JVM of a low priority on a busy machine."""
+SMALL_JVM = "--driver-memory 512m --executor-memory 512m --conf spark.executor.cores=1"
+
+
+def create(server: Seamark, name: str, files: int, **properties: str) -> RestCatalog:
+    catalog = RestCatalog("s", uri=server.base_url)
+    catalog.create_namespace_if_not_exists("db")
+    table = catalog.create_table(f"db.{name}", SCHEMA, properties=properties)
+    for number in range(files):
+        ids = [10 * number + place for place in range(10)]
+        table.append(pa.table({"id": ids, "country": [f"c{value % 3}" for value in ids]}, schema=SCHEMA))
+    return catalog
+
+
+def ids_of(catalog: RestCatalog, name: str) -> list[int]:
+    return sorted(catalog.load_table(f"db.{name}").scan().to_arrow()["id"].to_pylist())
+
+
+def files_of(catalog: RestCatalog, name: str) -> int:
+    return len(list(catalog.load_table(f"db.{name}").scan().plan_files()))
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["run", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@contextmanager
+def standalone_cluster(folder: Path) -> Iterator[str]:
+    """A master and a worker on loopback; the URL of the master."""
+    java_17()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    url = f"spark://127.0.0.1:{port}"
+    environment = {**os.environ, "SPARK_WORKER_DIR": str(folder / "work"), "SPARK_DAEMON_MEMORY": "256m"}
+    common = ["--host", "127.0.0.1", "--webui-port", "0"]
+    parts = [
+        ["org.apache.spark.deploy.master.Master", *common, "--port", str(port)],
+        ["org.apache.spark.deploy.worker.Worker", *common, "--cores", "2", "--memory", "1g", url],
+    ]
+    running = []
+    try:
+        for number, part in enumerate(parts):
+            log = folder / f"cluster-{number}.log"
+            with log.open("wb") as output:
+                running.append(
+                    subprocess.Popen(
+                        [str(program), *part], stdout=output, stderr=output, env=environment, start_new_session=True
+                    )
+                )
+            sign = "I have been elected leader" if number == 0 else "Successfully registered with master"
+            block_until(lambda log=log, sign=sign: sign in log.read_text())
+        yield url
+        assert "Registered app seamark table services" in (folder / "cluster-0.log").read_text()
+    finally:
+        for process in running:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.slow
+def test_a_standalone_cluster_compacts_and_clusters(tmp_path: Path) -> None:
+    with Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "0"}) as server:
+        catalog = create(server, "t", 12)
+        create(server, "c", 12, **{"seamark.clustering.columns": "id,country"})
+        before = ids_of(catalog, "t")
+        with standalone_cluster(tmp_path) as master:
+            options = ["--url", server.base_url, "--on", "cluster", "--master", master, "--submit-options", SMALL_JVM]
+            assert "12 files" in run("compact", "db.t", *options)
+            assert "12 files" in run("cluster", "db.c", *options)
+        assert (files_of(catalog, "t"), files_of(catalog, "c")) == (1, 1)
+        assert ids_of(catalog, "t") == ids_of(catalog, "c") == before
+
+
+def drivers(home: Path) -> list[int]:
+    """Processes of jobs that this server has started; their scratch folders are below `home`."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and f"{home}/seamark-job-".encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def limits_of(pid: int) -> tuple[int, int]:
+    """Memory limit and priority."""
+    return resource.prlimit(pid, resource.RLIMIT_DATA)[1], os.getpriority(os.PRIO_PROCESS, pid)
+
+
+@pytest.mark.slow
+def test_the_server_runs_jobs_on_local_spark_and_its_death_ends_the_driver(tmp_path: Path) -> None:
+    """The killed job commits nothing or a whole batch; the next server completes the work."""
+    java_17()
+    env = {"SEAMARK_SERVICES_WORKERS": "1", "TMPDIR": str(tmp_path), "SEAMARK_SERVICES_LAUNCHERS": "worker,local"}
+    env["SEAMARK_SERVICES_LOCAL_MEMORY_BYTES"] = str(3 << 30)
+    policy = {"seamark.compaction.enabled": "true", "seamark.services.launcher": "local"}
+    with Seamark(tmp_path / "home", env=env) as server:
+        catalog = create(server, "t", 12, **policy)
+        before = ids_of(catalog, "t")
+        block_until(lambda: drivers(tmp_path), JVM_S)
+        block_until(lambda: all(limits_of(pid) == (1 << 30, 10) for pid in drivers(tmp_path)))
+        os.kill(server.pid, signal.SIGKILL)
+        block_until(lambda: not drivers(tmp_path), JVM_S)
+    with Seamark(tmp_path / "home", env=env) as server:
+        catalog = RestCatalog("s", uri=server.base_url)
+        assert ids_of(catalog, "t") == before
+        block_until(lambda: files_of(catalog, "t") == 1, JVM_S)
+        with closing(IndexClient(server.base_url)) as client:
+            block_until(lambda: list(client.timeline("db.t", action="maintenance")))
+            (instant,) = client.timeline("db.t", action="maintenance")
+        assert instant.summary["launcher"] == "local"
+        assert ids_of(catalog, "t") == before
