@@ -53,6 +53,7 @@ Fill = Callable[[], Awaitable[object]]
 MIB = 1 << 20
 LAST_READ_BYTES = 16 << 10
 """What the thread of the last read may still refer to."""
+ATTEMPTS = 3
 CASES: list[tuple[str, Callable[[Path], AbstractAsyncContextManager[Fill]]]] = []
 
 
@@ -340,7 +341,17 @@ async def partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
 async def test_a_cache_is_charged_with_what_it_takes(
     cache: str, make: Callable[[Path], AbstractAsyncContextManager[Fill]], tmp_path: Path
 ) -> None:
-    async with make(tmp_path) as fill:
+    for attempt in range(ATTEMPTS):  # what other threads of the process allocate meanwhile is counted, too
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        charged, held = await _charged_and_held(cache, make(folder))
+        if abs(charged - held) < held / 10 + LAST_READ_BYTES:
+            return
+    pytest.fail(f"{charged:,} bytes are charged, {held:,} are held")
+
+
+async def _charged_and_held(cache: str, made: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
+    async with made as fill:
         kept = await fill()  # modules are imported, and what all entries share exists
         del kept
         gc.collect()
@@ -353,5 +364,5 @@ async def test_a_cache_is_charged_with_what_it_takes(
         finally:
             tracemalloc.stop()
         charged = memory_by_name()[cache] - charged
-        assert abs(charged - held) < held / 10 + LAST_READ_BYTES, f"{charged:,} bytes are charged, {held:,} are held"
         del kept
+        return charged, held
