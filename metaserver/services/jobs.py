@@ -18,6 +18,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 import msgspec
 
 from seamark.metaserver.services.service import Job
+from seamark.metaserver.store.model import NamespacePath
 
 BACKOFF_S, BACKOFF_MAX_S = 5.0, 3600.0
 _SHARE = 4
@@ -81,6 +82,10 @@ class JobQueue:
     @property
     def waiting_count(self) -> int:
         return len(self._waiting)
+
+    def waiting_namespaces(self) -> Counter[NamespacePath]:
+        """How many jobs wait in each namespace."""
+        return Counter(entry.job.namespace for entry in self._waiting.values())
 
     def next_jobs(self, limit: int) -> list[QueuedJob]:
         """The first waiting jobs: those that are due, by priority and age, then the others by time. Jobs of different

@@ -6,7 +6,7 @@ can list them, and they vanish with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -19,6 +19,8 @@ from seamark.metaserver.store.port import PointerStore
 
 WAITING_LISTED = 50
 """Waiting jobs in the lease: about 10 kB, which is written at each renewal."""
+NAMESPACES_LISTED = 500
+"""Namespaces of the other waiting jobs in the lease."""
 
 
 class RunningJob(msgspec.Struct, frozen=True, rename="kebab"):
@@ -47,11 +49,19 @@ class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
-    """`waiting`: those that start next, at most `WAITING_LISTED`; `waiting_count`: of all."""
+    """`waiting`: those that start next, at most `WAITING_LISTED`. `unlisted`: the namespaces of the others, at most
+    `NAMESPACES_LISTED`; `more`: not all of these namespaces are listed.
+
+    There is no count of all waiting jobs: a caller learns only of jobs in namespaces that it may read."""
 
     running: tuple[RunningJob, ...] = ()
     waiting: tuple[WaitingJob, ...] = ()
-    waiting_count: int = 0
+    unlisted: tuple[NamespacePath, ...] = ()
+    more: bool = False
+
+    def is_complete(self, of: Callable[[NamespacePath], bool]) -> bool:
+        """Whether all waiting jobs in the namespaces for which `of` is true are listed."""
+        return not self.more and not any(of(namespace) for namespace in self.unlisted)
 
 
 class RunningJobs:
@@ -90,7 +100,13 @@ class RunningJobs:
             )
             for entry in queue.next_jobs(WAITING_LISTED)
         ]
-        return msgspec.json.encode(JobsState(tuple(self), tuple(waiting), queue.waiting_count)).decode()
+        rest = queue.waiting_namespaces()
+        rest.subtract(job.namespace for job in waiting)
+        unlisted = sorted(+rest)
+        state = JobsState(
+            tuple(self), tuple(waiting), tuple(unlisted[:NAMESPACES_LISTED]), len(unlisted) > NAMESPACES_LISTED
+        )
+        return msgspec.json.encode(state).decode()
 
 
 async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:

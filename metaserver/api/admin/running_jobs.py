@@ -10,7 +10,7 @@ from aiohttp import web
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, STORE
-from seamark.metaserver.services.running import JobsState, RunningJob, WaitingJob, load_jobs
+from seamark.metaserver.services.running import RunningJob, WaitingJob, load_jobs
 from seamark.metaserver.store.model import EntryKind
 
 
@@ -19,7 +19,7 @@ class JobList(msgspec.Struct, frozen=True):
 
     jobs: Annotated[list[RunningJob], doc("The running jobs, with the data files that each has read so far.")]
     waiting: Annotated[list[WaitingJob], doc("The waiting jobs that start next.")]
-    complete: Annotated[bool, doc("False if more jobs wait than are listed.")]
+    complete: Annotated[bool, doc("False if more jobs that the caller may see can wait than are listed.")]
 
 
 _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
@@ -36,10 +36,10 @@ _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
 )
 async def list_running_jobs(call: Call) -> JobList:
     state = await load_jobs(call.app[STORE], call.app[CLOCK].now_ms())
-    return _listed(
-        state,
+    return JobList(
         [job for job in state.running if call.may(job.namespace)],
         [job for job in state.waiting if call.may(job.namespace)],
+        complete=state.is_complete(call.may),
     )
 
 
@@ -54,15 +54,11 @@ async def list_running_jobs(call: Call) -> JobList:
 async def list_running_table_jobs(call: Call) -> JobList:
     entry = await call.app[CATALOG].parts.require_entry(EntryKind.TABLE, call.namespace, call.name)
     state = await load_jobs(call.app[STORE], call.app[CLOCK].now_ms())
-    return _listed(
-        state,
+    return JobList(
         [job for job in state.running if job.uuid == entry.uuid],
         [job for job in state.waiting if job.uuid == entry.uuid],
+        complete=state.is_complete(lambda namespace: namespace == entry.namespace),
     )
-
-
-def _listed(state: JobsState, running: list[RunningJob], waiting: list[WaitingJob]) -> JobList:
-    return JobList(running, waiting, complete=state.waiting_count == len(state.waiting))
 
 
 def add_routes(app: web.Application) -> None:

@@ -1,0 +1,79 @@
+"""The list of waiting jobs tells a caller nothing of jobs in namespaces that it may not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.services.jobs import JobQueue
+from seamark.metaserver.services.running import NAMESPACES_LISTED, WAITING_LISTED, JobsState, RunningJobs
+from seamark.metaserver.services.service import Job
+from seamark.metaserver.store.lease import SERVICES, Lease
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.open import open_store
+from tests.catalog.rig import SCHEMA
+from tests.server.rig import running, some_settings
+
+
+def state_of(*waiting: tuple[str, int]) -> str:
+    """As a replica publishes it, whose queue has so many jobs in each namespace, in this order."""
+    queue = JobQueue(lambda: 0.0, limit=20_000)
+    for namespace, count in waiting:
+        for number in range(count):
+            assert queue.put(Job("indexing", (namespace,), f"t{number}", f"{namespace}.t{number}"))
+    return RunningJobs().encode(queue, now_ms=0)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "complete_of"),
+    [
+        ((("a", 3), ("b", 2)), {"a": True, "b": True}),
+        ((("a", WAITING_LISTED), ("b", 2)), {"a": True, "b": False}),
+        ((("a", WAITING_LISTED + 1),), {"a": False, "b": True}),
+    ],
+)
+def test_a_list_is_complete_if_no_job_of_the_readable_namespaces_is_left_out(
+    waiting: tuple[tuple[str, int], ...], complete_of: dict[str, bool]
+) -> None:
+    state = msgspec.json.decode(state_of(*waiting), type=JobsState)
+    assert {name: state.is_complete(lambda path, name=name: path == (name,)) for name in complete_of} == complete_of
+    assert state.is_complete(lambda _: True) == all(complete_of.values())
+
+
+def test_with_more_namespaces_than_are_published_no_list_is_called_complete() -> None:
+    names = [(f"n{number:04}", 1) for number in range(WAITING_LISTED + NAMESPACES_LISTED)]
+    state = msgspec.json.decode(state_of(*names), type=JobsState)
+    assert not state.more
+    assert state.is_complete(lambda path: path == ("n0000",))
+    state = msgspec.json.decode(state_of(*names, ("other", 1)), type=JobsState)
+    assert state.more
+    assert len(state.unlisted) == NAMESPACES_LISTED
+    assert not state.is_complete(lambda path: path == ("n0000",))
+
+
+async def test_the_list_of_a_table_does_not_tell_that_jobs_of_other_namespaces_wait(tmp_path: Path) -> None:
+    clock = SystemClock()
+    secrets = {}
+    async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
+        for name, grant in (("admin", Grant("admin", "admin")), ("of-db", Grant("of-db", "reader", ("db",)))):
+            secrets[name] = {"Authorization": f"Bearer {await create_token(store, clock, name, None, [grant])}"}
+    async with running(tmp_path, auth="token", services_workers=0) as server:
+        body = {"name": "t", "schema": SCHEMA}
+        async with server.http.post(
+            f"{server.url}/v1/namespaces/db/tables", json=body, headers=secrets["admin"]
+        ) as made:
+            assert made.status == 200, await made.text()
+        lease = Lease(server.parts.store, clock, SERVICES, "a replica", lasts_s=600)
+        await lease.hold(state_of(("a", WAITING_LISTED + 1)))
+
+        async def listed(path: str, who: str) -> tuple[int, bool]:
+            status, answer = await server.get(path, headers=secrets[who])
+            assert status == 200, answer
+            return len(answer["waiting"]), answer["complete"]
+
+        assert await listed("/api/v1/jobs", "admin") == (WAITING_LISTED, False)
+        assert await listed("/api/v1/tables/db/t/jobs", "of-db") == (0, True)
