@@ -146,9 +146,12 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     text = done(shop, "timeline", "shop.orders", "--json")
     actions = [json.loads(line)["action"] for line in text.splitlines() if line.startswith("{")]
     assert actions == ["create", "commit", "commit"]
-    assert (
-        len([line for line in done(shop, "timeline", "--action", "commit").splitlines() if "shop.orders" in line]) == 2
-    )
+    done(shop, "table", "set", "shop.orders", "owner=ann")
+    text = done(shop, "timeline", "--action", "commit")
+    assert len([line for line in text.splitlines() if "shop.orders" in line]) == 3
+    assert "added-records" in text
+    assert "set-properties" in text
+    assert "request-id" not in text
 
 
 @pytest.mark.parametrize(

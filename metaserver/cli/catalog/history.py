@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -21,6 +22,8 @@ from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_si
 
 _LIMIT = 20
 _FOLLOW_S = 1.0
+_HIDDEN = ("request-id", "definition-id")
+"""Parts of an instant's summary for machines, which `--json` has."""
 
 
 @click.group(context_settings=CONTEXT)
@@ -146,6 +149,16 @@ def _show(instants: list[Instant], *, as_json: bool) -> None:
 
 
 def _row(one: Instant) -> tuple[str, ...]:
-    details = [f"{name} {value}" for name, value in one.summary.items() if isinstance(value, str | int)][:4]
     what = join_name((*one.namespace, *([one.name] if one.name else [])))
-    return time_text(one.requested_ms), one.action, one.state, what, one.who, ", ".join(details)[:200]
+    return time_text(one.requested_ms), one.action, one.state, what, one.who, _details(one.summary)
+
+
+def _details(summary: Mapping[str, Any]) -> str:
+    """What changed. A commit without a snapshot changes properties, schemas or references: its `updates` say which."""
+    updates = summary.get("updates")
+    if "operation" not in summary and isinstance(updates, list):
+        return ", ".join(dict.fromkeys(map(str, updates)))[:200]
+    kept = [
+        f"{name} {value}" for name, value in summary.items() if isinstance(value, str | int) and name not in _HIDDEN
+    ]
+    return ", ".join(kept[:6])[:200]

@@ -55,6 +55,9 @@ const HIDDEN = new Set(["request-id", "folder", "definition-id"]);
 
 // What the instant says about itself, in short.
 function summaryOf(instant) {
+  // A commit without a snapshot changes properties, schemas or references, which `updates` lists.
+  const { operation, updates } = instant.summary ?? {};
+  if (!operation && Array.isArray(updates)) return clip([...new Set(updates)].map((one) => String(one).replaceAll("-", " ")).join(", "), 200);
   const parts = Object.entries(instant.summary ?? {}).filter(([name, value]) => !HIDDEN.has(name) && ["string", "number", "boolean"].includes(typeof value));
   return parts.slice(0, 8).map(([name, value]) => `${name.replaceAll("-", " ")}: ${/^\d{1,15}$/.test(value) ? count(Number(value)) : clip(String(value), 60)}`).join(", ");
 }
