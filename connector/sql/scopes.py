@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from sqlglot import exp
 
@@ -15,6 +16,8 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.sql.types import NESTED, UNREADABLE, SqlType
 
 MESSAGE_NAME_MAX = 100
+_HINTS_FROM = 1000
+"""Columns of a query that are compared with a name that does not exist."""
 
 
 class UnsupportedInDuckDB(Exception):
@@ -88,7 +91,19 @@ class NameScope:
             if qualifiers and any(one.name == qualifiers[0] and one.value.type == NESTED for one in scope.fields):
                 raise UnsupportedInDuckDB(f"{shown(node)}: fields of a nested column are not translated")
             scope = scope.parent
-        raise BadRequest(f"The column {shown(node)} does not exist")
+        raise BadRequest(f"The column {shown(node)} does not exist{self._hint(node, qualifiers)}")
+
+    def _hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
+        """What may be meant: columns that are spelled like it, or a text in the wrong quotes."""
+        known: dict[str, None] = {}
+        scope: NameScope | None = self
+        while scope is not None:
+            known |= dict.fromkeys(one.name for one in scope.fields[:_HINTS_FROM] if _is_qualified(one, qualifiers))
+            scope = scope.parent
+        near = get_close_matches(node.name.lower()[:MESSAGE_NAME_MAX], known, n=3)
+        if near:
+            return f"; did you mean {' or '.join(one[:MESSAGE_NAME_MAX] for one in near)}?"
+        return "; write a text in single quotes" if node.this.quoted and not qualifiers else ""
 
     def all_of(self, qualifiers: Sequence[str]) -> list[Field]:
         """The columns that `*` or `t.*` name. BadRequest if there are none."""

@@ -160,6 +160,8 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
         (["table", "show", "shop.order"], 1, "Did you mean shop.orders?"),
         (["snapshot", "list", "shpo.orders"], 1, "Did you mean shop.orders?"),
         (["index", "list", "shop.odrers"], 1, "Did you mean shop.orders?"),
+        (["sql", "SELECT id FROM shop.odrers"], 1, "Did you mean shop.orders?"),
+        (["sql", "SELECT idd FROM shop.orders"], 2, "did you mean id?"),
         (["table", "show", "shop.something"], 1, "shop.something"),
         (["table", "show", "orders"], 2, "add the namespace"),
         (["table", "drop", "shop.order", "--yes"], 1, "Did you mean shop.orders?"),

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ import pyarrow as pa
 import pyarrow.csv
 from rich.table import Table
 
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError
 from seamark.connector.sql.choice import AUTO, ENGINES
 from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
-from seamark.metaserver.cli.connecting import served_at
+from seamark.metaserver.cli.connecting import served_at, suggesting
 from seamark.metaserver.cli.options import CONTEXT, Misconfigured, parse_size, settings_flags
 from seamark.metaserver.cli.terminal import open_console, printable, show_size
 
@@ -109,14 +111,12 @@ def sql(
     )
     write = _WRITERS[output or ("table" if sys.stdout.isatty() else "csv")]
     try:
-        with SqlSession(
-            url or served_at(config, flags),
-            token=token,
-            catalog=catalog,
-            schema=schema,
-            engines=engines,
-            on_s3=on_s3,
-        ) as session:
+        server = url or served_at(config, flags)
+        with (
+            closing(SeamarkClient(server, token=token)) as client,
+            suggesting(client),
+            SqlSession(server, token=token, catalog=catalog, schema=schema, engines=engines, on_s3=on_s3) as session,
+        ):
             if explains:
                 _explain(session.explain(text))
                 return

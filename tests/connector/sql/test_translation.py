@@ -125,7 +125,10 @@ def test_no_identifier_of_a_statement_reaches_duckdb() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("SELECT nope FROM s.t", "does not exist"),
+        ("SELECT nope FROM s.t", "does not exist$"),
+        ("SELECT nmae FROM s.t", "The column nmae does not exist; did you mean name\\?"),
+        ("SELECT (SELECT max(k) FROM s.t AS b WHERE a.pric = 1) FROM s.t AS a", "did you mean price\\?"),
+        ('SELECT id FROM s.t WHERE name = "ab-12"', "write a text in single quotes"),
         ("SELECT id FROM s.t a, s.t b", "ambiguous"),
         ("SELECT name + 1 FROM s.t", "not defined for the types"),
         ("SELECT id FROM s.t WHERE name = 1", "convert one with CAST"),
