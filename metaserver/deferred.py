@@ -33,14 +33,22 @@ class Deferred:
         return value
 
 
-def exports(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+def exports(package: str, names: Mapping[str, Sequence[str]], *, extra: str | None = None) -> Callable[[str], object]:
     """The `__getattr__` (PEP 562) of a package that offers names of other modules: module -> names. A module is
-    imported when one of its names is first used."""
+    imported when one of its names is first used. `extra`: the extra of the distribution that installs the libraries of
+    these modules; the ModuleNotFoundError of a missing one has the command."""
     modules = {name: module for module, exported in names.items() for name in exported}
 
     def get(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(modules[name]), name)
+        try:
+            return getattr(importlib.import_module(modules[name]), name)
+        except ModuleNotFoundError as error:
+            if extra is None or error.name is None or error.name.startswith("seamark"):
+                raise
+            library = error.name.partition(".")[0]
+            message = f"{package} needs the library {library}: pip install 'seamark[{extra}]'"
+            raise ModuleNotFoundError(message, name=error.name, path=error.path) from None
 
     return get

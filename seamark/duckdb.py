@@ -21,4 +21,5 @@ __getattr__ = exports(
         "seamark.connector.duckdb.queries": ("rewritten", "sql"),
         "seamark.connector.duckdb.session": ("attach", "connect"),
     },
+    extra="duckdb",
 )

@@ -44,4 +44,5 @@ __getattr__ = exports(
         "seamark.connector.spark.sql": ("sql",),
         "seamark.connector.spark.statements.execution": ("execute", "explain"),
     },
+    extra="spark",
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -53,17 +53,52 @@ _EACH_ROUND = (
 """None of these rules reads data or statistics, or builds a scan."""
 
 
+class _Statics:
+    """Static members of the JVM. A member costs several calls to the JVM to find, and is the same for all queries."""
+
+    def __init__(self, jvm: Any) -> None:
+        self._jvm = jvm
+        self._rules: dict[str, Node] = {}
+
+    @cached_property
+    def name_of(self) -> Any:
+        """The name of an object's class in one call; by `getClass` it takes three, with the release of the class."""
+        return getattr(self._jvm, "org.apache.commons.lang3.ClassUtils").getName
+
+    @cached_property
+    def inline_cte(self) -> Node:
+        return getattr(self._jvm, f"{_OPTIMIZER}InlineCTE")(True, False)
+
+    @cached_property
+    def current_like(self) -> Any:
+        return getattr(self._jvm, f"{_SPARK}catalyst.trees.TreePattern").CURRENT_LIKE()
+
+    @cached_property
+    def schema_json(self) -> Any:
+        return getattr(self._jvm, _SCHEMAS).toJson
+
+    def rule(self, name: str) -> Node:
+        if name not in self._rules:
+            self._rules[name] = getattr(self._jvm, f"{name}$").__getattr__("MODULE$")
+        return self._rules[name]
+
+
+@lru_cache(maxsize=2)
+def _statics_of(jvm: Any) -> _Statics:
+    return _Statics(jvm)
+
+
 class Catalyst:
     """The plans of one session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.session = spark._jsparkSession
-        self._jvm = cast("Any", spark._jvm)
+        self._statics = _statics_of(cast("Any", spark._jvm))
         self._kinds: dict[str, str] = {}
 
     def kind(self, node: Node) -> str:
         """The name of its class; "" for a class outside of Spark."""
-        name = str(node.getClass().getName())
+        name = str(self._statics.name_of(node, ""))
         found = self._kinds.get(name)
         if found is None:
             found = self._kinds[name] = name.rpartition(".")[2] if name.startswith(_SPARK) else ""
@@ -78,15 +113,15 @@ class Catalyst:
 
     def iceberg_schema(self, table: Any) -> dict[str, Any]:
         """The schema of an Iceberg table, as in its metadata."""
-        schema: dict[str, Any] = json.loads(getattr(self._jvm, _SCHEMAS).toJson(table.schema()))
+        schema: dict[str, Any] = json.loads(self._statics.schema_json(table.schema()))
         return schema
 
     def has_cached(self) -> bool:
         return not self.session.sharedState().cacheManager().isEmpty()
 
-    @cached_property
+    @property
     def _current(self) -> Any:
-        return getattr(self._jvm, f"{_SPARK}catalyst.trees.TreePattern").CURRENT_LIKE()
+        return self._statics.current_like
 
     # Expressions
 
@@ -148,7 +183,7 @@ class Catalyst:
 
     def inlined(self, plan: Node) -> Node:
         """The plan with the queries of WITH inlined."""
-        return getattr(self._jvm, f"{_OPTIMIZER}InlineCTE")(True, False).apply(plan)
+        return self._statics.inline_cte.apply(plan)
 
     def simplified(self, plan: Node) -> Node:
         """A plan with the same rows for any data, with joins for subqueries, and conditions near the tables."""
@@ -167,6 +202,6 @@ class Catalyst:
     def _applied(self, rule: str, plan: Node) -> Node:
         """The plan unchanged if this version of Spark does not have the rule, or it fails for the plan."""
         try:
-            return getattr(self._jvm, f"{rule}$").__getattr__("MODULE$").apply(plan)
+            return self._statics.rule(rule).apply(plan)
         except (Py4JError, PySparkException, TypeError):
             return plan

@@ -1,0 +1,36 @@
+"""Without the library of an engine, its module says in one sentence what to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCKED = """
+import sys
+sys.modules[{library!r}] = None
+for name in [one for one in sys.modules if one.startswith({library!r} + ".")]:
+    del sys.modules[name]
+{statement}
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "statement", "extra"),
+    [
+        (
+            "pyspark",
+            "from seamark.spark import sql",
+            "seamark.spark needs the library pyspark: pip install 'seamark[spark]'",
+        ),
+        ("duckdb", "import seamark.duckdb; seamark.duckdb.connect", "pip install 'seamark[duckdb]'"),
+    ],
+)
+def test_the_command_is_named(library: str, statement: str, extra: str) -> None:
+    code = BLOCKED.format(library=library, statement=statement)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: ")
+    assert extra in last
