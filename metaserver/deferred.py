@@ -36,7 +36,7 @@ class Deferred:
 def exports(package: str, names: Mapping[str, Sequence[str]], *, extra: str | None = None) -> Callable[[str], object]:
     """The `__getattr__` (PEP 562) of a package that offers names of other modules: module -> names. A module is
     imported when one of its names is first used. `extra`: the extra of the distribution that installs the libraries of
-    these modules; the ModuleNotFoundError of a missing one has the command."""
+    these modules. The ModuleNotFoundError for a missing library names the command."""
     modules = {name: module for module, exported in names.items() for name in exported}
 
     def get(name: str) -> object:

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import items, strings
 
 Node: TypeAlias = Any
 """A node of a plan or expression in the JVM."""
@@ -37,6 +37,12 @@ _FIRST = (
     f"{_OPTIMIZER}RewritePredicateSubquery",
     f"{_OPTIMIZER}RewriteCorrelatedScalarSubquery",
 )
+_LEAVES = frozenset({"DataSourceV2Relation", "UnresolvedRelation", "OneRowRelation", "LocalRelation"})
+_UNARY = frozenset(
+    {"Aggregate", "Distinct", "Filter", "GlobalLimit", "LocalLimit", "Offset", "Project", "Sort", "SubqueryAlias"}
+    | {"UnresolvedHaving", "View", "Window"}
+)
+"""Kinds whose only child has a method, which saves two calls to the JVM."""
 _FOLDING = f"{_OPTIMIZER}ConstantFolding"
 _ROUNDS = 3
 _EACH_ROUND = (
@@ -77,6 +83,10 @@ class _Statics:
     def schema_json(self) -> Any:
         return getattr(self._jvm, _SCHEMAS).toJson
 
+    @cached_property
+    def plan_expression(self) -> Any:
+        return getattr(self._jvm, f"{_SPARK}catalyst.trees.TreePattern").PLAN_EXPRESSION()
+
     def rule(self, name: str) -> Node:
         if name not in self._rules:
             self._rules[name] = getattr(self._jvm, f"{name}$").__getattr__("MODULE$")
@@ -95,21 +105,29 @@ class Catalyst:
         self.session = spark._jsparkSession
         self._statics = _statics_of(cast("Any", spark._jvm))
         self._kinds: dict[str, str] = {}
+        self._ids: dict[str, int] = {}
+        self._types: dict[str, str] = {}
+        """Kinds, ids and types by py4j's id of the reference to a node, which is never used again. A call to the JVM
+        takes 0.1 ms, and a query had a thousand of them."""
 
     def kind(self, node: Node) -> str:
         """The name of its class; "" for a class outside of Spark."""
-        name = str(self._statics.name_of(node, ""))
-        found = self._kinds.get(name)
+        found = self._kinds.get(node._target_id)
         if found is None:
-            found = self._kinds[name] = name.rpartition(".")[2] if name.startswith(_SPARK) else ""
+            name = str(self._statics.name_of(node, ""))
+            found = self._kinds[node._target_id] = name.rpartition(".")[2] if name.startswith(_SPARK) else ""
         return found
 
+    @cached_property
+    def _parser(self) -> Any:
+        return self.session.sessionState().sqlParser()
+
     def parsed(self, text: str) -> Node:
-        return self.session.sessionState().sqlParser().parsePlan(text)
+        return self._parser.parsePlan(text)
 
     def names(self, text: str) -> tuple[str, ...]:
         """The levels of a table's name."""
-        return tuple(items(self.session.sessionState().sqlParser().parseMultipartIdentifier(text)))
+        return tuple(strings(self._parser.parseMultipartIdentifier(text)))
 
     def iceberg_schema(self, table: Any) -> dict[str, Any]:
         """The schema of an Iceberg table, as in its metadata."""
@@ -126,10 +144,20 @@ class Catalyst:
     # Expressions
 
     def id_of(self, attribute: Node) -> int:
-        return int(attribute.exprId().id())
+        found = self._ids.get(attribute._target_id)
+        if found is None:
+            text = None
+            if self.kind(attribute) in ("AttributeReference", "Alias"):  # their texts end in the id
+                text = _ATTRIBUTE.fullmatch(str(attribute.toString()))
+            found = int(attribute.exprId().id()) if text is None else int(text[2])
+            self._ids[attribute._target_id] = found
+        return found
 
     def type_of(self, expression: Node) -> str:
-        return str(expression.dataType().catalogString())
+        found = self._types.get(expression._target_id)
+        if found is None:
+            found = self._types[expression._target_id] = str(expression.dataType().catalogString())
+        return found
 
     def uncast(self, expression: Node) -> Node:
         """The expression below casts to the type that it has. Spark's analyser adds them to IN."""
@@ -154,6 +182,18 @@ class Catalyst:
 
     # Plans
 
+    def children(self, node: Node) -> list[Node]:
+        kind = self.kind(node)
+        if kind in _LEAVES:
+            return []
+        if kind in _UNARY:
+            return [node.child()]
+        return [node.left(), node.right()] if kind == "Join" else items(node.children())
+
+    def has_subqueries(self, plan: Node) -> bool:
+        """Whether an expression anywhere in the plan has one."""
+        return bool(plan.containsPattern(self._statics.plan_expression))
+
     def leaves(self, plan: Node) -> list[Node]:
         """The leaves of the plan and of its subqueries."""
         return [leaf for one in (plan, *items(plan.subqueriesAll())) for leaf in items(one.collectLeaves())]
@@ -161,20 +201,22 @@ class Catalyst:
     def aliased(self, plan: Node, read: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
         """All leaves, each with the result of `read` for an alias directly above it."""
         left: list[tuple[Node, T | None]] = [(plan, None)]
+        with_subqueries = self.has_subqueries(plan)
         while left:
             node, found = left.pop()
             if self.kind(node) == "SubqueryAlias":
                 found = found if found is not None else read(str(node.alias()))
                 left.append((node.child(), found))
                 continue
-            below = [*items(node.children()), *items(node.subqueries())]
+            children = self.children(node)
+            below = [*children, *(items(node.subqueries()) if with_subqueries else ())]
             left += [(one, None) for one in below]
-            if node.children().isEmpty():
+            if not children:
                 yield node, found
 
     def attributes(self, leaf: Node) -> list[tuple[int, str]]:
         """Ids and names, in one call to the JVM, because tables may have a thousand columns."""
-        found = [_ATTRIBUTE.fullmatch(one) for one in str(leaf.output().mkString("\0")).split("\0")]
+        found = [_ATTRIBUTE.fullmatch(one) for one in strings(leaf.output())]
         return [(int(one[2]), one[1]) for one in found if one is not None]
 
     def is_relation(self, leaf: Node) -> bool:

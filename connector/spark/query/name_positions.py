@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import items, strings
 
 _MARK = "seamark~place~"
 REFERENCES_MAX = 64
@@ -34,6 +34,9 @@ _QUERY = frozenset(
 )
 _ALIASES = ("SubqueryAlias", "UnresolvedSubqueryColumnAliases")
 _VERSION = re.compile(r"\s+(?:FOR\s+)?(?:SYSTEM_)?VERSION\s+AS\s+OF\s+(['\"]?)([0-9]{1,19})\1(?![\w.])", re.IGNORECASE)
+_ORIGIN = re.compile(r"Origin\([^,]*,[^,]*,Some\(([0-9]+)\),Some\(([0-9]+)\),")
+"""The text of an Origin in Spark: line, column, and first and last character."""
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*", re.IGNORECASE | re.ASCII)
 _STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
 """`TABLE t`, which cannot have an alias."""
 
@@ -59,7 +62,9 @@ def find_references(catalyst: Catalyst, text: str) -> list[TableReference]:
     if _MARK in text:
         raise UnsupportedQuery(f"{_MARK} is a reserved name")
     found: list[TableReference] = []
-    left: list[tuple[Node, tuple[str, str], Node]] = [(catalyst.parsed(text), ("", ""), None)]
+    parsed = catalyst.parsed(text)
+    with_subqueries = catalyst.has_subqueries(parsed)
+    left: list[tuple[Node, tuple[str, str], Node]] = [(parsed, ("", ""), None)]
     while left:
         node, above, parent = left.pop()
         kind = catalyst.kind(node)
@@ -68,9 +73,10 @@ def find_references(catalyst: Catalyst, text: str) -> list[TableReference]:
         if kind == "UnresolvedRelation":
             place = _place(catalyst, text, node, above, parent)
             found += [] if place is None else [place]
-        below = [*items(node.children()), *items(node.subqueries())]
+        below = [*catalyst.children(node), *(items(node.subqueries()) if with_subqueries else ())]
         if kind == "UnresolvedWith":
             below += [one._2() for one in items(node.cteRelations())]
+            with_subqueries = True  # the pattern of `parsed` is without those in WITH
         if kind == "RelationTimeTravel":
             below.append(node.relation())
         left += [(one, (kind, above[0]), node) for one in below]
@@ -82,12 +88,11 @@ def find_references(catalyst: Catalyst, text: str) -> list[TableReference]:
 
 def _place(catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node) -> TableReference | None:
     """`above`: the kinds of the nodes above. None if another name is impossible here, or the position is uncertain."""
-    origin, names = node.origin(), tuple(items(node.multipartIdentifier()))
-    start, stop = origin.startIndex(), origin.stopIndex()
-    if start.isEmpty() or stop.isEmpty() or node.isStreaming() or not node.options().isEmpty():
+    names, found = tuple(strings(node.multipartIdentifier())), _ORIGIN.match(str(node.origin().toString()))
+    if found is None or node.isStreaming() or not node.options().isEmpty():
         return None
-    start, end = int(start.get()), int(stop.get()) + 1
-    if _names(catalyst, text[start:end]) != names or _STATEMENT.search(text, 0, start):
+    start, end = int(found[1]), int(found[2]) + 1
+    if not _is_name(catalyst, text[start:end], names) or _STATEMENT.search(text, 0, start):
         return None
     after, snapshot_id, around = end, None, above[0]
     if around == "RelationTimeTravel":
@@ -100,11 +105,13 @@ def _place(catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], pa
     return TableReference(start, end, after, None if around in _ALIASES else names[-1], snapshot_id)
 
 
-def _names(catalyst: Catalyst, text: str) -> tuple[str, ...] | None:
+def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
+    if _PLAIN.fullmatch(text):  # as the parser would split it
+        return tuple(text.split(".")) == names
     try:
-        return catalyst.names(text)
+        return catalyst.names(text) == names
     except (Py4JError, PySparkException):  # IDENTIFIER(…), among others
-        return None
+        return False
 
 
 def insert_markers(text: str, found: Sequence[TableReference]) -> str:

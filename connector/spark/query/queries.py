@@ -242,10 +242,13 @@ class _Query:
         if not self._catalyst.is_relation(leaf):
             return None
         catalog, identifier = leaf.catalog(), leaf.identifier()
-        if catalog.isEmpty() or identifier.isEmpty() or catalog.get().getClass().getName() != _CATALOG_CLASS:
+        if catalog.isEmpty() or identifier.isEmpty():
             return None
-        name = _name(identifier.get())
-        if not self._setting(catalog.get().name(), "uri").startswith("http") or PLAN_MARK in name[-1]:
+        catalog = catalog.get()
+        if catalog.getClass().getName() != _CATALOG_CLASS:
+            return None
+        name, catalog_name = _name(identifier.get()), str(catalog.name())
+        if not self._setting(catalog_name, "uri").startswith("http") or PLAN_MARK in name[-1]:
             return None
         table = leaf.table().table()
         schema, snapshot = self._catalyst.iceberg_schema(table), table.currentSnapshot()
@@ -259,7 +262,7 @@ class _Query:
         )
         # The server would read a name with a dot as a field of a struct.
         columns = {column: kind for column, kind in kinds.items() if kind is not None and "." not in column}
-        return _Table(str(catalog.get().name()), name, known, int(schema["schema-id"]), columns)
+        return _Table(catalog_name, name, known, int(schema["schema-id"]), columns)
 
     def _setting(self, catalog: str, name: str) -> str:
         return str(self._spark.conf.get(f"spark.sql.catalog.{catalog}.{name}", "") or "")

@@ -92,22 +92,25 @@ class Relations:
         self._relation_of = relation_of
         self._conditions = Conditions(catalyst)
         self._left = NODES_MAX
+        self._with_subqueries = True
         self.found: list[Relation] = []
 
     def read(self, plan: Node) -> None:
         """Raises TooLarge."""
+        self._with_subqueries = self._catalyst.has_subqueries(plan)
         self._rows(plan)
 
     def _rows(self, node: Node) -> _Rows:
         self._left -= 1
         if self._left < 0:
             raise TooLarge
-        for one in items(node.subqueries()):  # subqueries that Spark's rules did not turn into joins
-            self._rows(one)
+        if self._with_subqueries:
+            for one in items(node.subqueries()):  # subqueries that Spark's rules did not turn into joins
+                self._rows(one)
         kind = self._catalyst.kind(node)
         if kind == "Join":
             return self._join(node)
-        children = [self._rows(one) for one in items(node.children())]
+        children = [self._rows(one) for one in self._catalyst.children(node)]
         if not children:
             return self._leaf(node)
         below = children[0]

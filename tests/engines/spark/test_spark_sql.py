@@ -183,6 +183,8 @@ def test_each_place_of_a_table_has_a_plan_of_its_own(rig: Rig) -> None:
         "SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY id ORDER BY item) n FROM sales) "
         "JOIN items ON id = i_id WHERE n = 1 AND size = 7",
         "SELECT id FROM sales GROUP BY id HAVING id = 44 AND count(*) > 0",
+        "WITH w AS (SELECT id FROM sales WHERE id IN (SELECT i_id FROM items WHERE size = 7)) SELECT id FROM w",
+        "SELECT id FROM sales WHERE id IN (SELECT i_id FROM (SELECT * FROM items WHERE size = 7))",
     ],
 )
 def test_queries_of_all_kinds_are_read(rig: Rig, text: str) -> None:
