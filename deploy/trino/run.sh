@@ -21,6 +21,8 @@ if [ -z "${JAVA25:-}" ]; then
   JAVA25=${release%/release}
 fi
 [ -x "$JAVA25/bin/java" ] || fail "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home"
+version=$(sed -n 's/^JAVA_VERSION="\([0-9]*\).*/\1/p' "$JAVA25/release" 2>/dev/null || true)
+[ "${version:-25}" -ge 25 ] || fail "Trino needs a JDK 25, and JAVA25=$JAVA25 is version $version: set it to the home of a JDK 25"
 
 export SEAMARK_URI=${SEAMARK_URI:-http://127.0.0.1:8181} SEAMARK_TOKEN=${SEAMARK_TOKEN:-unused} SEAMARK_PLANS=${SEAMARK_PLANS:-trino}
 export TRINO_PORT=${TRINO_PORT:-8081} TRINO_LOCAL_LOCATION=${TRINO_LOCAL_LOCATION:-/}

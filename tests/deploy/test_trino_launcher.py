@@ -58,6 +58,13 @@ def test_what_is_missing_is_one_line_with_the_command(checkout: Path) -> None:
     done = launch(checkout, JAVA25=str(checkout / "none"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home\n"
+    (checkout / "jdk" / "release").write_text('IMPLEMENTOR="Debian"\nJAVA_VERSION="17.0.15"\n')
+    done = launch(checkout)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Trino needs a JDK 25, and JAVA25={checkout / 'jdk'} is version 17")
+    assert done.stderr.count("\n") == 1
+    (checkout / "jdk" / "release").write_text('JAVA_VERSION="25"\n')
+    assert launch(checkout).returncode == 0
     shutil.rmtree(checkout / ".cache" / "trino" / "lib")
     done = launch(checkout)
     assert done.returncode == 1
