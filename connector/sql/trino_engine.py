@@ -28,6 +28,9 @@ else:
 PAGE_ROWS = 1000
 _CATALOG = "seamark"
 _DECIMAL = re.compile(r"decimal\((\d+), *(\d+)\)")
+_OS_REASON = re.compile(r"\[Errno -?[0-9]+\] ([^\"')]+)")
+_REQUESTS_AT = re.compile(r"host='([^']+)', port=([0-9]+)")
+"""The cause, and the address, in the message of a connection's error, which is some lines long."""
 _PLAIN = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -145,5 +148,8 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, trino_errors.TrinoQueryError):
         return ServerFailed(f"Trino fails: {error.message}", status=500)
     if isinstance(error, trino_errors.Error | OSError):
-        return Unreachable(f"Trino does not answer: {error}")
+        text = str(error)
+        reason, at = _OS_REASON.search(text), _REQUESTS_AT.search(text)
+        where = "" if at is None else f" at {at[1]}:{at[2]}"
+        return Unreachable(f"Trino does not answer{where}: {text if reason is None else reason[1]}")
     return error
