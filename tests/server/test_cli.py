@@ -109,7 +109,7 @@ def test_port_0_tells_the_port_it_took(tmp_path: Path) -> None:
             assert http_ok(told["url"] + "/readyz")
         finally:
             server.terminate()
-            assert server.wait(20) == 0
+            assert server.wait(60) == 0
     assert not (tmp_path / "server.json").exists()
 
 

@@ -90,12 +90,12 @@ class ForkServer:
         pid = int(self._socket.recv(_MESSAGE_BYTES) or 0)
         if not pid:
             os.close(ended)
-            raise RuntimeError(f"the fork server has ended with {self._process.wait(10)}")
+            raise RuntimeError(f"the fork server has ended with {self._process.wait(60)}")
         return ForkedProcess(argv, pid, ended)
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 def enable() -> None:

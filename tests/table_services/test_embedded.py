@@ -162,7 +162,7 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     block_until(lambda: {run.summary["service"] for run in runs(client)} == {"compaction", "expiration"})
     table.refresh()
     assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(8))
-    assert len(table.metadata.snapshots) == 2, "the compaction, and the snapshot that it replaced"
+    assert len(table.metadata.snapshots) <= 2, "the compaction, and the snapshot that it replaced if that is young"
     kinds = [Path(path.removeprefix("file:")).suffix for path in client.files("db.t")["file_path"].to_pylist()]
     assert kinds == [".parquet"]
 
