@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.services.fork_server import fork
@@ -14,16 +15,20 @@ from tests.services.fork_server import fork
 SEAMARK = str(Path(sys.executable).parent / "seamark")
 
 
-def run_seamark(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """Runs the command in this process's folder and environment, without an input. A command that does not end in time
-    is killed and raises `subprocess.TimeoutExpired`."""
+def run_seamark(
+    *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command in this process's folder, without an input, with `env` added to this process's environment. A
+    command that does not end in time is killed and raises `subprocess.TimeoutExpired`."""
     argv = [SEAMARK, *arguments]
+    environment = {**os.environ, **(env or {})}
     with tempfile.TemporaryFile("w+b") as output, tempfile.TemporaryFile("w+b") as errors:
-        process = fork(argv, os.environ, None, output.fileno(), errors.fileno())
+        process = fork(argv, environment, None, output.fileno(), errors.fileno())
         if process is None:
             return subprocess.run(
-                argv, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=False
-            )
+                argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,
+                check=False,
+            )  # fmt: skip
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
