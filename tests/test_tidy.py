@@ -81,9 +81,9 @@ def _is_datetime(node: ast.expr) -> bool:
     )
 
 
-@pytest.mark.parametrize("file", [str(path) for path in FILES])
-def test_a_module_keeps_the_rules(file: str) -> None:
-    assert list(findings((REPO / file).read_text(), file)) == []
+def test_modules_keep_the_rules() -> None:
+    assert FILES
+    assert [breach for file in FILES for breach in findings((REPO / file).read_text(), str(file))] == []
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ class Target:
 
     def check(self, case: schemathesis.Case[Any], *, conform: bool) -> None:
         try:
-            response = case.call(base_url=self.server.base_url, session=self.http, timeout=20)
+            response = case.call(base_url=self.server.base_url, session=self.http, timeout=60)
         except (requests.exceptions.InvalidHeader, requests.exceptions.InvalidURL, UnicodeEncodeError):
             return  # nothing that HTTP could carry
         # Of errors the specification says two things; ours are held to the one that its clients parse.

@@ -195,7 +195,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 def _campaign(server: Seamark, examples: int) -> None:
     base = f"{server.base_url}/v1/namespaces/db/tables"
-    requests.post(f"{server.base_url}/v1/namespaces", json={"namespace": ["db"]}, timeout=10)
+    requests.post(f"{server.base_url}/v1/namespaces", json={"namespace": ["db"]}, timeout=60)
     outcomes: dict[int, int] = {}
     with requests.Session() as http:
 

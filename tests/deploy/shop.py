@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ import trino.dbapi
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
+from tests.services.command import run_seamark
 from tests.services.seamark import Seamark
 from tests.services.trino import CATALOG, Trino
 from tests.services.trino_lake import TrinoLake
@@ -69,12 +68,12 @@ def fill(seamark: Seamark) -> None:
     countries = pa.table({"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
     catalog.create_table("shop.countries", schema=countries.schema).append(countries)
     catalog.close()
-    command = [str(Path(sys.executable).parent / "seamark"), "index"]
     for words in (
         ["create", "shop.orders", "--kind", "bloom", "--columns", "id", "--fpp", "0.0001"],
         ["build", "shop.orders"],
     ):
-        subprocess.run([*command, *words, "--url", seamark.base_url], check=True, capture_output=True, timeout=120)
+        done = run_seamark("index", *words, "--url", seamark.base_url, timeout_s=120)
+        assert done.returncode == 0, done.stderr
 
 
 def connect(port: int, **options: Any) -> Any:

@@ -53,7 +53,7 @@ def test_s3_keeps_the_first_of_two_conditional_puts(s3: S3, s3_bucket: str) -> N
 def test_a_service_that_dies_at_start_says_why(tmp_path: Path) -> None:
     process = ManagedProcess(["sh", "-c", "echo no licence >&2; exit 3"], log=tmp_path / "log")
     with pytest.raises(ServiceFailed, match=r"ended with 3 .*\n.*\nno licence"):
-        process.start(lambda: False, timeout_s=10)
+        process.start(lambda: False, timeout_s=60)
 
 
 def test_a_service_that_never_gets_ready_is_ended(tmp_path: Path) -> None:

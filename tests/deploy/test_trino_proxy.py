@@ -212,7 +212,7 @@ def test_coordinators_that_are_several_hand_out_paths_of_their_own(shop: Shop, t
         assert all(prefix.startswith("/seamark/c/") for prefix in prefixes)
         for _ in range(4):
             assert rows_of(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
-        with urllib.request.urlopen(f"{proxy.url}{prefixes.pop()}/ui/login.html", timeout=10) as page:
+        with urllib.request.urlopen(f"{proxy.url}{prefixes.pop()}/ui/login.html", timeout=60) as page:
             assert page.status == 200
 
 

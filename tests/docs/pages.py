@@ -85,7 +85,7 @@ class Page:
     def inline_code(self) -> list[str]:
         return _CODE.findall(self.prose)
 
-    @property
+    @cached_property
     def anchors(self) -> set[str]:
         """As GitHub makes them from headings: lower case, spaces to dashes; only letters, digits, - and _ stay."""
         headings = re.findall(r"^#+ (.+)$", self.prose, flags=re.MULTILINE)

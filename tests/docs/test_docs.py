@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -59,19 +60,21 @@ def test_a_page_that_fills_the_home_asks_for_a_folder_of_its_own() -> None:
             assert "Use a new folder for this page" in page.path.read_text(), page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_every_relative_link_leads_to_a_file_and_a_heading(page: Page) -> None:
-    wrong = []
+def _wrong_links(page: Page, pages: dict[Path, Page]) -> Iterator[str]:
     for link in page.links:
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
         target = page.path if not path else (page.path.parent / path).resolve()
         if not target.exists() or REPO not in (target, *target.parents):
-            wrong.append(f"{link}: no such file")
-        elif anchor and anchor not in Page(target).anchors:
-            wrong.append(f"{link}: no such heading")
-    assert wrong == []
+            yield f"{page}: {link}: no such file"
+        elif anchor and anchor not in pages.setdefault(target, Page(target)).anchors:
+            yield f"{page}: {link}: no such heading"
+
+
+def test_every_relative_link_leads_to_a_file_and_a_heading() -> None:
+    pages = {page.path: page for page in PAGES}
+    assert [wrong for page in PAGES for wrong in _wrong_links(page, pages)] == []
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
@@ -86,22 +89,25 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert {page.path for page in PAGES} - seen == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_every_variable_is_a_settings(page: Page) -> None:
+def test_every_variable_is_a_settings() -> None:
     known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, CA_VARIABLE, "SEAMARK_TOKEN", "SEAMARK_URL"}
     known |= {"SEAMARK_SQL_TRINO", "SEAMARK_SQL_SPARK", "SEAMARK_TRINO_PASSWORD"}  # of seamark sql
     known |= {"SEAMARK_PLANS", "SEAMARK_URI"}  # of seamark trino-proxy, of deploy/trino/run.sh
-    assert set(re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)) - known == set()
+    named = {(str(page), name) for page in PAGES for name in re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)}
+    assert {(page, name) for page, name in named if name not in known} == set()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.path.name not in OF_FIELDS], ids=str)
-def test_every_name_that_looks_like_a_setting_is_one(page: Page) -> None:
+def test_every_name_that_looks_like_a_setting_is_one() -> None:
     kinds = {kind.kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "kind")}
+    known = FIELDS.keys() | kinds | NOT_SETTINGS
     words = {
-        match[1] for code in page.inline_code if (match := re.match(r"([a-z0-9]+(?:_[a-z0-9]+)+)(?: = .*)?$", code))
+        (str(page), match[1])
+        for page in PAGES
+        for code in page.inline_code
+        if (match := re.match(r"([a-z0-9]+(?:_[a-z0-9]+)+)(?: = .*)?$", code))
+        if page.path.name not in OF_FIELDS
     }
-    words = {word for word in words if not word.startswith("seamark_")}
-    assert words - FIELDS.keys() - kinds - NOT_SETTINGS == set()
+    assert {(page, word) for page, word in words if word not in known and not word.startswith("seamark_")} == set()
 
 
 def _toml_blocks() -> list[tuple[Page, Block]]:

@@ -4,8 +4,6 @@ error."""
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ import pytest
 
 from tests.faults.rigs.http import Client, Lost
 from tests.peers.fleet import PLAN, Fleet, open_fleet, peer_reads, plan, replicas_of
+from tests.services.command import run_seamark
 from tests.services.postgres import Postgres
 from tests.services.process import http_ok
 from tests.services.s3 import S3
@@ -58,8 +57,7 @@ def test_the_replicas_are_listed(fleet: Fleet) -> None:
     listed = replicas_of(fleet.replicas[1])
     assert [one["address"] for one in listed] == sorted(link.address for link in fleet.links)
     assert all(0 < one["expires-in-ms"] <= 3000 and one["weight"] == 1 for one in listed)
-    argv = [str(Path(sys.executable).parent / "seamark"), "replicas", "--url", fleet.replicas[0].base_url]
-    shown = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    shown = run_seamark("replicas", "--url", fleet.replicas[0].base_url)
     assert shown.returncode == 0, shown.stderr
     assert all(link.address in shown.stdout for link in fleet.links)
 

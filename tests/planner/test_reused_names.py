@@ -113,9 +113,13 @@ def table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
     return decode_table(encode_json(document), "file:///t/m.json")
 
 
-@pytest.mark.parametrize("number", range(300))
-def test_no_meaning_of_a_reused_name_loses_a_row(number: int) -> None:
-    seed = 1_000 * first_seed() + number
+@pytest.mark.parametrize("first", range(0, 300, 30))
+def test_no_meaning_of_a_reused_name_loses_a_row(first: int) -> None:
+    for number in range(first, first + 30):
+        _check_reused_names(1_000 * first_seed() + number)
+
+
+def _check_reused_names(seed: int) -> None:
     rng = random.Random(seed)
     schemas = [
         [{"id": n, "name": name, "required": False, "type": rng.choice([*VALUES])} for n, name in ((1, "f"), (2, "g"))]

@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from click.testing import CliRunner
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings import FIELDS, environment_name, flag_name
 from tests.docs.commands import subcommands
+from tests.services.command import SEAMARK, run_seamark
 from tests.services.process import free_port, http_ok
 from tests.services.seamark import Seamark
-
-SEAMARK = str(Path(sys.executable).parent / "seamark")
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -73,8 +71,7 @@ def test_version_is_the_distributions() -> None:
 def test_wrong_settings_stop_the_start_with_code_2_and_no_traceback(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    argv = [SEAMARK, "serve", "--home", str(tmp_path), "--port", "0", *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = run_seamark("serve", "--home", str(tmp_path), "--port", "0", *arguments)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -84,8 +81,7 @@ def test_wrong_settings_stop_the_start_with_code_2_and_no_traceback(
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        argv = [SEAMARK, "serve", "--home", str(tmp_path), "--port", str(port)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        done = run_seamark("serve", "--home", str(tmp_path), "--port", str(port))
     assert done.returncode == 2
     assert f"Cannot bind 127.0.0.1:{port}" in done.stderr
 
@@ -94,8 +90,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 def test_binding_beyond_loopback_without_authentication_is_refused_with_the_command_that_fixes_it(
     tmp_path: Path, host: str
 ) -> None:
-    argv = [SEAMARK, "serve", "--home", str(tmp_path), "--port", "0", "--host", host]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = run_seamark("serve", "--home", str(tmp_path), "--port", "0", "--host", host)
     assert done.returncode == 2, done.stderr
     assert "seamark token create" in done.stderr
     assert not (tmp_path / "server.json").exists()
@@ -114,7 +109,7 @@ def test_port_0_tells_the_port_it_took(tmp_path: Path) -> None:
             assert http_ok(told["url"] + "/readyz")
         finally:
             server.terminate()
-            assert server.wait(20) == 0
+            assert server.wait(60) == 0
     assert not (tmp_path / "server.json").exists()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,15 +15,11 @@ import requests
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.home import prepare_home
 from seamark.metaserver.settings import Settings
+from tests.services.command import run_seamark
 from tests.services.seamark import Seamark
 
 Start = Callable[..., Seamark]
-SEAMARK = str(Path(sys.executable).parent / "seamark")
 SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long", "required": True}]}
-
-
-def run(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SEAMARK, *args], capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def open_files(folder: Path) -> list[str]:
@@ -81,11 +75,11 @@ def test_what_was_open_is_repaired_at_the_next_start_and_logged(start_seamark: S
 
 def test_token_commands_make_the_database_private_and_repair_it(permissive_umask: None, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    made = run("token", "create", "ann", "--role", "admin", "--home", str(home))
+    made = run_seamark("token", "create", "ann", "--role", "admin", "--home", str(home))
     assert made.returncode == 0, made.stderr
     assert open_files(home) == []
     (home / "seamark.db").chmod(0o644)
-    again = run("token", "create", "bob", "--home", str(home))
+    again = run_seamark("token", "create", "bob", "--home", str(home))
     assert again.stdout.strip().startswith("smk_")
     assert "seamark.db was accessible to other accounts" in again.stderr
     assert open_files(home) == []
@@ -95,10 +89,10 @@ def test_a_database_outside_the_home_is_private_too(permissive_umask: None, tmp_
     database = tmp_path / "elsewhere" / "catalog.db"
     database.parent.mkdir()
     args = ("token", "list", "--home", str(tmp_path / "home"), "--database", f"sqlite:///{database}")
-    assert run(*args).returncode == 0
+    assert run_seamark(*args).returncode == 0
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     database.chmod(0o664)
-    assert run(*args).returncode == 0
+    assert run_seamark(*args).returncode == 0
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
 
 
@@ -134,7 +128,7 @@ def test_a_symbolic_link_in_the_place_of_an_own_file_is_refused(tmp_path: Path, 
     home.mkdir()
     (tmp_path / "target").write_bytes(b"")
     (home / name).symlink_to(tmp_path / "target")
-    refused = run("serve", "--home", str(home), "--port", "0")
+    refused = run_seamark("serve", "--home", str(home), "--port", "0")
     assert refused.returncode == 2
     assert f"{home / name}" in refused.stderr
     assert "symbolic link" in refused.stderr
@@ -147,7 +141,7 @@ def test_a_home_or_database_of_another_account_is_refused(tmp_path: Path, name: 
     home.mkdir()
     (home / "seamark.db").write_bytes(b"")
     os.chown(home / name, 12345, -1)
-    refused = run("serve", "--home", str(home), "--port", "0")
+    refused = run_seamark("serve", "--home", str(home), "--port", "0")
     assert refused.returncode == 2
     assert "belongs to uid 12345" in refused.stderr
     assert "chown" in refused.stderr
@@ -178,13 +172,13 @@ def test_a_configuration_file_with_secrets_that_all_can_read_is_warned_of(tmp_pa
     config.write_text('s3_access_key_id = "a"\ns3_secret_access_key = "very-secret"\n')
     config.chmod(0o644)
     args = ("token", "list", "--home", str(tmp_path / "home"), "--config", str(config))
-    warned = run(*args)
+    warned = run_seamark(*args)
     assert warned.returncode == 0
     assert f"every account can read {config}" in warned.stderr
     assert "s3_secret_access_key" in warned.stderr
     assert "very-secret" not in warned.stderr
     config.chmod(0o600)
-    assert "every account" not in run(*args).stderr
+    assert "every account" not in run_seamark(*args).stderr
 
 
 # One server at a time
@@ -198,7 +192,7 @@ def test_a_second_server_on_one_home_is_refused_and_leaves_the_first_ones_file(
     while not (first.home / "server.json").exists():  # one worker may be ready before the supervisor says so
         time.sleep(0.02)
     written = (first.home / "server.json").read_bytes()
-    refused = run("serve", "--home", str(first.home), "--port", "0")
+    refused = run_seamark("serve", "--home", str(first.home), "--port", "0")
     assert refused.returncode == 2
     assert f"process {json.loads(written)['pid']}" in refused.stderr
     assert first.base_url in refused.stderr

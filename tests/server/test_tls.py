@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +23,8 @@ from cryptography.x509.oid import NameOID
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.metaserver.cli.main import cli
-from tests.services.process import free_port
-
-SEAMARK = str(Path(sys.executable).parent / "seamark")
+from tests.services.command import SEAMARK, run_seamark
+from tests.services.process import ManagedProcess, free_port
 
 
 class Authority:
@@ -90,15 +89,19 @@ def authority(tmp_path: Path) -> Authority:
 
 
 class Served:
-    def __init__(self, port: int, process: subprocess.Popen[bytes], log: Path, workers: int) -> None:
+    def __init__(self, port: int, process: ManagedProcess, log: Path, workers: int) -> None:
         self.port, self.process, self.log, self.workers = port, process, log, workers
         self.url = f"https://127.0.0.1:{port}"
+
+    def has_logged(self, text: bytes) -> bool:
+        """Whether each worker has."""
+        return self.log.read_bytes().count(text) >= self.workers
 
     def wait_until_logged(self, text: bytes) -> None:
         """Waits until each worker has logged the text."""
         until = time.monotonic() + 60
-        while self.log.read_bytes().count(text) < self.workers:
-            assert self.process.poll() is None, self.log.read_text()
+        while not self.has_logged(text):
+            assert self.process.running(), self.log.read_text()
             assert time.monotonic() < until, self.log.read_text()
             time.sleep(0.1)
 
@@ -109,14 +112,12 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority)
     port, log = free_port(), tmp_path / "log"
     argv = [SEAMARK, "serve", "--home", str(tmp_path / "home"), "--port", str(port), "--workers", request.param]
     argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
-    with log.open("wb") as output, subprocess.Popen(argv, stdout=output, stderr=output) as process:
+    with ManagedProcess(argv, log=log, forked=True) as process:
         served = Served(port, process, log, int(request.param))
-        served.wait_until_logged(b'"event":"serving"')
-        while b"Seamark is ready" not in log.read_bytes():
-            time.sleep(0.05)
+        process.start(
+            lambda: served.has_logged(b'"event":"serving"') and b"Seamark is ready" in log.read_bytes(), timeout_s=90
+        )
         yield served
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
 
 
 def name_presented(served: Served, authority: Authority) -> str:
@@ -166,15 +167,15 @@ def test_a_certificate_that_was_renewed_is_presented_without_a_restart(
     assert name_presented(served, authority) == "first"
     authority.issue("second")
     if told:
-        served.process.send_signal(signal.SIGHUP)
+        os.kill(served.process.pid, signal.SIGHUP)
     served.wait_until_logged(b"the certificate is loaded again")
     assert {name_presented(served, authority) for _ in range(8)} == {"second"}
     # Half a renewal changes nothing.
     authority.issue("third", key_too=False)
-    served.process.send_signal(signal.SIGHUP)
+    os.kill(served.process.pid, signal.SIGHUP)
     served.wait_until_logged(b"the certificate stays as it was")
     assert {name_presented(served, authority) for _ in range(8)} == {"second"}
-    assert served.process.poll() is None
+    assert served.process.running()
 
 
 @pytest.mark.parametrize("broken", ["missing", "not a certificate", "another key", "passphrase"])
@@ -188,9 +189,8 @@ def test_files_that_are_no_pair_stop_the_start_with_their_names(
     else:
         key = ec.generate_private_key(ec.SECP256R1())
         authority.key.write_bytes(key_pem(key, b"secret" if broken == "passphrase" else None))
-    argv = ["serve", "--home", str(tmp_path / "home"), "--port", "0"]
-    argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
-    done = subprocess.run([SEAMARK, *argv], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    arguments = ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
+    done = run_seamark("serve", "--home", str(tmp_path / "home"), "--port", "0", *arguments)
     assert done.returncode == 2
     assert str(authority.key if broken == "passphrase" else authority.certificate) in done.stderr
     assert "Traceback" not in done.stderr

@@ -80,20 +80,22 @@ class ForkServer:
         )  # fmt: skip
         theirs.close()
 
-    def fork(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, log: int) -> ForkedProcess:
+    def fork(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int
+    ) -> ForkedProcess:
         ended, theirs = os.pipe()
         wish = {"argv": list(argv), "env": dict(env), "cwd": str(cwd or Path.cwd()), "umask": _umask()}
-        socket.send_fds(self._socket, [json.dumps(wish).encode()], [log, theirs])
+        socket.send_fds(self._socket, [json.dumps(wish).encode()], [output, errors, theirs])
         os.close(theirs)
         pid = int(self._socket.recv(_MESSAGE_BYTES) or 0)
         if not pid:
             os.close(ended)
-            raise RuntimeError(f"the fork server has ended with {self._process.wait(10)}")
+            raise RuntimeError(f"the fork server has ended with {self._process.wait(60)}")
         return ForkedProcess(argv, pid, ended)
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 def enable() -> None:
@@ -102,8 +104,11 @@ def enable() -> None:
     _environment = dict(os.environ)
 
 
-def fork(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, log: int) -> ForkedProcess | None:
-    """The process of a Python program (`SCRIPT …` or `PYTHON -m MODULE …`); None where a whole process is needed."""
+def fork(
+    argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int | None = None
+) -> ForkedProcess | None:
+    """The process of a Python program (`SCRIPT …` or `PYTHON -m MODULE …`); None where a whole process is needed. What
+    it prints goes to the file `output`, and its errors to `errors` where that is another one."""
     global _server
     if _environment is None or _foreign(env) != _foreign(_environment):
         return None
@@ -111,7 +116,7 @@ def fork(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, log: int
         if _server is None:
             _server = ForkServer(_environment)
             atexit.register(_server.close)
-        return _server.fork(argv, env, cwd, log)
+        return _server.fork(argv, env, cwd, output, output if errors is None else errors)
 
 
 def _foreign(env: Mapping[str, str]) -> dict[str, str]:
@@ -139,14 +144,15 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
             _reap(children)
         if control not in ready:
             continue
-        message, given, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
+        message, given, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
         if not message:
             return None
-        log, ended = given
+        output, errors, ended = given
         pid = os.fork()
         if pid:
             children[pid] = ended
-            os.close(log)
+            os.close(output)
+            os.close(errors)
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -155,9 +161,10 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
         os.setsid()
         control.send(str(os.getpid()).encode())  # from here on signals to the group reach it
         control.close()
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        os.dup2(output, 1)
+        os.dup2(errors, 2)
+        os.close(output)
+        os.close(errors)
         wish: dict[str, object] = json.loads(message)
         return wish
 

@@ -119,7 +119,7 @@ def java_planner(log: Path) -> Iterator[JavaPlanner]:
             if child.stdin is not None:
                 child.stdin.close()
             try:
-                child.wait(10)
+                child.wait(60)
             except subprocess.TimeoutExpired:
                 child.kill()
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import Instant
 from seamark.metaserver.cli.main import cli
+from tests.services.command import run_seamark
 from tests.services.seamark import SHARED_KEY, Seamark
 from tests.waits import block_until
 
@@ -102,9 +102,8 @@ def test_a_worker_logs_in_with_a_token_of_its_own_and_keeps_no_secret_of_the_ser
     env = {"SEAMARK_SERVICES_WORKERS": "1", "SEAMARK_AUTH": "token", "SEAMARK_WEBHOOK_SECRET": "hunter2"}
     env |= {"PGPASSWORD": "hunter3", "AWS_SECRET_ACCESS_KEY": "hunter4", "MY_TOKEN": "hunter5"}
     server = Seamark(tmp_path / "home", env=env)
-    seamark = str(Path(sys.executable).parent / "seamark")
-    command = [seamark, "token", "create", "writer", "--role", "writer", "--home", str(server.home)]
-    created = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | KEY)
+    created = run_seamark("token", "create", "writer", "--role", "writer", "--home", str(server.home), env=KEY)
+    assert created.returncode == 0, created.stderr
     token = created.stdout.split()[-1]
     with server:
         catalog = RestCatalog("s", uri=server.base_url, token=token)
@@ -162,7 +161,7 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     block_until(lambda: {run.summary["service"] for run in runs(client)} == {"compaction", "expiration"})
     table.refresh()
     assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(8))
-    assert len(table.metadata.snapshots) == 2, "the compaction, and the snapshot that it replaced"
+    assert len(table.metadata.snapshots) <= 2, "the compaction, and the snapshot that it replaced if that is young"
     kinds = [Path(path.removeprefix("file:")).suffix for path in client.files("db.t")["file_path"].to_pylist()]
     assert kinds == [".parquet"]
 

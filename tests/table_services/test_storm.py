@@ -55,6 +55,7 @@ READABLE_S, READABLE_LONG_S = 10, 30
 """Snapshots are kept for so long; no reader needs so long for one, in the long storms on a busy machine either."""
 AGED_AFTER_S = 30.0
 """A file is this old before the test makes it look a month old; no writer needs so long from a file to its commit."""
+LATE_S = 120.0
 WASTED_MAX = 0.2
 """Part of the bytes that rewrites read which may be wasted, where jobs choose files as those of the server do."""
 KINDS = (
@@ -113,13 +114,18 @@ class Storm:
         self.rng = random.Random(seed)
         self.stop = threading.Event()
         self.ends_s = time.monotonic() + seconds
+        self.goals: Callable[[], dict[str, bool]] = dict
+        """What has to happen before the end; a busy machine gets `LATE_S` more for it."""
         self.writers = [Writer(1), Writer(2), Appender(3), Appender(4)]
         self.checked = self.gone = 0
         self.refused: list[str] = []
         """Why commits of the stock writer failed: only changes of the schema and the partitioning may be a reason."""
 
     def goes_on(self) -> bool:
-        return not self.stop.is_set() and time.monotonic() < self.ends_s
+        late_s = time.monotonic() - self.ends_s
+        if late_s > LATE_S or (late_s > 0 and all(self.goals().values())):
+            self.stop.set()
+        return not self.stop.is_set()
 
     def run(self, *works: Callable[[], None]) -> None:
         """All works until the time is up; the first error ends them all."""
@@ -288,7 +294,7 @@ class Jobs:
     def totals(self) -> dict[str, Counter[str]]:
         """What the jobs counted, by their kind; runs that were killed are not in it."""
         found: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
-        for line in self._log.read_text().splitlines():
+        for line in self._log.read_text().splitlines() if self._log.exists() else ():
             kind, counts = json.loads(line)
             found[kind].update({"runs": 1, **counts})
         return found
@@ -304,7 +310,7 @@ def server(tmp_path: Path) -> Iterator[Seamark]:
 @pytest.mark.parametrize(
     ("version", "seconds"),
     [
-        pytest.param(2, 20, id="short, version 2"),
+        pytest.param(2, 13, id="short, version 2"),
         pytest.param(2, 120, id="long, version 2", marks=pytest.mark.slow),
         pytest.param(3, 120, id="long, version 3", marks=pytest.mark.slow),
     ],
@@ -327,6 +333,23 @@ def test_services_never_change_rows_or_stop_a_writer(
     # The short storm is for the right rows: there jobs compete and take all files, and lose more of their work.
     is_long = seconds > 60
     jobs = Jobs(storm, tmp_path / "jobs.jsonl", READABLE_LONG_S if is_long else READABLE_S, yields=is_long)
+
+    def goals() -> dict[str, bool]:
+        totals = jobs.totals()
+        # Vectors of version 3 change with each upsert, and a compaction may lose all races.
+        merged = totals["compaction"]["commits"] + totals["clustering"]["commits"] > 0 or version > 2
+        return {
+            "each writer writes": min(writer.acknowledged for writer in storm.writers) > 2,
+            "readers read": storm.checked > 5,
+            "jobs are killed": jobs.killed > 5,
+            "each job ends": all(totals[kind]["runs"] for kind in KINDS),
+            "snapshots expire": totals["expiration"]["snapshots"] > 0,
+            "manifests are rewritten": totals["manifests"]["commits"] > 0,
+            "statistics are written": totals["statistics"]["files"] > 0,
+            "files are rewritten": merged,
+        }
+
+    storm.goals = goals
     storm.run(
         lambda: storm.upsert(first, seed),
         lambda: storm.upsert(second, seed + 1),
@@ -344,17 +367,9 @@ def test_services_never_change_rows_or_stop_a_writer(
     wasted = rewritten["bytes_wasted"] / max(1, rewritten["bytes_read"])
     print(f"wasted work: {wasted:.0%} of {rewritten['bytes_read']:,} bytes that rewrites read")
     assert [error for error in storm.refused if "schema" not in error and "spec" not in error] == []
-    assert min(steps) > 2
-    assert storm.checked > 5
-    assert jobs.killed > 5
-    assert all(totals[kind]["runs"] for kind in KINDS), totals
-    assert totals["expiration"]["snapshots"] > 0
-    assert totals["manifests"]["commits"] > 0
-    assert totals["statistics"]["files"] > 0
+    assert [goal for goal, is_reached in goals().items() if not is_reached] == []
     if is_long:
         assert wasted < WASTED_MAX
-    if version == 2:  # vectors of version 3 change with each upsert, and a compaction may lose all races
-        assert totals["compaction"]["commits"] + totals["clustering"]["commits"] > 0
 
     # What killed jobs have left, the services remove: nothing is cleaned by hand.
     storm.check(client, At(), steps)

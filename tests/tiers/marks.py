@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ SLOW_TIMEOUT_S = 1800
 _started: list[str] = []
 
 
+@cache
 def tier_of_path(path: Path) -> str:
     """The least tier of the tests in a file or folder below `tests/`."""
     if not path.is_relative_to(ROOT):
@@ -97,7 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left.append(item)
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        deselected = set(left)
+        items[:] = [item for item in items if item not in deselected]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -36,10 +36,10 @@ def test_what_makes_no_sense_is_told_with_exit_code_2(arguments: list[str], told
 
 def test_it_says_where_it_listens_and_ends_when_told(tmp_path: Path) -> None:
     with trino_proxy(tmp_path, "--trino", nowhere(), seamark=nowhere()) as proxy:
-        with urllib.request.urlopen(f"{proxy.url}/seamark/healthz", timeout=10) as answer:
+        with urllib.request.urlopen(f"{proxy.url}/seamark/healthz", timeout=60) as answer:
             assert answer.status == 200
         proxy.process.send(signal.SIGTERM)
-        assert proxy.process.wait(20) == 0
+        assert proxy.process.wait(60) == 0
         printed = proxy.process.log.read_text()
     assert f"The proxy listens at {proxy.url}, but there is no answer from Trino at http" in printed
     assert "and Seamark at http" in printed

@@ -40,7 +40,7 @@ class Mortal:
         try:
             answer = call()
         except Lost:
-            assert self._process.wait(10) == -9
+            assert self._process.wait(60) == -9
             return
         raise AssertionError(f"the server did not die at pass {nth} of {step}, but answered {answer}")
 

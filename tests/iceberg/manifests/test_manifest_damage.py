@@ -308,7 +308,7 @@ def test_statistics_of_more_columns_than_any_table_has_are_refused() -> None:
         decode_manifest(manifest(SCHEMA, row), "the-file")
 
 
-def test_a_thousand_decodes_leave_no_memory_behind() -> None:
+def test_decodes_leave_no_memory_behind() -> None:
     good, cut = whole("deflate"), whole("null")[:-40]
     bad_row = body(data=ONE[:-1])
 
@@ -319,12 +319,15 @@ def test_a_thousand_decodes_leave_no_memory_behind() -> None:
 
     for _ in range(100):
         once()
-    gc.collect()
-    before = psutil.Process().memory_info().rss
-    for _ in range(1000):
-        once()
-    gc.collect()
-    assert psutil.Process().memory_info().rss - before < 4 << 20
+    grown = []
+    for _ in range(3):
+        gc.collect()
+        before = psutil.Process().memory_info().rss
+        for _ in range(400):
+            once()
+        gc.collect()
+        grown.append(psutil.Process().memory_info().rss - before)
+    assert min(grown) < 1 << 20, grown  # what leaks grows each time; other threads of the process allocate now and then
 
 
 def test_threads_decode_side_by_side() -> None:

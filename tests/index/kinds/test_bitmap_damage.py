@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -110,18 +111,17 @@ def test_a_blob_cut_anywhere_is_refused(case: tuple[bytes, str]) -> None:
         Bitmap(memoryview(blob + b"\0" * 8))
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_random_bytes_overwritten_are_found_or_harmless(case: tuple[bytes, str], seed: int) -> None:
+def test_random_bytes_overwritten_are_found_or_harmless(case: tuple[bytes, str]) -> None:
     blob, kind = case
-    rng = random.Random(seed)
-    damaged = bytearray(blob)
-    start = rng.randrange(len(blob))
-    length = rng.randrange(1, 200)
-    damaged[start : start + length] = rng.choice([bytes(length), rng.randbytes(length)])[: len(blob) - start]
-    try:
-        assert answers(damaged[: len(blob)], kind) == answers(blob, kind)
-    except ValueError:
-        pass
+    right = answers(blob, kind)
+    for seed in range(30):
+        rng = random.Random(seed)
+        damaged = bytearray(blob)
+        start = rng.randrange(len(blob))
+        length = rng.randrange(1, 200)
+        damaged[start : start + length] = rng.choice([bytes(length), rng.randbytes(length)])[: len(blob) - start]
+        with contextlib.suppress(ValueError):
+            assert answers(damaged[: len(blob)], kind) == right, f"seed {seed}"
 
 
 def test_sections_that_changed_places_are_refused() -> None:

@@ -1,0 +1,40 @@
+"""`seamark …` as a command that ends: a process of its own, forked from one that has imported the server already."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.services.fork_server import fork
+
+SEAMARK = str(Path(sys.executable).parent / "seamark")
+
+
+def run_seamark(
+    *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command in this process's folder, without an input, with `env` added to this process's environment. A
+    command that does not end in time is killed and raises `subprocess.TimeoutExpired`."""
+    argv = [SEAMARK, *arguments]
+    environment = {**os.environ, **(env or {})}
+    with tempfile.TemporaryFile("w+b") as output, tempfile.TemporaryFile("w+b") as errors:
+        process = fork(argv, environment, None, output.fileno(), errors.fileno())
+        if process is None:
+            return subprocess.run(
+                argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,
+                check=False,
+            )  # fmt: skip
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout_s)
+            raise
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(argv, code, output.read().decode(), errors.read().decode())
