@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 CLAIM_POLL_S = 0.02
 _OPENED_TOGETHER = 64
-"""Files that one job of a thread opens."""
+"""Files in a job that a thread does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ class DecodedList:
     manifests: tuple[ManifestFile, ...]
     """In the order of the file."""
     schema: str
-    heap: NDArray[np.uint8]
+    heap: bytes
     paths: Spans
     """The manifests' paths, spans of the heap."""
 
@@ -277,7 +277,9 @@ def decode_list(
     absent = (rows.long(name) == MISSING for name in ("manifest_length", "partition_spec_id"))
     if (paths.lengths < 0).any() or any(missing.any() for missing in absent):
         raise Corrupt(f"{location}: an entry lacks manifest_path, manifest_length or partition_spec_id")
-    found = DecodedList((), rows.container.metadata["avro.schema"], rows.container.heap, paths)
+    # Copies, because the columns are parts of larger memory.
+    paths = Spans(paths.starts.copy(), paths.lengths.copy())
+    found = DecodedList((), rows.container.metadata["avro.schema"], rows.container.heap.tobytes(), paths)
     first, last = (0, 0) if known is None else _common_rows(found, known)
     manifests = tuple(_manifests(rows, first, rows.count - last))
     if known is not None:
@@ -298,10 +300,11 @@ def _common_rows(new: DecodedList, known: DecodedList) -> tuple[int, int]:
     size = min(len(new.heap), len(known.heap))
     if not rows:
         return 0, 0
-    same = _leading(new.heap[:size] == known.heap[:size])
+    heap, heap_of_known = (np.frombuffer(of.heap, dtype=np.uint8) for of in (new, known))
+    same = _leading(heap[:size] == heap_of_known[:size])
     starts = new.paths.starts[:rows]
     first = max(0, _leading((starts <= same) & (starts == known.paths.starts[:rows])) - 1)
-    same = _leading(new.heap[len(new.heap) - size :][::-1] == known.heap[len(known.heap) - size :][::-1])
+    same = _leading(heap[len(heap) - size :][::-1] == heap_of_known[len(heap_of_known) - size :][::-1])
     ends = len(new.heap) - new.paths.starts[len(new.paths.starts) - rows :][::-1]
     of_known = len(known.heap) - known.paths.starts[len(known.paths.starts) - rows :][::-1]
     lengths = new.paths.lengths[len(new.paths.lengths) - rows :][::-1]

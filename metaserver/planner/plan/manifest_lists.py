@@ -27,8 +27,8 @@ class ManifestLists:
         self._cache: MemoryCache[str, DecodedList] = MemoryCache(budget_bytes, "manifest-lists")
         self._reading: SingleFlight[str, DecodedList] = SingleFlight()
         self._latest: OrderedDict[str, str] = OrderedDict()
-        """The list that was read last, by the location of the table: the next one has most of its manifests. What they
-        share counts for both, because either may be evicted first."""
+        """The list that was read last, by the location of the table: the list of the next snapshot has most of its
+        manifests. What they share counts for both, because either may be evicted first."""
 
     @property
     def used_bytes(self) -> int:

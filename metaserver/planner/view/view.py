@@ -23,21 +23,24 @@ from seamark.metaserver.iceberg.types.values import decimal_scale
 from seamark.metaserver.index.blocks.block import Block, ColumnEntry
 from seamark.metaserver.index.blocks.derived import Derived
 from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, Packed
+from seamark.metaserver.index.blocks.sketches import ROWS_MIN, WIDTH_MIN, sketch_of
 
 Flags = npt.NDArray[np.uint8]
 Objects = npt.NDArray[np.object_]
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}
-_LAYOUT = 13
-_FORM, _ROWS, _FIRST, _BASE = 0, 4, 5, 6
+_LAYOUT = 15
+_FORM, _WIDTH, _ROWS, _FIRST, _BASE, _SKETCH = 0, 1, 4, 5, 6, 13
 """Columns of a layout row."""
+_SKETCHED_ROWS = 100_000
+"""A side has sketches if one comparison may read at least this many rows."""
 ROW_BITS = 32
 ROW_MASK = (1 << ROW_BITS) - 1
 """The part of a row id that is the row in its manifest."""
 
 
 class Side:
-    """One side of a column in one form: `layout`, int64[blocks, 13], in the format of `_scan.pyx`; summaries `low`,
+    """One side of a column in one form: `layout`, int64[blocks, 15], in the format of `_scan.pyx`; summaries `low`,
     `high`.
     """
 
@@ -77,6 +80,15 @@ class Side:
             self.layout[places] = rows
             self.low[places] = np.array(low, dtype=self.low.dtype)
             self.high[places] = np.array(high, dtype=self.high.dtype)
+
+    def add_sketches(self, view: TableView) -> None:
+        """Of the blocks whose codes take longer to read."""
+        if self.form is not Form.INTEGERS:
+            return
+        layout = self.layout
+        wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= ROWS_MIN)
+        for number in np.flatnonzero(wide & (layout[:, _SKETCH] == 0)).tolist():
+            layout[number, _SKETCH : _SKETCH + 2] = sketch_of(view.blocks[number], self.packed[number])
 
     @property
     def size_bytes(self) -> int:
@@ -134,6 +146,9 @@ class ColumnStatistics:
         self.upper: tuple[Side, ...] = sides_of(view, self._bounds[1], None if known is None else known.upper)
         self.rows_read = max(sum(side.rows_read() for side in sides) for sides in (self.lower, self.upper))
         """The maximum for one comparison."""
+        for side in (*self.lower, *self.upper):
+            if side.rows_read() >= _SKETCHED_ROWS:
+                side.add_sketches(view)
 
     @property
     def size_bytes(self) -> int:
@@ -336,7 +351,7 @@ def _starts(blocks: Sequence[Block]) -> list[int]:
 
 
 def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
-    """A row of a layout, with 0 as first position."""
+    """A row of a layout, with 0 as first position and without a sketch."""
     address = block.address
 
     def at(offset: int) -> int:
@@ -356,6 +371,8 @@ def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
         at(packed.ends),
         at(packed.tails),
         packed.lengths_width,
+        0,
+        0,
     )
 
 

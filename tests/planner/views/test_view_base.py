@@ -34,27 +34,29 @@ PARTITIONS = [(1000, "long"), (1001, "string"), (1002, "decimal(30, 2)")]
 SNAPSHOTS = 12
 
 
-def value(kind: str, rng: random.Random) -> Any:
+def value(kind: str, rng: random.Random, spread: int = 1000) -> Any:
     if kind == "string":
         return "".join(rng.choice("ab") for _ in range(rng.randrange(12)))
     if kind in ("float", "double"):
         return rng.choice([0.0, -0.0, float(rng.randrange(-99, 99)), float("inf")])
-    return rng.randrange(-1000, 1000)
+    return rng.randrange(-spread, spread)
 
 
-def made_block(name: str, rng: random.Random) -> Block:
+def made_block(
+    name: str, rng: random.Random, *, rows: int | None = None, spread: int = 1000, absent: float = 0.2
+) -> Block:
     """Of a manifest whose schema has one type of each pair."""
     kinds = {number: rng.choice(pair) for number, pair in enumerate(KINDS, start=1)}
     spec_id = rng.randrange(len(SPECS))
     fields = SPECS[spec_id]
     nulls_share = rng.choice([0.0, 0.5, 1.0])
     entries = []
-    for row in range(rng.randrange(1, 6)):
+    for row in range(rows or rng.randrange(1, 6)):
         metrics = {}
         for column_id, kind in kinds.items():
-            if rng.random() < 0.2:
+            if rng.random() < absent:
                 continue
-            ends = [to_bytes(kind, value(kind, rng)) if rng.random() < 0.8 else None for _ in range(2)]
+            ends = [to_bytes(kind, value(kind, rng, spread)) if rng.random() >= absent else None for _ in range(2)]
             nulls = rng.choice([0, 0, 5, 10])
             metrics[column_id] = ColumnMetrics(10, nulls, 0 if kind in ("float", "double") else None, *ends)
         path = f"file:///t/{name}-{row}.parquet"
