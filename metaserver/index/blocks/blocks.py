@@ -140,7 +140,7 @@ class Blocks:
         return key, self._in_use(key, block)
 
     def _in_use(self, key: str, block: Block) -> Block:
-        """Counts the memory of a block that was opened. Returns the one that is in use already, if there is one."""
+        """Counts the memory of a block that was opened. Returns the block that is in use already, if there is any."""
         known = self._alive.get(key)
         if known is not None:
             return known
