@@ -13,9 +13,10 @@ reason a fetched value, whose bytes are private, is replaced by its mapped equiv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 from seamark.cache.claims import Claims
@@ -28,6 +29,8 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 CLAIM_POLL_S = 0.02
+_OPENED_TOGETHER = 64
+"""Files in a job that a thread does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,33 @@ class Stack(Generic[V]):
         if value is not None:
             return value
         return await self._flights.run(key, lambda: self._load(key, fetch, open))
+
+    async def stored(self, keys: Sequence[str], open: Callable[[memoryview], V]) -> list[V | None]:
+        """The values that memory or the disk has; None for the others, and nothing is fetched. One job of a thread
+        opens many files, while a `get` of each key has its own job.
+        """
+        found = [self._memory.get(key) for key in keys]
+        if self._disk is None or self._closed:
+            return found
+        absent = [number for number, value in enumerate(found) if value is None]
+        parts = [absent[at : at + _OPENED_TOGETHER] for at in range(0, len(absent), _OPENED_TOGETHER)]
+        opened = await asyncio.gather(
+            *(self._in_thread(self._read_many, [keys[number] for number in part], open) for part in parts)
+        )
+        for number, read in zip(absent, chain.from_iterable(opened), strict=True):
+            if read is not None:
+                value, weigh = read
+                self._memory.put(keys[number], value, weigh(value))
+                found[number] = value
+        return found
+
+    def _read_many(
+        self, keys: Sequence[str], open: Callable[[memoryview], V]
+    ) -> list[tuple[V, Callable[[V], int]] | None]:
+        """In a thread."""
+        disk = self._disk
+        assert disk is not None
+        return [self._read(key, open) if disk.may_have(key) else None for key in keys]
 
     def discard(self, key: str) -> None:
         """Removes the value from memory only; the disk and other processes may still have it."""

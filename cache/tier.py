@@ -49,6 +49,9 @@ class Tier(Protocol):
     def get(self, key: str) -> memoryview | None:
         """The payload: read-only, flat, of format "B". It stays valid while it or a view of it exists."""
 
+    def may_have(self, key: str) -> bool:
+        """False if `get` would find nothing: cheap, not counted as a use, and True is no proof of a value."""
+
     def is_mapped(self, payload: memoryview) -> bool:
         """Whether a payload from `get` is a mapped file: its pages belong to the kernel's page cache and do not count
         as memory of this process."""

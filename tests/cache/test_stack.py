@@ -146,6 +146,33 @@ async def test_a_value_in_parts_is_opened_as_one(stack: Stack[memoryview]) -> No
     assert await stack.get("k", fetch, bytes) == b"abc"
 
 
+async def test_of_many_keys_what_is_stored_is_read_and_nothing_is_fetched(tmp_path: Path) -> None:
+    source = Source()
+    stack = make(tmp_path)
+    names = [f"k{number}" for number in range(150)]
+    put = [name for number, name in enumerate(names) if number % 3]
+    for name in put:
+        await stack.get(name, source.of(name), same)
+        await settled(stack)
+    await stack.close()
+    damaged, other = path_of(tmp_path, put[0]), put[1:]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    stack = make(tmp_path)
+    in_memory = await stack.get(put[1], source.of(put[1]), same)
+    found = dict(zip(names, await stack.stored(names, same), strict=True))
+    assert {name for name, value in found.items() if value is not None} == set(other)
+    assert all(found[name] == payload_of(name, SIZE) for name in other)
+    assert found[put[1]] is in_memory
+    assert all(stack.cached(name) is found[name] for name in names)
+    assert source.fetched == put
+    assert not damaged.exists()
+    stats = stack.stats().disk
+    assert stats is not None
+    assert (stats.hits, stats.misses, stats.damaged) == (len(other), 1, 1)
+    await stack.close()
+    assert await stack.stored([put[1], "k0"], same) == [in_memory, None]
+
+
 async def test_a_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack[memoryview]) -> None:
     async def fail() -> bytes:
         raise LookupError("the store is away")

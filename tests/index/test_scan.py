@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from seamark.metaserver.iceberg.types.values import Value
 from seamark.metaserver.index.blocks.packing import NONE, Form, Packed, form_of, key_of
 from seamark.metaserver.index.kernels import _scan
 from tests.index.kinds.test_packing import VALUES, packed_bounds
+from tests.seeds import first_seed
 
 OPS = {0: lambda a, b: a <= b, 1: lambda a, b: a < b, 2: lambda a, b: a >= b, 3: lambda a, b: a > b}
 Blocks = list[list[Value | None]]
@@ -21,20 +23,23 @@ Blocks = list[list[Value | None]]
 class Sides:
     """Several blocks' columns laid out for the kernels, as a view does it."""
 
-    def __init__(self, kind: str, blocks: Blocks, *, absent_low: bool) -> None:
+    def __init__(self, kind: str, blocks: Blocks, *, absent_low: bool, sketched: bool = False) -> None:
         self.keep: list[object] = []
         rows, low, high, first = [], [], [], 0
         for values in blocks:
             column, packed = packed_bounds(kind, values, absent_low=absent_low)
             if column is None or packed is None:
-                rows.append((-1,) + (0,) * 12)
+                rows.append((-1,) + (0,) * 14)
                 low.append(0)
                 high.append(0)
             else:
                 memory = column._memory
                 self.keep.append(memory)
                 address = int(memory.__array_interface__["data"][0]) if len(memory) else 0
-                rows.append(_row(packed, address, len(values), first))
+                row = _row(packed, address, len(values), first)
+                if sketched and packed.form == Form.INTEGERS and packed.width >= 4:
+                    row = (*row[:13], *self._sketch(memory[packed.codes :], packed.width, len(values)))
+                rows.append(row)
                 low.append(packed.low)
                 high.append(packed.high)
             first += len(values)
@@ -42,8 +47,16 @@ class Sides:
         assert form is not None
         dtype = (np.int64, np.float64, np.uint64)[form]
         self.form, self.rows = form, first
-        self.layout = np.array(rows, dtype=np.int64).reshape(len(blocks), 13)
+        self.layout = np.array(rows, dtype=np.int64).reshape(len(blocks), 15)
         self.low, self.high = np.array(low, dtype=dtype), np.array(high, dtype=dtype)
+
+    def _sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
+        """Also where the kernel makes none, because too many rows have the same byte."""
+        codes = memory[: width * rows].view(f"<u{width}")
+        shift = max(0, int(codes.max(initial=0)).bit_length() - 8)
+        sketch = (codes >> np.uint64(shift)).astype(np.uint8)
+        self.keep.append(sketch)
+        return int(sketch.__array_interface__["data"][0]), shift
 
     def run(self, op: int, key: int | float | bytes, state: np.ndarray, mask: np.ndarray, *, uuid: bool) -> None:
         if self.form is Form.STRINGS:
@@ -74,6 +87,8 @@ def _row(packed: Packed, address: int, rows: int, first: int) -> tuple[int, ...]
         at(packed.ends),
         at(packed.tails),
         packed.lengths_width,
+        0,
+        0,
     )
 
 
@@ -115,7 +130,7 @@ def test_a_comparison_keeps_what_passes_and_what_is_absent(kind: str, data: st.D
     op = data.draw(st.sampled_from(sorted(OPS)))
     flat = [value for values in blocks for value in values if value is not None]
     literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat)] if flat else [])))
-    sides = Sides(kind, blocks, absent_low=op < 2)
+    sides = Sides(kind, blocks, absent_low=op < 2, sketched=data.draw(st.booleans()))
     key = key_of(sides.form, kind, literal)
     assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # nothing is beyond those, so nothing has to be kept
     rows = sum(map(len, blocks))
@@ -137,6 +152,46 @@ def test_a_comparison_keeps_what_passes_and_what_is_absent(kind: str, data: st.D
             first = sum(map(len, blocks[:number]))
             assert kept[first : first + len(values)] == were[first : first + len(values)]
     assert kept == expected
+
+
+@pytest.mark.parametrize("turn", range(40))
+def test_a_comparison_by_a_sketch_keeps_what_passes(turn: int) -> None:
+    rng = np.random.default_rng(first_seed() * 1000 + turn)
+    dtype = (np.uint32, np.uint64)[turn % 2]
+    rows = int(rng.choice([30, 700, 3000]))
+    # From no two codes with the same byte to one byte for all, but for the greatest.
+    span = 2 ** int(rng.integers(1, 8 * np.dtype(dtype).itemsize))
+    greatest = min(np.iinfo(dtype).max, 2**63 - 1)
+    codes = rng.integers(0, span, rows, dtype=dtype)
+    if rng.random() < 0.5:
+        codes[rng.integers(0, rows)] = greatest
+    if rng.random() < 0.3:
+        codes = np.sort(codes)
+    made = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
+    shift = max(0, int(codes.max()).bit_length() - 8)
+    most = max(Counter(int(code) >> shift for code in codes.tolist()).values())
+    assert (made is None) == (64 * most > rows)
+    sketch = (codes >> dtype(shift)).astype(np.uint8)
+    if made is not None:
+        sketch, shift = made
+    assert sketch.tolist() == [int(code) >> shift for code in codes.tolist()]
+    assert int(codes.max()) >> shift < 256
+    addresses = [int(array.__array_interface__["data"][0]) for array in (codes, sketch)]
+    layout = np.zeros((1, 15), dtype=np.int64)
+    layout[0, [0, 1, 2, 4, 13, 14]] = 0, codes.itemsize, addresses[0], rows, addresses[1], shift
+    summary = codes.min(keepdims=True).astype(np.int64), codes.max(keepdims=True).astype(np.int64)
+    literals = [*rng.choice(codes, 4).tolist(), *rng.integers(0, 2**40, 3).tolist(), span - 1, span]
+    for literal in {min(int(one), 2**63 - 1) for one in literals}:
+        for op, passes in OPS.items():
+            before = rng.integers(0, 2, rows, dtype=np.uint8)
+            for state_before in (1, 2):
+                state, mask = np.array([state_before], dtype=np.uint8), before.copy()
+                _scan.narrow_longs(layout, *summary, state, mask, op, literal)
+                expected = [
+                    passes(code, literal) and (state_before == 1 or was == 1)
+                    for code, was in zip(codes.tolist(), before.tolist(), strict=True)
+                ]
+                assert selected(state, mask, [expected]) == expected, (literal, op, state_before)
 
 
 @settings(max_examples=100)
@@ -201,7 +256,7 @@ ROWS = st.builds(list.__mul__, st.lists(st.booleans(), min_size=1, max_size=30),
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), ROWS), max_size=6))
 def test_collected_rows_are_those_selected(blocks: list[tuple[int, list[bool]]]) -> None:
-    extents = np.zeros((len(blocks), 13), dtype=np.int64)
+    extents = np.zeros((len(blocks), 15), dtype=np.int64)
     first = 0
     for number, (_, rows) in enumerate(blocks):
         extents[number, 4:7] = len(rows), first, first

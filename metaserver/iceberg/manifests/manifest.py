@@ -243,37 +243,112 @@ def decode_manifest(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DecodedList:
+    """A manifest list, with what the list of a neighbouring snapshot is compared with."""
+
+    manifests: tuple[ManifestFile, ...]
+    """In the order of the file."""
+    schema: str
+    heap: bytes
+    paths: Spans
+    """The manifests' paths, spans of the heap."""
+
+
 def decode_manifest_list(
     data: bytes | memoryview, location: str, *, inflated_limit_bytes: int = INFLATED_LIMIT_BYTES
 ) -> tuple[ManifestFile, ...]:
     """The manifests of a snapshot, in the order of the file. Corrupt with `location`."""
+    return decode_list(data, location, None, inflated_limit_bytes=inflated_limit_bytes).manifests
+
+
+def decode_list(
+    data: bytes | memoryview,
+    location: str,
+    known: DecodedList | None,
+    *,
+    inflated_limit_bytes: int = INFLATED_LIMIT_BYTES,
+) -> DecodedList:
+    """Decodes a manifest list. `known`: the list of a neighbouring snapshot; manifests that both describe by the same
+    bytes at the begin or the end of the file are taken from it. Corrupt with `location`.
+    """
     rows = _decode(data, location, _LIST, inflated_limit_bytes)
-    paths = rows.strings("manifest_path")
-    longs = {name: rows.numbers(name) for name in _LIST_LONGS.values()}
-    if None in paths or None in longs["manifest_length"] or None in longs["partition_spec_id"]:
+    paths = rows.text("manifest_path")
+    absent = (rows.long(name) == MISSING for name in ("manifest_length", "partition_spec_id"))
+    if (paths.lengths < 0).any() or any(missing.any() for missing in absent):
         raise Corrupt(f"{location}: an entry lacks manifest_path, manifest_length or partition_spec_id")
+    # Copies, because the columns are parts of larger memory.
+    paths = Spans(paths.starts.copy(), paths.lengths.copy())
+    found = DecodedList((), rows.container.metadata["avro.schema"], rows.container.heap.tobytes(), paths)
+    first, last = (0, 0) if known is None else _common_rows(found, known)
+    manifests = tuple(_manifests(rows, first, rows.count - last))
+    if known is not None:
+        manifests = (*known.manifests[:first], *manifests, *known.manifests[len(known.manifests) - last :])
+    return DecodedList(manifests, found.schema, found.heap, paths)
+
+
+def _common_rows(new: DecodedList, known: DecodedList) -> tuple[int, int]:
+    """How many rows at the begin, and of the others at the end, have the same bytes in both.
+
+    Rows follow each other without a gap. So where the bytes from the path of a row on are the same up to the end of the
+    file, all later rows are the same; the row itself may begin before its path. At the begin, a row is the same if the
+    bytes up to the path of the next row are.
+    """
+    if new.schema != known.schema:
+        return 0, 0
+    rows = min(len(new.paths.starts), len(known.paths.starts))
+    size = min(len(new.heap), len(known.heap))
+    if not rows:
+        return 0, 0
+    heap, heap_of_known = (np.frombuffer(of.heap, dtype=np.uint8) for of in (new, known))
+    same = _leading(heap[:size] == heap_of_known[:size])
+    starts = new.paths.starts[:rows]
+    first = max(0, _leading((starts <= same) & (starts == known.paths.starts[:rows])) - 1)
+    same = _leading(heap[len(heap) - size :][::-1] == heap_of_known[len(heap_of_known) - size :][::-1])
+    ends = len(new.heap) - new.paths.starts[len(new.paths.starts) - rows :][::-1]
+    of_known = len(known.heap) - known.paths.starts[len(known.paths.starts) - rows :][::-1]
+    lengths = new.paths.lengths[len(new.paths.lengths) - rows :][::-1]
+    lengths_of_known = known.paths.lengths[len(known.paths.lengths) - rows :][::-1]
+    last = max(0, _leading((ends <= same) & (ends == of_known) & (lengths == lengths_of_known)) - 1)
+    return first, min(last, rows - first)
+
+
+def _leading(truths: NDArray[np.bool_]) -> int:
+    """How many are true before the first that is not."""
+    return len(truths) if truths.all() else int(np.argmin(truths))
+
+
+def _manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[ManifestFile]:
+    """The manifests of some rows of a list."""
+    longs = {name: rows.numbers(name, first, end) for name in _LIST_LONGS.values()}
     for name in ("content", "sequence_number", "min_sequence_number"):
         longs[name] = [value or 0 for value in longs[name]]
-    key_metadata = rows.raw(rows.text("key_metadata"))
     columns = [longs[name] for name in _LIST_LONGS.values() if name != "first_row_id"]
-    return tuple(
-        ManifestFile(*each)
-        for each in zip(paths, *columns, _summaries(rows), key_metadata, longs["first_row_id"], strict=True)
-    )
+    paths = [value.decode() for value in rows.raw(rows.text("manifest_path"), first, end) if value is not None]
+    key_metadata = rows.raw(rows.text("key_metadata"), first, end)
+    for each in zip(paths, *columns, _summaries(rows, first, end), key_metadata, longs["first_row_id"], strict=True):
+        yield ManifestFile(*each)
 
 
-def _summaries(rows: _DecodedRows) -> Iterator[tuple[FieldSummary, ...] | None]:
-    """The partition summaries of each manifest of a list."""
+def _summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tuple[FieldSummary, ...] | None]:
+    """The partition summaries of some manifests of a list."""
     nulls, nans, lowers, uppers = rows.elements("partitions", 4)
     flags = {0: False, 1: True}
+    counts = rows.element_counts("partitions")
+    begin = int(np.maximum(counts[:first], 0).sum())
+    stop = begin + int(np.maximum(counts[first:end], 0).sum())
     summaries = [
         FieldSummary(flags.get(null), flags.get(nan), lower, upper)
         for null, nan, lower, upper in zip(
-            nulls[0].tolist(), nans[0].tolist(), rows.raw(Spans(*lowers)), rows.raw(Spans(*uppers)), strict=True
+            nulls[0][begin:stop].tolist(),
+            nans[0][begin:stop].tolist(),
+            rows.raw(Spans(*lowers), begin, stop),
+            rows.raw(Spans(*uppers), begin, stop),
+            strict=True,
         )
     ]
     at = 0
-    for count in rows.element_counts("partitions").tolist():
+    for count in counts[first:end].tolist():
         yield None if count < 0 else tuple(summaries[at : at + count])
         at += max(count, 0)
 
@@ -368,17 +443,14 @@ class _DecodedRows:
             _FIRST_PARTITION_FIELD_ID + i if each.field_id is None else each.field_id for i, each in enumerate(declared)
         ]
 
-    def numbers(self, name: str) -> list[int | None]:
-        return [None if value == MISSING else value for value in self.long(name).tolist()]
+    def numbers(self, name: str, first: int, end: int) -> list[int | None]:
+        return [None if value == MISSING else value for value in self.long(name)[first:end].tolist()]
 
-    def strings(self, name: str) -> list[str | None]:
-        return [None if value is None else value.decode() for value in self.raw(self.text(name))]
-
-    def raw(self, spans: Spans) -> list[bytes | None]:
+    def raw(self, spans: Spans, first: int, end: int) -> list[bytes | None]:
         heap = self.container.heap.data
         return [
             None if length < 0 else bytes(heap[start : start + length])
-            for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
+            for start, length in zip(spans.starts[first:end].tolist(), spans.lengths[first:end].tolist(), strict=True)
         ]
 
 

@@ -10,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
 from seamark.cache.stack import Stack
 from seamark.metaserver.errors import Corrupt, ObjectMissing
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
+from seamark.metaserver.iceberg.manifests.manifest import DecodedList, ManifestFile, decode_list
 from seamark.metaserver.index.blocks.block import VERSION, Block
 from seamark.metaserver.index.blocks.decoding import Decoders
 from seamark.metaserver.index.blocks.derived import BlockMemory
 from seamark.metaserver.objects.port import ObjectStore
 
 T = TypeVar("T")
+
+_MANY = 8
+"""From this number on, blocks that the disk has are opened together."""
 
 
 class Blocks:
@@ -85,13 +88,13 @@ class Blocks:
             self._alive.pop(key, None)
             await self._stack.remove(key)
 
-    async def manifest_list(self, location: str) -> tuple[ManifestFile, ...]:
-        """The entries of a manifest list. Corrupt if the file is missing or invalid."""
+    async def manifest_list(self, location: str, known: DecodedList | None = None) -> DecodedList:
+        """A manifest list. `known`: that of a neighbouring snapshot. Corrupt if the file is missing or invalid."""
 
-        async def decode(objects: ObjectStore) -> tuple[ManifestFile, ...]:
+        async def decode(objects: ObjectStore) -> DecodedList:
             data = await self._read(location, "manifest list", objects)
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, decode_manifest_list, data, location)
+            return await loop.run_in_executor(self._executor, decode_list, data, location, known)
 
         return await self._decoded(decode)
 
@@ -103,43 +106,51 @@ class Blocks:
         """The blocks in the order of the manifests. Corrupt, with its path, if a manifest is missing, damaged, or
         contradicts the manifest list.
         """
-        cached = [self._alive.get(_key(manifest)) for manifest in manifests]
-        absent = [manifest for manifest, block in zip(manifests, cached, strict=True) if block is None]
-        if not absent:
-            return _agreeing(manifests, [block for block in cached if block is not None])
+        keys = [_key(manifest) for manifest in manifests]
+        known = {key: block for key in keys if (block := self._alive.get(key)) is not None}
+        absent = {key: manifest for key, manifest in zip(keys, manifests, strict=True) if key not in known}
+        if len(absent) >= _MANY:
+            for key, block in zip(absent, await self._stack.stored(list(absent), Block), strict=True):
+                if block is not None:
+                    known[key] = self._in_use(key, block)
+            absent = {key: manifest for key, manifest in absent.items() if key not in known}
+        if absent:
+            known.update(await self._load_absent(absent))
+        return _agreeing(manifests, [known[key] for key in keys])
+
+    async def _load_absent(self, absent: Mapping[str, ManifestFile]) -> dict[str, Block]:
+        """Blocks of manifests, by key, from the disk or from the storage."""
         tasks: list[asyncio.Task[tuple[str, Block]]] = []
         try:
-            size_bytes = sum(manifest.manifest_length for manifest in absent)
+            size_bytes = sum(manifest.manifest_length for manifest in absent.values())
             with self._decoders.many(size_bytes):
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._load_block(manifest)) for manifest in absent]
-            loaded = dict(task.result() for task in tasks)
+                    tasks = [group.create_task(self._load_block(*one)) for one in absent.items()]
+            return dict(task.result() for task in tasks)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None  # reports the first of several damaged files
         finally:
             # The error's traceback references this frame, and a task the error: a cycle that would keep other blocks
             # alive.
             tasks.clear()
-        blocks = [
-            block if block is not None else loaded[_key(manifest)]
-            for manifest, block in zip(manifests, cached, strict=True)
-        ]
-        return _agreeing(manifests, blocks)
 
-    async def _load_block(self, manifest: ManifestFile) -> tuple[str, Block]:
-        key = _key(manifest)
+    async def _load_block(self, key: str, manifest: ManifestFile) -> tuple[str, Block]:
         async with self._slots:
             block = await self._stack.get(key, lambda: self._fetch(manifest), Block)
+        return key, self._in_use(key, block)
+
+    def _in_use(self, key: str, block: Block) -> Block:
+        """Counts the memory of a block that was opened. Returns the block that is in use already, if there is any."""
         known = self._alive.get(key)
         if known is not None:
-            return key, known
+            return known
         self._alive[key] = block
         block.on_damage = partial(self._damaged.append, key)
         memory = block.memory
         memory.on_growth = self._changes.append
         self._live_bytes += memory.size_bytes
         weakref.finalize(block, _release, self._changes, memory)
-        return key, block
+        return block
 
     async def _fetch(self, manifest: ManifestFile) -> bytes | memoryview:
         return await self._decoded(partial(self._decode, manifest))

@@ -4,6 +4,7 @@ import numpy.typing as npt
 Layout = npt.NDArray[np.int64]
 State = npt.NDArray[np.uint8]
 
+def sketch(codes: int, width: int, rows: int) -> tuple[npt.NDArray[np.uint8], int] | None: ...
 def narrow_longs(
     layout: Layout, low: Layout, high: Layout, state: State, mask: State, op: int, literal: int
 ) -> None: ...

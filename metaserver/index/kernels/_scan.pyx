@@ -4,13 +4,16 @@ A selection is a state per block (0 no row, 1 every row, 2 the rows whose byte i
 rows of the view. Each kernel narrows a selection by one test of one side of a column; blocks whose summary decides the
 test are not read. A block without the column, and a row without the value, are kept.
 
-`layout` is int64[blocks, 13], addresses absolute:
+`layout` is int64[blocks, 15], addresses absolute:
     form (-1: nothing known), width, codes, presence (0: all there), rows, first row in the mask, base,
-    common, length of common, lengths, ends (0: no tails), tails, bytes a length
+    common, length of common, lengths, ends (0: no tails), tails, bytes a length, sketch (0: none), shift
+
+A sketch of integers has one byte for each code, `code >> shift`: it decides most rows, and of the codes only those are
+read whose byte is that of the literal.
 """
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 import numpy as np
 
@@ -84,6 +87,46 @@ cdef extern from *:
         if (width == 4) { SEAMARK_CASE(f32, float, double) }
         SEAMARK_CASE(f64, double, double)
     }
+    static inline uint64_t seamark_code(int width, const void *codes, int64_t i) {
+        return width == 4 ? ((const uint32_t *)codes)[i] : ((const uint64_t *)codes)[i];
+    }
+    /* `seamark_codes`, by the sketch if there is one: it decides all rows but those with the literal's byte. */
+    static int64_t seamark_coded(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh,
+                                 const uint8_t *sketch, int shift) {
+        if (sketch == NULL || v >> shift > 0xFF) return seamark_codes(width, op, codes, mask, n, v, fresh);
+        uint8_t t = (uint8_t)(v >> shift);
+        int64_t kept = op < 2 ? seamark_le_u8(sketch, mask, n, t, fresh) : seamark_ge_u8(sketch, mask, n, t, fresh);
+        int64_t ties[SEAMARK_ROWS];
+        const uint8_t *end = sketch + n, *at = sketch;
+        while (kept && at != NULL && at < end) {
+            /* The codes of several ties are read at once: each is elsewhere in memory. */
+            int found = 0;
+            while (found < SEAMARK_ROWS && at < end && (at = (const uint8_t *)memchr(at, t, end - at)) != NULL) {
+                int64_t i = at++ - sketch;
+                if (!mask[i]) continue;
+                __builtin_prefetch((const char *)codes + i * width);
+                ties[found++] = i;
+            }
+            for (int k = 0; k < found; k++) {
+                uint64_t code = seamark_code(width, codes, ties[k]);
+                uint8_t keep = op == 0 ? code <= v : op == 1 ? code < v : op == 2 ? code >= v : code > v;
+                mask[ties[k]] = keep;
+                kept -= !keep;
+            }
+        }
+        return kept;
+    }
+    #define SEAMARK_MAKE_SKETCH(NAME, T)                                                                 \\
+        SEAMARK_CLONES static int NAME(const T *codes, int64_t n, uint8_t *sketch) {                     \\
+            T all = 0;                                                                                   \\
+            int shift = 0;                                                                               \\
+            for (int64_t i = 0; i < n; i++) all |= codes[i];                                             \\
+            while (all >> shift > 0xFF) shift++;                                                         \\
+            for (int64_t i = 0; i < n; i++) sketch[i] = (uint8_t)(codes[i] >> shift);                    \\
+            return shift;                                                                                \\
+        }
+    SEAMARK_MAKE_SKETCH(seamark_make_sketch_u32, uint32_t)
+    SEAMARK_MAKE_SKETCH(seamark_make_sketch_u64, uint64_t)
     SEAMARK_CLONES static int64_t seamark_sum(const uint8_t *mask, int64_t n) {
         int64_t total = 0;
         for (; n >= SEAMARK_ROWS; n -= SEAMARK_ROWS, mask += SEAMARK_ROWS) total += seamark_ones(mask);
@@ -123,6 +166,10 @@ cdef extern from *:
     }
     """
     int64_t seamark_codes(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh) nogil
+    int64_t seamark_coded(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh,
+                          const uint8_t *sketch, int shift) nogil
+    int seamark_make_sketch_u32(const uint32_t *codes, int64_t n, uint8_t *sketch) nogil
+    int seamark_make_sketch_u64(const uint64_t *codes, int64_t n, uint8_t *sketch) nogil
     int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) nogil
     int seamark_ties(int width, const void *codes, int64_t n, uint64_t v) nogil
     int64_t seamark_sum(const uint8_t *mask, int64_t n) nogil
@@ -148,6 +195,8 @@ cdef enum:
     ENDS = 10
     TAILS = 11
     LENGTHS_WIDTH = 12
+    SKETCH = 13
+    SHIFT = 14
 
 
 cdef inline void settle(uint8_t *state, int64_t kept, int64_t rows) noexcept nogil:
@@ -167,6 +216,28 @@ cdef inline int decide(int op, bint low_above, bint high_below, bint low_equal, 
     if op == GE:
         return 0 if high_below else 1 if (low_above or low_equal) else 2
     return 0 if (high_below or high_equal) else 1 if low_above else 2
+
+
+def sketch(int64_t codes, int width, int64_t rows):
+    """(bytes[rows], shift) of `rows` codes of 4 or 8 bytes at an address. None if one byte is that of more than a
+    64th of the rows, as when one code is much greater than all others: then the codes are read faster."""
+    made = np.empty(rows, dtype=np.uint8)
+    cdef uint8_t[::1] out = made
+    cdef int shift = 0
+    cdef int64_t[256] times
+    cdef int64_t i, most = 0
+    with nogil:
+        if rows:
+            if width == 4:
+                shift = seamark_make_sketch_u32(<const uint32_t *>codes, rows, &out[0])
+            else:
+                shift = seamark_make_sketch_u64(<const uint64_t *>codes, rows, &out[0])
+        memset(times, 0, sizeof(times))
+        for i in range(rows):
+            times[out[i]] += 1
+        for i in range(256):
+            most = max(most, times[i])
+    return None if 64 * most > rows else (made, shift)
 
 
 def narrow_longs(const int64_t[:, ::1] layout, const int64_t[::1] low, const int64_t[::1] high,
@@ -202,8 +273,9 @@ def narrow_longs(const int64_t[:, ::1] layout, const int64_t[::1] low, const int
                 code = 1
             if op == GT and layout[b, PRESENCE] != 0 and code == most:
                 code = most - 1
-            settle(&state[b], seamark_codes(layout[b, WIDTH], op, <const void *>layout[b, CODES],
-                                            &mask[layout[b, FIRST]], rows, code, state[b] == 1), rows)
+            settle(&state[b], seamark_coded(layout[b, WIDTH], op, <const void *>layout[b, CODES],
+                                            &mask[layout[b, FIRST]], rows, code, state[b] == 1,
+                                            <const uint8_t *>layout[b, SKETCH], layout[b, SHIFT]), rows)
 
 
 def narrow_doubles(const int64_t[:, ::1] layout, const double[::1] low, const double[::1] high,

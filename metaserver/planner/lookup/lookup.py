@@ -24,7 +24,7 @@ from seamark.metaserver.index.blocks.block import COUNTS, Block
 from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, Packed, PackedColumn, form_of
 from seamark.metaserver.planner.lookup import _lookup
 from seamark.metaserver.planner.lookup.prefix import EVERYTHING, Prefix
-from seamark.metaserver.planner.view.view import ROW_BITS, ROW_MASK, Side, TableView
+from seamark.metaserver.planner.view.view import ROW_BITS, ROW_MASK, Side, TableView, objects, sides_of
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256
@@ -360,14 +360,7 @@ class _Layouts:
     def _read(
         self, view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]
     ) -> tuple[Side, ...]:
-        packed = [packed_of(block) for block in view.blocks]
-        forms = sorted({column.form for column in packed if column is not None})
-        sides = tuple(
-            Side(
-                Form(form), [column if column is not None and column.form == form else None for column in packed], view
-            )
-            for form in forms
-        )
+        sides = sides_of(view, objects([packed_of(block) for block in view.blocks]), None)
         if len(self._sides) >= _SIDES_MAX:
             self._sides.clear()
         self._sides[key] = sides

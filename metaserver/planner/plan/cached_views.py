@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
@@ -104,8 +105,18 @@ class CachedViews:
     def sharing(self, blocks: Sequence[Block]) -> TableView | None:
         """A recently used view with the first or the last of these blocks: that of a snapshot nearby."""
         edges = {*blocks[:1], *blocks[-1:]}
-        recent = islice(reversed(self._views.values()), _RECENT)
-        return next((cached.view for cached in recent if not edges.isdisjoint(cached.view.edges)), None)
+        return next((view for view in self._recent() if not edges.isdisjoint(view.edges)), None)
+
+    def known_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
+        """The blocks that the view of a snapshot nearby has of these manifests; None for the others."""
+        edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
+        for view in self._recent():
+            if not edges.isdisjoint(map(id, (*view.manifests[:1], *view.manifests[-1:]))):
+                return view.blocks_of(manifests)
+        return [None] * len(manifests)
+
+    def _recent(self) -> Iterator[TableView]:
+        return (cached.view for cached in islice(reversed(self._views.values()), _RECENT))
 
     def evict(self, key: ViewKey) -> None:
         if key in self._views:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
 from seamark.metaserver.errors import NotFound
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.manifest import DecodedList, ManifestFile
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.scan.request import BoundScan, appended
+
+_TABLES_MAX = 1024
+"""Tables whose latest list is remembered."""
 
 
 class ManifestLists:
@@ -20,8 +24,11 @@ class ManifestLists:
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
         """`budget_bytes`: for cached lists, which plans use that need only some of their manifests."""
         self._blocks = blocks
-        self._cache: MemoryCache[str, tuple[ManifestFile, ...]] = MemoryCache(budget_bytes, "manifest-lists")
-        self._reading: SingleFlight[str, tuple[ManifestFile, ...]] = SingleFlight()
+        self._cache: MemoryCache[str, DecodedList] = MemoryCache(budget_bytes, "manifest-lists")
+        self._reading: SingleFlight[str, DecodedList] = SingleFlight()
+        self._latest: OrderedDict[str, str] = OrderedDict()
+        """The list that was read last, by the location of the table: the list of the next snapshot has most of its
+        manifests. What they share counts for both, because either may be evicted first."""
 
     @property
     def used_bytes(self) -> int:
@@ -30,29 +37,41 @@ class ManifestLists:
     async def manifests(self, bound_scan: BoundScan) -> Sequence[ManifestFile]:
         """The manifests of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
         if not bound_scan.request.incremental:
-            return () if bound_scan.snapshot is None else await self._of(bound_scan.snapshot)
+            return (
+                () if bound_scan.snapshot is None else await self._of(bound_scan.snapshot, bound_scan.metadata.location)
+            )
         snapshots = appended(bound_scan.metadata, bound_scan.request)
         ids = {snapshot.snapshot_id for snapshot in snapshots}
         manifests: dict[str, ManifestFile] = {}
         for snapshot in snapshots:
-            for manifest in await self._of(snapshot):
+            for manifest in await self._of(snapshot, bound_scan.metadata.location):
                 if manifest.content == 0 and manifest.added_snapshot_id in ids:
                     manifests[manifest.manifest_path] = manifest
         return tuple(manifests.values())
 
-    async def _of(self, snapshot: Snapshot) -> Sequence[ManifestFile]:
+    async def _of(self, snapshot: Snapshot, table: str) -> Sequence[ManifestFile]:
         if snapshot.manifest_list is not None:
             location = snapshot.manifest_list
             kept = self._cache.get(location)
             if kept is None:
-                kept = await self._reading.run(location, lambda: self._blocks.manifest_list(location))
-                self._cache.put(location, kept, object_bytes(kept))
-            return kept
+                kept = await self._reading.run(location, lambda: self._read(location, table))
+            return kept.manifests
         if snapshot.manifests is None:
             raise NotFound(
                 f"Snapshot {snapshot.snapshot_id} has neither manifest-list nor manifests; its metadata is invalid"
             )
         return [_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests]
+
+    async def _read(self, location: str, table: str) -> DecodedList:
+        latest = self._latest.get(table)
+        known = None if latest is None else self._cache.get(latest)
+        kept = await self._blocks.manifest_list(location, known)
+        self._cache.put(location, kept, object_bytes(kept))
+        self._latest[table] = location
+        self._latest.move_to_end(table)
+        if len(self._latest) > _TABLES_MAX:
+            self._latest.popitem(last=False)
+        return kept
 
 
 def view_key(bound_scan: BoundScan) -> tuple[str, ...]:

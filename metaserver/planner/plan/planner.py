@@ -331,25 +331,26 @@ class Planner:
             return cached
 
         async def load() -> CachedView:
-            chosen = {ordinal: data[ordinal] for ordinal in ordinals}
+            chosen = [data[ordinal] for ordinal in ordinals]
             deletes = [manifest for manifest in manifests if manifest.content != 0]
-            blocks = await self._blocks.load([*chosen.values(), *deletes])
+            known = self._views.known_blocks(chosen)
+            unknown = [manifest for manifest, block in zip(chosen, known, strict=True) if block is None]
+            loaded = await self._blocks.load([*unknown, *deletes])
             count = len(chosen)
+            rest = iter(loaded)
+            blocks = [next(rest) if block is None else block for block in known] + loaded[len(unknown) :]
             if deletes and not await asyncio.to_thread(
                 _all_valid, blocks[count:]
             ):  # the index of deletes reads all of them
                 raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
             base = self._views.sharing(blocks[:count])
-            view = TableView(
-                tuple(chosen.values()), blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base
-            )
+            view = TableView(chosen, blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
-            files = view.rows + sum(
-                live_entries(manifest) for number, manifest in enumerate(data) if number not in chosen
-            )
-            loaded = CachedView(view, index, files, self._views.plans_bytes)
-            self._views.put(key, loaded)
-            return loaded
+            left_out = set(range(len(data))).difference(ordinals)
+            files = view.rows + sum(live_entries(data[number]) for number in left_out)
+            made = CachedView(view, index, files, self._views.plans_bytes)
+            self._views.put(key, made)
+            return made
 
         return await self._loading.run(key, load)
 
@@ -384,7 +385,7 @@ def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
         return False
     comparisons = 0
     for predicate in bound_scan.predicates:
-        column = view.known_stats(predicate.column_id, predicate.kind)
+        column = view.cheap_stats(predicate.column_id, predicate.kind)
         if column is None and not _is_small(view):
             return False  # its statistics are assembled first
         comparisons += (view.rows if column is None else column.rows_read) * max(1, len(predicate.values))

@@ -23,6 +23,8 @@ def needed_manifests(
     manifests: Sequence[ManifestFile], by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]
 ) -> list[int]:
     """Indexes of the manifests that may list a file whose partition satisfies the expression of its spec."""
+    if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
+        return list(range(len(manifests)))
     fields = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
     keys = _Keys()
     return [

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,26 +23,31 @@ from seamark.metaserver.iceberg.types.values import decimal_scale
 from seamark.metaserver.index.blocks.block import Block, ColumnEntry
 from seamark.metaserver.index.blocks.derived import Derived
 from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, Packed
+from seamark.metaserver.index.blocks.sketches import ROWS_MIN, WIDTH_MIN, sketch_of
 
 Flags = npt.NDArray[np.uint8]
+Objects = npt.NDArray[np.object_]
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}
-_LAYOUT = 13
-_FORM, _ROWS, _FIRST, _BASE = 0, 4, 5, 6
+_LAYOUT = 15
+_FORM, _WIDTH, _ROWS, _FIRST, _BASE, _SKETCH = 0, 1, 4, 5, 6, 13
 """Columns of a layout row."""
+_SKETCHED_ROWS = 100_000
+"""A side has sketches if one comparison may read at least this many rows."""
 ROW_BITS = 32
 ROW_MASK = (1 << ROW_BITS) - 1
 """The part of a row id that is the row in its manifest."""
 
 
 class Side:
-    """One side of a column in one form: `layout`, int64[blocks, 13], in the format of `_scan.pyx`; summaries `low`,
+    """One side of a column in one form: `layout`, int64[blocks, 15], in the format of `_scan.pyx`; summaries `low`,
     `high`.
     """
 
     __slots__ = ("form", "high", "layout", "low", "packed")
 
-    def __init__(self, form: Form, packed: Sequence[Packed | None], view: TableView, known: Side | None = None) -> None:
-        """`known`: the same side of the view's base."""
+    def __init__(self, form: Form, packed: Objects, view: TableView, known: Sequence[Side] | None) -> None:
+        """`packed`: object[blocks]. `known`: the sides of the same column of the view's base, if it has the column."""
         dtype = (np.int64, np.float64, np.uint64)[form]
         self.form = form
         self.layout: Longs = np.zeros((len(packed), _LAYOUT), dtype=np.int64)
@@ -51,15 +56,14 @@ class Side:
         self.high: npt.NDArray[Any] = np.zeros(len(packed), dtype=dtype)
         self.packed = packed
         """None for a block without values of this side in this form."""
-        numbers: Sequence[int] = range(len(packed))
-        if known is not None:
-            numbers = view.new_blocks
-            shared, of_base = view.shared_blocks
-            self.layout[shared] = known.layout[of_base]
-            self.low[shared], self.high[shared] = known.low[of_base], known.high[of_base]
-        self._add(numbers, view)
+        self._add(range(len(packed)) if known is None else view.new_blocks, view)
+        shared, of_base = view.shared_blocks
+        for side in known or ():
+            if side.form == form:
+                self.layout[shared] = side.layout[of_base]
+                self.low[shared], self.high[shared] = side.low[of_base], side.high[of_base]
         placed = self.layout[:, _FORM] >= 0
-        self.layout[placed, _FIRST] = np.asarray(view.starts[:-1], dtype=np.int64)[placed]
+        self.layout[placed, _FIRST] = view.extents[placed, _FIRST]
 
     def _add(self, numbers: Sequence[int], view: TableView) -> None:
         """Reads the columns of some blocks."""
@@ -76,6 +80,15 @@ class Side:
             self.layout[places] = rows
             self.low[places] = np.array(low, dtype=self.low.dtype)
             self.high[places] = np.array(high, dtype=self.high.dtype)
+
+    def add_sketches(self, view: TableView) -> None:
+        """Of the blocks whose codes take longer to read."""
+        if self.form is not Form.INTEGERS:
+            return
+        layout = self.layout
+        wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= ROWS_MIN)
+        for number in np.flatnonzero(wide & (layout[:, _SKETCH] == 0)).tolist():
+            layout[number, _SKETCH : _SKETCH + 2] = sketch_of(view.blocks[number], self.packed[number])
 
     @property
     def size_bytes(self) -> int:
@@ -97,29 +110,49 @@ class Side:
 class ColumnStatistics:
     """The statistics of one column, compared as one type. Flags are as in `ColumnEntry`; None if all are 0."""
 
-    __slots__ = ("entries", "lower", "nans_only", "no_nans", "no_nulls", "nulls_only", "rows_read", "upper")
+    __slots__ = (
+        "_bounds",
+        "_flags",
+        "entries",
+        "lower",
+        "nans_only",
+        "no_nans",
+        "no_nulls",
+        "nulls_only",
+        "rows_read",
+        "upper",
+    )
 
     def __init__(self, view: TableView, column_id: int, kind: str, known: ColumnStatistics | None = None) -> None:
         """`known`: those of the view's base."""
-        entries = _with_known(
-            view, None if known is None else known.entries, lambda block: _usable(block.entry(column_id), kind)
+        read = [_usable(view.blocks[number].entry(column_id), kind) for number in view.unknown_blocks(known)]
+        self.entries: Objects = view.with_base(objects(read), None if known is None else known.entries)
+        """object[blocks]: `ColumnEntry`, or None."""
+        flags = np.zeros((len(read), 4), dtype=np.uint8)
+        for number, entry in enumerate(read):
+            if entry is not None:
+                flags[number] = entry.nulls_only, entry.nans_only, entry.no_nulls, entry.no_nans
+        self._flags: Flags = view.with_base(flags, None if known is None else known._flags)
+        self.nulls_only, self.nans_only, self.no_nulls, self.no_nans = (
+            np.ascontiguousarray(one) if one.any() else None for one in self._flags.T
         )
-        self.entries: list[ColumnEntry | None] = entries
-        lower, upper = (None, None) if known is None else (known.lower, known.upper)
-        lowers = [None if entry is None else entry.lower for entry in entries]
-        uppers = [None if entry is None else entry.upper for entry in entries]
-        self.lower: tuple[Side, ...] = _sides(view, lowers, lower)
-        self.upper: tuple[Side, ...] = _sides(view, uppers, upper)
-        self.nulls_only = _flags(entries, lambda entry: entry.nulls_only)
-        self.nans_only = _flags(entries, lambda entry: entry.nans_only)
-        self.no_nulls = _flags(entries, lambda entry: entry.no_nulls)
-        self.no_nans = _flags(entries, lambda entry: entry.no_nans)
+        lower = objects([None if entry is None else entry.lower for entry in read])
+        upper = objects([None if entry is None else entry.upper for entry in read])
+        if known is None:
+            self._bounds = lower, upper
+        else:
+            self._bounds = view.with_base(lower, known._bounds[0]), view.with_base(upper, known._bounds[1])
+        self.lower: tuple[Side, ...] = sides_of(view, self._bounds[0], None if known is None else known.lower)
+        self.upper: tuple[Side, ...] = sides_of(view, self._bounds[1], None if known is None else known.upper)
         self.rows_read = max(sum(side.rows_read() for side in sides) for sides in (self.lower, self.upper))
         """The maximum for one comparison."""
+        for side in (*self.lower, *self.upper):
+            if side.rows_read() >= _SKETCHED_ROWS:
+                side.add_sketches(view)
 
     @property
     def size_bytes(self) -> int:
-        return sum(side.size_bytes for side in (*self.lower, *self.upper)) + 12 * len(self.entries)
+        return sum(side.size_bytes for side in (*self.lower, *self.upper)) + 32 * len(self.entries)
 
 
 class PartitionValues:
@@ -130,15 +163,17 @@ class PartitionValues:
 
     __slots__ = ("has_nulls", "is_known", "known", "nulls", "packed", "sides")
 
-    def __init__(self, view: TableView, field_id: int, kind: str) -> None:
-        stored = [block.partition_column(field_id) for block in view.blocks]
+    def __init__(self, view: TableView, field_id: int, kind: str, base: PartitionValues | None = None) -> None:
+        """`base`: those of the view's base."""
+        stored = [view.blocks[number].partition_column(field_id) for number in view.unknown_blocks(base)]
         usable = [entry if entry is not None and comparable(entry[0], kind) else None for entry in stored]
-        self.known = np.array([entry is not None for entry in usable], dtype=np.bool_)
-        self.packed = [None if entry is None else entry[1] for entry in usable]
-        self.nulls: Flags = np.array(
-            [1 if packed is None else 0 if packed.presence == NONE else 2 for packed in self.packed], dtype=np.uint8
-        )
-        self.sides = _sides(view, self.packed)
+        known = np.array([entry is not None for entry in usable], dtype=np.bool_)
+        packed = [None if entry is None else entry[1] for entry in usable]
+        nulls = [1 if values is None else 0 if values.presence == NONE else 2 for values in packed]
+        self.known: npt.NDArray[np.bool_] = view.with_base(known, None if base is None else base.known)
+        self.packed: Objects = view.with_base(objects(packed), None if base is None else base.packed)
+        self.nulls: Flags = view.with_base(np.array(nulls, dtype=np.uint8), None if base is None else base.nulls)
+        self.sides: tuple[Side, ...] = sides_of(view, self.packed, None if base is None else base.sides)
         self.has_nulls = bool(self.nulls.any())
         self.is_known = bool(self.known.all())
         """Whether all blocks have the field."""
@@ -172,37 +207,36 @@ class TableView:
         self.delete_manifests = tuple(delete_manifests)
         self.delete_blocks = tuple(delete_blocks)
         self.ordinals: Longs = np.array(range(len(self.blocks)) if ordinals is None else ordinals, dtype=np.int64)
-        self._numbers = {ordinal: number for number, ordinal in enumerate(self.ordinals.tolist())}
-        self.starts = _starts(self.blocks)
+        self.base_blocks = 0 if base is None else len(base.blocks)
+        self._numbers = dict(zip(self.ordinals.tolist(), range(len(self.blocks)), strict=True))
+        self._identities = _identities(self.blocks)
+        self._base = None if base is None else weakref.ref(base)
+        self.shared_blocks = _shared(self._identities, None if base is None else base._identities)
+        """int64[shared] each: the numbers of the blocks that the base has too, here and there."""
+        is_new = np.ones(len(self.blocks), dtype=np.bool_)
+        is_new[self.shared_blocks[0]] = False
+        self.new_blocks: list[int] = np.flatnonzero(is_new).tolist()
+        """The numbers of the other blocks."""
+        heads = [_head(self.blocks[number]) for number in self.unknown_blocks(base)]
+        self._heads: Longs = self.with_base(
+            np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
+        )
+        ends: Longs = np.cumsum(self._heads[:, 0])
+        self.starts: list[int] = [0, *ends.tolist()]
         self.delete_starts = _starts(self.delete_blocks)
-        self.spec_ids = np.array([block.spec_id for block in self.blocks], dtype=np.int64)
-        self.specs = frozenset(self.spec_ids.tolist())
+        self.spec_ids: Longs = np.ascontiguousarray(self._heads[:, 1])
+        self.specs = frozenset(np.unique(self.spec_ids).tolist())
         self._stats: dict[tuple[int, str], ColumnStatistics] = {}
         self._partition: dict[tuple[int, str], PartitionValues] = {}
         self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT), dtype=np.int64)
         """A layout with only row counts, first positions and, as base, first row ids: for kernels that read no
         column.
         """
-        self.extents[:, _ROWS] = [block.rows for block in self.blocks]
-        self.extents[:, _FIRST] = self.starts[:-1]
+        self.extents[:, _ROWS] = self._heads[:, 0]
+        self.extents[:, _FIRST] = ends - self._heads[:, 0]
         self.extents[:, _BASE] = self.ordinals << ROW_BITS
-        counts = [block.packed_longs("record_count") for block in self.blocks]
-        self.blocks_with_empty_files = [
-            number for number, packed in enumerate(counts) if packed is None or packed.low <= 0
-        ]
+        self.blocks_with_empty_files: list[int] = np.flatnonzero(self._heads[:, 2]).tolist()
         """Blocks with files whose record count is 0 or unknown."""
-        self._base = None if base is None else weakref.ref(base)
-        numbers_of_base = {id(block): number for number, block in enumerate(base.blocks)} if base is not None else {}
-        pairs = [
-            (number, numbers_of_base[id(block)])
-            for number, block in enumerate(self.blocks)
-            if id(block) in numbers_of_base
-        ]
-        shared = np.array(pairs, dtype=np.int64).reshape(len(pairs), 2)
-        self.shared_blocks = shared[:, 0], shared[:, 1]
-        """int64[shared] each: the numbers of the blocks that the base has too, here and there."""
-        self.new_blocks = sorted({*range(len(self.blocks))} - {*shared[:, 0].tolist()})
-        """The numbers of the other blocks."""
         self._size_cache = (0, 0)
         self.derived = Derived()
         """What other modules compute from the view."""
@@ -232,6 +266,14 @@ class TableView:
             size += sum(column.size_bytes for column in list(self._partition.values()))
             self._size_cache = computed, size
         return self.extents.nbytes + 400 * len(self.blocks) + size + self.derived.size_bytes
+
+    def blocks_of(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
+        """The blocks of those manifests that are in the view as the same objects, and None for the others."""
+        here, of_view = _shared(_identities(manifests), _identities(self.manifests))
+        found = np.full(len(manifests), None, dtype=np.object_)
+        found[here] = objects(self.blocks)[of_view]
+        blocks: list[Block | None] = found.tolist()
+        return blocks
 
     def locate(self, row: int) -> tuple[Block, int]:
         """(block, row in the block) of a row id."""
@@ -265,6 +307,14 @@ class TableView:
             column = self._stats[key] = ColumnStatistics(self, column_id, kind, known)
         return column
 
+    def cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
+        """The statistics of a column, unless they must be read from most blocks."""
+        base = None if self._base is None else self._base()
+        near = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
+        if near and base is not None and base.known_stats(column_id, kind) is not None:
+            return self.stats(column_id, kind)
+        return self.known_stats(column_id, kind)
+
     def known_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
         """The cached statistics of a column, None if they are not computed yet."""
         return self._stats.get((column_id, kind))
@@ -273,8 +323,24 @@ class TableView:
         key = (field_id, kind)
         column = self._partition.get(key)
         if column is None:
-            column = self._partition[key] = PartitionValues(self, field_id, kind)
+            base = None if self._base is None else self._base()
+            known = None if base is None else base._partition.get(key)
+            column = self._partition[key] = PartitionValues(self, field_id, kind, known)
         return column
+
+    def unknown_blocks(self, known: object) -> Sequence[int]:
+        """The numbers of the blocks that something must be computed for: all, if it is not known (None) of the base."""
+        return range(len(self.blocks)) if known is None else self.new_blocks
+
+    def with_base(self, computed: Array, known: Array | None) -> Array:
+        """One row per block: of `unknown_blocks` what was computed, of the others what is known of the base."""
+        if known is None:
+            return computed
+        merged = np.empty((len(self.blocks), *known.shape[1:]), dtype=known.dtype)
+        shared, of_base = self.shared_blocks
+        merged[shared] = known[of_base]
+        merged[self.new_blocks] = computed
+        return cast("Array", merged)
 
 
 def _starts(blocks: Sequence[Block]) -> list[int]:
@@ -285,7 +351,7 @@ def _starts(blocks: Sequence[Block]) -> list[int]:
 
 
 def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
-    """A row of a layout, with 0 as first position."""
+    """A row of a layout, with 0 as first position and without a sketch."""
     address = block.address
 
     def at(offset: int) -> int:
@@ -305,39 +371,62 @@ def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
         at(packed.ends),
         at(packed.tails),
         packed.lengths_width,
+        0,
+        0,
     )
 
 
-def _sides(view: TableView, packed: Sequence[Packed | None], known: Sequence[Side] | None = None) -> tuple[Side, ...]:
+def sides_of(view: TableView, packed: Objects, known: Sequence[Side] | None) -> tuple[Side, ...]:
     """One side per form: a decimal column widened past 18 digits has two forms. `known`: those of the view's base."""
-    forms = sorted({column.form for column in packed if column is not None})
-    if len(forms) == 1:
-        same = known is not None and len(known) == 1 and known[0].form == forms[0]
-        return (Side(Form(forms[0]), packed, view, known[0] if same and known is not None else None),)
-    return tuple(
-        Side(Form(form), [column if column is not None and column.form == form else None for column in packed], view)
-        for form in forms
-    )
+    read = [packed[number] for number in view.unknown_blocks(known)]
+    found = np.array([-1 if column is None else column.form for column in read], dtype=np.int8)
+    of_base = None
+    if known is not None:
+        of_base = np.full(view.base_blocks, -1, dtype=np.int8)
+        for side in known:
+            of_base[side.layout[:, _FORM] >= 0] = side.form
+    forms = view.with_base(found, of_base)
+    several = np.unique(forms[forms >= 0]).tolist()
+    if len(several) == 1:
+        return (Side(Form(several[0]), packed, view, known),)
+    return tuple(Side(Form(form), _only(packed, forms == form), view, known) for form in several)
 
 
-def _with_known(
-    view: TableView, known: Sequence[ColumnEntry | None] | None, read: Callable[[Block], ColumnEntry | None]
-) -> list[ColumnEntry | None]:
-    """What `read` returns for each block; `known` has it for the blocks of the view's base."""
-    if known is None:
-        return [read(block) for block in view.blocks]
-    shared, of_base = view.shared_blocks
-    entries: list[ColumnEntry | None] = [None] * len(view.blocks)
-    for number, of_known in zip(shared.tolist(), of_base.tolist(), strict=True):
-        entries[number] = known[of_known]
-    for number in view.new_blocks:
-        entries[number] = read(view.blocks[number])
-    return entries
+def _only(values: Objects, wanted: npt.NDArray[np.bool_]) -> Objects:
+    """The values, with None in the place of those that are not wanted."""
+    only = np.full(len(values), None, dtype=np.object_)
+    only[wanted] = values[wanted]
+    return only
 
 
-def _flags(entries: Sequence[ColumnEntry | None], read: Callable[[ColumnEntry], int]) -> Flags | None:
-    flags = np.array([0 if entry is None else read(entry) for entry in entries], dtype=np.uint8)
-    return flags if flags.any() else None
+def objects(values: Sequence[object]) -> Objects:
+    """object[values]."""
+    array = np.empty(len(values), dtype=np.object_)
+    array[:] = values
+    return array
+
+
+def _head(block: Block) -> tuple[int, int, bool]:
+    """(rows, spec id, whether a record count is 0 or unknown)."""
+    counts = block.packed_longs("record_count")
+    return block.rows, block.spec_id, counts is None or counts.low <= 0
+
+
+def _identities(of: Sequence[object]) -> Longs:
+    """int64[of]. Equal numbers are the same object, as long as both are alive."""
+    return np.fromiter(map(id, of), dtype=np.int64, count=len(of))
+
+
+def _shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs]:
+    """The places of equal numbers in both."""
+    if of_base is None or not len(of_base):
+        nothing = np.empty(0, dtype=np.int64)
+        return nothing, nothing
+    order = np.argsort(of_base)
+    places = np.minimum(np.searchsorted(of_base[order], identities), len(of_base) - 1)
+    found = order[places]
+    shared = np.flatnonzero(of_base[found] == identities)
+    return shared, found[shared]
 
 
 def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:

@@ -15,55 +15,84 @@ import pytest
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
-from seamark.metaserver.planner.view.view import ColumnStatistics, Side, TableView
+from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, Side, TableView
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.lake import DATA, DataFile
-from tests.planner.lakes.manifests import ADDED, Entry, Style, manifest_bytes
+from tests.planner.lakes.manifests import ADDED, Entry, PartitionField, Style, manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.seeds import first_seed
 
 STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
 KINDS = [("int", "long"), ("float", "double"), ("string",), ("decimal(10, 2)", "decimal(30, 2)")]
 READ_AS = ["long", "double", "string", "decimal(30, 2)"]
+SPECS = [
+    (),
+    (PartitionField(1000, "c1", 1, "identity"), PartitionField(1001, "c3", 3, "identity")),
+    (PartitionField(1002, "c4", 4, "identity"), PartitionField(1001, "c3", 3, "identity")),
+]
+PARTITIONS = [(1000, "long"), (1001, "string"), (1002, "decimal(30, 2)")]
 SNAPSHOTS = 12
 
 
-def value(kind: str, rng: random.Random) -> Any:
+def value(kind: str, rng: random.Random, spread: int = 1000) -> Any:
     if kind == "string":
         return "".join(rng.choice("ab") for _ in range(rng.randrange(12)))
     if kind in ("float", "double"):
         return rng.choice([0.0, -0.0, float(rng.randrange(-99, 99)), float("inf")])
-    return rng.randrange(-1000, 1000)
+    return rng.randrange(-spread, spread)
 
 
-def made_block(name: str, rng: random.Random) -> Block:
+def made_block(
+    name: str, rng: random.Random, *, rows: int | None = None, spread: int = 1000, absent: float = 0.2
+) -> Block:
     """Of a manifest whose schema has one type of each pair."""
     kinds = {number: rng.choice(pair) for number, pair in enumerate(KINDS, start=1)}
+    spec_id = rng.randrange(len(SPECS))
+    fields = SPECS[spec_id]
+    nulls_share = rng.choice([0.0, 0.5, 1.0])
     entries = []
-    for row in range(rng.randrange(1, 6)):
+    for row in range(rows or rng.randrange(1, 6)):
         metrics = {}
         for column_id, kind in kinds.items():
-            if rng.random() < 0.2:
+            if rng.random() < absent:
                 continue
-            ends = [to_bytes(kind, value(kind, rng)) if rng.random() < 0.8 else None for _ in range(2)]
+            ends = [to_bytes(kind, value(kind, rng, spread)) if rng.random() >= absent else None for _ in range(2)]
             nulls = rng.choice([0, 0, 5, 10])
             metrics[column_id] = ColumnMetrics(10, nulls, 0 if kind in ("float", "double") else None, *ends)
         path = f"file:///t/{name}-{row}.parquet"
-        entries.append(Entry(ADDED, 1, None, None, DataFile(path, DATA, "PARQUET", 0, (), 10, 100, metrics)))
+        partition = tuple(None if rng.random() < nulls_share else value(kinds[one.source], rng) for one in fields)
+        records = rng.choice([0, 10, 10])
+        file = DataFile(path, DATA, "PARQUET", spec_id, partition, records, 100, metrics)
+        entries.append(Entry(ADDED, 1, None, None, file))
     columns = [{"id": n, "name": f"c{n}", "required": False, "type": kind} for n, kind in kinds.items()]
     schema = {"type": "struct", "schema-id": 0, "fields": columns}
-    data = manifest_bytes(entries, version=2, content=0, style=STYLE, spec_id=0, fields=(), kinds=kinds, schema=schema)
+    data = manifest_bytes(
+        entries, version=2, content=0, style=STYLE, spec_id=spec_id, fields=fields, kinds=kinds, schema=schema
+    )
     return Block(b"".join(encode_block(decode_manifest(data, f"file:///t/{name}.avro"))))
 
 
 def parts(column: ColumnStatistics) -> list[Any]:
-    found: list[Any] = [column.rows_read, column.entries]
+    found: list[Any] = [column.rows_read, list(column.entries)]
     for side in (*column.lower, *column.upper):
         assert isinstance(side, Side)
         found += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
     for flags in (column.nulls_only, column.nans_only, column.no_nulls, column.no_nans):
         found.append(None if flags is None else np.asarray(flags).tolist())
     return found
+
+
+def values(column: PartitionValues) -> list[Any]:
+    found: list[Any] = [column.known.tolist(), column.nulls.tolist(), list(column.packed)]
+    found += [column.has_nulls, column.is_known]
+    for side in column.sides:
+        found += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
+    return found
+
+
+def heads(view: TableView) -> list[Any]:
+    found: list[Any] = [view.starts, view.rows, view.extents.tolist(), view.spec_ids.tolist(), view.specs]
+    return [*found, view.blocks_with_empty_files]
 
 
 @pytest.mark.parametrize("turn", [*range(4), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(4, 200))])
@@ -81,6 +110,14 @@ def test_columns_that_are_taken_from_another_view_are_those_of_a_new_one(turn: i
             if rng.random() < 0.7:
                 assert parts(view.stats(column_id, kind)) == parts(fresh.stats(column_id, kind)), f"seed {seed}"
                 taken += base is not None and base.known_stats(column_id, kind) is not None
+        for field_id, kind in PARTITIONS:
+            if rng.random() < 0.7:
+                assert values(view.partition(field_id, kind)) == values(fresh.partition(field_id, kind)), f"seed {seed}"
+        assert heads(view) == heads(fresh), f"seed {seed}"
+        listing = [manifest() for _ in range(3)]
+        held = rng.choices([*view.manifests, *listing], k=6)
+        of_manifest = {id(one): block for one, block in zip(view.manifests, view.blocks, strict=True)}
+        assert view.blocks_of(held) == [of_manifest.get(id(one)) for one in held], f"seed {seed}"
         base = view if rng.random() < 0.8 else None
         for _ in range(rng.randrange(1, 4)):
             change = rng.random()

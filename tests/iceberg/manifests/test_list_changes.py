@@ -1,0 +1,80 @@
+"""A manifest list that is decoded beside a neighbouring snapshot's has the manifests of one that is decoded alone.
+
+Lists add, remove, replace, reorder and repeat manifests. Their writers differ in the order of the fields, also with
+fields before the path, in codecs and in the fields that exist.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.iceberg.manifests.manifest import DecodedList, decode_list, decode_manifest_list
+from tests.planner.lakes.manifests import Manifest, Style, list_bytes
+from tests.seeds import first_seed
+
+LISTS = 12
+COUNTS = {0: (0, 0), 1: (1, 1), 2: (0, 0)}
+
+
+def made_manifest(rng: random.Random) -> Manifest:
+    """Few values, so that manifests often differ in one field, or in the length of their path alone."""
+    summary: dict[str, Any] = {"contains_null": rng.random() < 0.5, "contains_nan": rng.choice([None, False])}
+    bounds = [rng.choice([None, b"", b"a", b"bb"]) for _ in range(2)]
+    summary |= {"lower_bound": bounds[0], "upper_bound": bounds[1]}
+    partitions = rng.choice([None, [], [summary], [summary, summary]])
+    counts = COUNTS | {1: (rng.choice([1, 200]), 1)}
+    path = "m" * rng.randrange(1, 4)
+    return Manifest(path, rng.choice([5, 5000]), 0, rng.randrange(2), 1, 1, 7, [], partitions, None, counts)
+
+
+def changed(listed: list[Manifest], rng: random.Random) -> list[Manifest]:
+    change = rng.random()
+    place = rng.randrange(len(listed) + 1)
+    if change < 0.3:
+        return [made_manifest(rng), *listed]
+    if change < 0.5:
+        return [*listed[:place], made_manifest(rng), *listed[place:]]
+    if change < 0.7:
+        return [*listed[:place], *listed[place + rng.randrange(1, 4) :]]
+    if change < 0.8:
+        return rng.sample(listed, len(listed))
+    if change < 0.9:
+        return [*listed, *listed[place:]]
+    return listed
+
+
+@pytest.mark.parametrize("turn", range(60))
+def test_a_list_decoded_beside_another_is_the_same_as_one_decoded_alone(turn: int) -> None:
+    seed = first_seed() * 1000 + turn
+    rng = random.Random(seed)
+    styles = [Style.draw(rng) for _ in range(2)]
+    listed = [made_manifest(rng) for _ in range(rng.randrange(12))]
+    known: DecodedList | None = None
+    for number in range(LISTS):
+        style = styles[0] if rng.random() < 0.9 else styles[1]
+        data = list_bytes([(one, None) for one in listed], version=2, style=style, header={"number": str(number)})
+        decoded = decode_list(data, "l", known)
+        assert decoded.manifests == decode_manifest_list(data, "l"), f"seed {seed}"
+        known = decoded
+        for _ in range(rng.randrange(3)):
+            listed = changed(listed, rng)
+
+
+def test_of_a_list_with_one_manifest_more_the_others_are_taken() -> None:
+    rng = random.Random(1)
+    style = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
+    listed = [made_manifest(rng) for _ in range(50)]
+
+    def decoded(listed: list[Manifest], known: DecodedList | None) -> DecodedList:
+        data = list_bytes([(one, None) for one in listed], version=2, style=style, header={})
+        return decode_list(data, "l", known)
+
+    before = decoded(listed, None)
+    added = made_manifest(rng)
+    for place in (0, 20, 50):
+        after = decoded([*listed[:place], added, *listed[place:]], before)
+        taken = {id(manifest) for manifest in before.manifests} & {id(manifest) for manifest in after.manifests}
+        assert len(taken) >= len(listed) - 2

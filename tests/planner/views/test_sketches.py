@@ -1,0 +1,64 @@
+"""A plan by sketches keeps the files that it keeps without them, which other tests compare with brute force."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.iceberg.expressions.expression import Bound, Op
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
+from seamark.metaserver.planner.view import view as view_module
+from seamark.metaserver.planner.view.selection import Selection, never
+from seamark.metaserver.planner.view.view import TableView
+from tests.planner.views.test_view_base import READ_AS, made_block, manifest, value
+from tests.seeds import first_seed
+
+SPREAD = 2_000_000_000
+"""Values whose codes take four bytes and are seldom equal."""
+OPS = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ, Op.EQ, Op.NOT_EQ, Op.IN, Op.STARTS_WITH]
+
+
+def bound(rng: random.Random) -> Bound:
+    column = rng.randrange(len(READ_AS))
+    kind = READ_AS[column]
+    op = rng.choice(OPS[:-1] if kind != "string" else OPS)
+    values: list[Any] = sorted({value(kind, rng, SPREAD) for _ in range(4 if op is Op.IN else 1)})
+    return Bound(op, column + 1, f"c{column + 1}", kind, IDENTITY, kind, tuple(values))
+
+
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, 20))])
+def test_a_plan_by_sketches_keeps_the_same_files(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = first_seed() * 1000 + turn
+    rng = random.Random(seed)
+    absent = (0.0, 0.01, 0.3)
+    blocks = [made_block(f"m{n}", rng, rows=2000, spread=SPREAD, absent=share) for n, share in enumerate(absent)]
+    plain = TableView([manifest() for _ in blocks], blocks)
+    bounds = [bound(rng) for _ in range(30)]
+    expected = [kept(plain, one) for one in bounds]
+    before = [block.size_bytes for block in blocks]
+    monkeypatch.setattr(view_module, "_SKETCHED_ROWS", 1)
+    monkeypatch.setattr(view_module, "ROWS_MIN", 1)
+    sketched = TableView([manifest() for _ in blocks], blocks)
+    assert [kept(sketched, one) for one in bounds] == expected, f"seed {seed}"
+    # The view of the next snapshot takes them over.
+    sides = [side for column in sketched._stats.values() for side in (*column.lower, *column.upper)]
+    addresses = {address for side in sides for address in side.layout[:, 13].tolist()} - {0}
+    # None where a value is often absent, so that many codes are equal.
+    assert addresses
+    assert blocks[0].size_bytes - before[0] > 2000
+    assert blocks[2].size_bytes - before[2] < 2000
+    more = [made_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
+    after = TableView([manifest() for _ in more], more, base=sketched)
+    monkeypatch.setattr(view_module, "_SKETCHED_ROWS", 1 << 40)
+    fresh = TableView([manifest() for _ in more], more)
+    assert [kept(after, one) for one in bounds] == [kept(fresh, one) for one in bounds], f"seed {seed}"
+
+
+def kept(view: TableView, bound: Bound) -> list[int]:
+    selection = Selection.everything(view)
+    narrow_by_stats(selection, bound, never)
+    selection.check_invariants()
+    return selection.rows().tolist()
