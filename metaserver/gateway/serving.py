@@ -43,6 +43,7 @@ async def serving_gateway(
     runner = GatewayRunner(
         gateway.build_app(),
         gateway.begin,
+        settings.gateway_send_bytes,
         limits,
         Answers(_respond, partial(parts.metrics.observe, OPERATION, 400, 0.0, None)),
         tls=tls,
