@@ -202,7 +202,7 @@ class CachingBackend:
                 await writer.drain()
                 unsent.keep(0)
                 await asyncio.sleep(0)  # a fast client never lets `drain` wait
-            async with aclosing(self._reader.read(record, start, end, owner, unsent, begun=True)) as left:
+            async with aclosing(self._reader.read(record, start, end, owner, unsent, started=True)) as left:
                 await _send_rest(writer, left)
         finally:
             unsent.keep(0)

@@ -48,12 +48,12 @@ class RangeReader:
         unsent: Unsent,
         *,
         counted: bool = True,
-        begun: bool = False,
+        started: bool = False,
     ) -> AsyncGenerator[memoryview]:
         """The bytes from `start` to `end`, which is at most the object's size. ChangedObject, RefusedRead or RetryLater
-        may be raised at any piece. `counted` False: the first block is not counted as requested. `begun`: the client
+        may be raised at any piece. `counted` False: the first block is not counted as requested. `started`: the client
         has bytes of the answer. `unsent` has what is kept while the reader works on a piece."""
-        block_bytes, tries = self._blocks.block_bytes, _Tries(begun)
+        block_bytes, tries = self._blocks.block_bytes, _Tries(started)
         while start < end:
             number, offset = divmod(start, block_bytes)
             stop = min(end, (number + 1) * block_bytes)
@@ -69,7 +69,7 @@ class RangeReader:
                     source = "disk"
                 if block is None:
                     if fetch is None:
-                        async with aclosing(self._direct(record, start, end, unsent, begun=tries.begun)) as pieces:
+                        async with aclosing(self._direct(record, start, end, unsent, started=tries.started)) as pieces:
                             async for piece in pieces:
                                 yield piece
                         return
@@ -168,14 +168,14 @@ class RangeReader:
             self._fetches.start(record, first, self._end_of_gap(record, first, last), owner)
 
     async def _direct(
-        self, record: ObjectRecord, start: int, end: int, unsent: Unsent, *, begun: bool
+        self, record: ObjectRecord, start: int, end: int, unsent: Unsent, *, started: bool
     ) -> AsyncGenerator[memoryview]:
         """From the store to the reader, without the cache. An answer of the store that ends early is continued by a
-        read of what is missing, of the same object (If-Match). `begun`: as in `read`.
+        read of what is missing, of the same object (If-Match). `started`: as in `read`.
 
         While answers may keep little, a short part is read and the request to the store ends before the reader gets
         it: a slow reader keeps neither the buffers of a connection to the store nor the connection."""
-        tries = _Tries(begun)
+        tries = _Tries(started)
         while start < end:
             offer = unsent.offer
             streamed = offer == STEP_BYTES
@@ -223,19 +223,19 @@ def kept_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memo
 
 
 class _Tries:
-    """Of the reads from the store for one answer. `begun`: its client has bytes already, so that only a repeated read
+    """Of the reads from the store for one answer. `started`: its client has bytes already, so that only a repeated read
     can complete the answer; before, the client may get the store's refusal."""
 
-    def __init__(self, begun: bool) -> None:
-        self.begun = begun
+    def __init__(self, started: bool) -> None:
+        self.started = started
         self._failed = 0
 
     def advanced(self) -> None:
-        self.begun, self._failed = True, 0
+        self.started, self._failed = True, 0
 
     async def failed(self, error: RetryLater | RefusedRead) -> None:
         """Waits before the next try. Raises the error if there is none."""
         self._failed += 1
-        if self._failed == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.begun):
+        if self._failed == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.started):
             raise error
         await asyncio.sleep(_PAUSE_S * self._failed)
