@@ -36,7 +36,7 @@ from seamark.metaserver.gateway.caching.tiers import CacheTiers
 from seamark.metaserver.gateway.caching.written_once import kind_of
 from seamark.metaserver.gateway.conditions import check_read, read_range
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.objects.s3_scope import parse_delete_body
+from seamark.metaserver.objects.s3_scope import Address, parse_delete_body
 
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 _CONDITIONS = frozenset(("if-match", "if-none-match", "if-modified-since", "if-unmodified-since"))
@@ -64,6 +64,9 @@ class CachingBackend:
         self._fetches = tiers.fetches
         self._sending: SendBudget = tiers.sending
         self._reader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
+        self._preloader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
+        """Apart, so that the counts of bytes are those of clients."""
+        self._preloaded = 0
         self._opening: SingleFlight[str, ObjectRecord] = SingleFlight()
         self._sequences: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         """By location: where the last read ended, how many reads followed each other, and the end of what was read
@@ -95,6 +98,8 @@ class CachingBackend:
                 "disk_damage": sum(stats.damaged for _, stats in disks),
                 "disk_error": sum(stats.errors for _, stats in disks),
                 "disk_write_dropped": blocks.dropped,
+                "preloaded_file": self._preloaded,
+                "preloaded_byte": sum(self._preloader.served_bytes.values()),
             },
         )
 
@@ -207,6 +212,30 @@ class CachingBackend:
         finally:
             unsent.keep(0)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether reads of clients need the budget for reads in progress."""
+        return self._fetches.is_half_used
+
+    async def preload(self, location: str, last_bytes: int | None, holder: str) -> int:
+        """Reads the object, or its last bytes, into the pinned part of the cache. Returns the number of bytes; 0 if the
+        object is gone, or one that cannot be cached. RetryLater."""
+        owner, unsent = Owner(holder, pinned=True), Unsent(self._sending, holder)
+        headers = {} if last_bytes is None else {"range": f"bytes=-{last_bytes}"}
+        read = S3Read("GET", Address(*bucket_and_key(location), {}), headers, "preload", holder, True)
+        try:
+            record = self._records.trusted(location) or await self._find(location, read, owner)
+            if record is None:
+                return 0
+            start = 0 if last_bytes is None else max(0, record.size - last_bytes)
+            async with aclosing(self._preloader.read(record, start, record.size, owner, unsent)) as pieces:
+                async for _ in pieces:
+                    pass
+        except (RefusedRead, ChangedObject):
+            return 0
+        self._preloaded += 1
+        return record.size - start
+
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
         """The answer from the cache; None if the store has to answer."""
         location, owner = _location(call), _owner(call)
@@ -227,7 +256,7 @@ class CachingBackend:
                 return None
         return None
 
-    async def _find(self, location: str, call: S3Call, owner: Owner) -> ObjectRecord | None:
+    async def _find(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord | None:
         """The record of the object: known, or from the store. None if the store has to answer. RefusedRead."""
         is_conditional = call.method == "GET" and not _CONDITIONS.isdisjoint(call.headers)
         if is_conditional and await self._records.find(location) is None:
@@ -239,7 +268,7 @@ class CachingBackend:
                 return record
         return None
 
-    async def _open(self, location: str, call: S3Call, owner: Owner) -> ObjectRecord:
+    async def _open(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord:
         """The record, checked with the store. RefusedRead, RetryLater."""
         version, now_ms = self._records.version(location), self._clock.now_ms()
         known = await self._records.find(location)
