@@ -41,7 +41,7 @@ CASES = (("64 KiB", 64 << 10, 512 << 10, 1), ("1 MiB", 1 << 20, 1 << 20, 2), ("8
 MEBIBYTE = 1 << 20
 LIMIT = "sendfile"
 SLOW_CASES = (("1 MiB of memory", 1, {}), ("8 MiB of the disk", 8, {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": "0"}))
-"""(what slow readers read, MiB, settings). From the disk each reader has copies of its own."""
+"""(what slow readers read, MiB, settings). From the disk each reader has its own copies."""
 
 
 Read = Callable[[int], float]

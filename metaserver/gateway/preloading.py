@@ -125,7 +125,7 @@ class Preloading:
             if kind_of(key) is None:
                 continue
             check_request("GET", Address(bucket, key, {}), {}, None, table)
-            while self._backend.is_busy:  # noqa: ASYNC110  nothing tells when the budget is free again
+            while self._backend.is_busy:  # noqa: ASYNC110  the budget has no event
                 await asyncio.sleep(_PAUSE_S)
             known[path] = await self._backend.preload(path, _FOOTER_BYTES if kind == "footers" else None, holder)
             used += known[path]

@@ -94,7 +94,7 @@ def test_files_outside_the_location_of_the_table_are_not_preloaded(counted: Rig,
     (path,) = [task.file.file_path for task in other.scan().plan_files()]
     before = events(counted, "preloaded_file")
     table = catalog.create_table("pre.thief", schema, properties={"seamark.cache.preload": "files"})
-    table.io = load_file_io(s3.client_properties())  # as a program with keys of its own
+    table.io = load_file_io(s3.client_properties())  # as a program with its own keys
     table.add_files([path])
     log: Path = counted.seamark.log
     block_until(lambda: any("not preloaded" in line and "thief" in line for line in log.read_text().splitlines()))

@@ -3,7 +3,7 @@
 An answer that waits for its client keeps bytes: those that were given to the connection and that the kernel did not
 take, and those that the store has sent. All of them have a budget, of which a principal has a share. The rule: an
 answer gets at most an eighth of what is free, and always `STEP_LEAST_BYTES`, so that no client waits for another. So
-10,000 slow clients keep the budget and `STEP_LEAST_BYTES` each, whatever the length of their reads.
+10,000 slow clients keep the budget and `STEP_LEAST_BYTES` each, for reads of any length.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Unsent:
         return self._budget.offer(self._holder)
 
     def keep(self, size_bytes: int) -> None:
-        """Instead of what it kept before; 0: nothing any more."""
+        """Instead of what it kept before; 0: it keeps nothing."""
         if self._size_bytes:
             self._budget.release(self._holder, self._size_bytes)
         self._size_bytes = size_bytes
