@@ -36,6 +36,8 @@ _NOTICE_INTERVAL_S = 10.0
 _LINGERING_S = 2.0
 """How long the rest of a body is read and discarded after an early answer, so that the client reads the answer."""
 _LEAVING_S = 0.5
+_PROGRESS_BYTES = 64 << 10
+"""What a client has to take of an answer within `send_timeout_s`."""
 _REMEMBERED = 256
 """Number of idle connections that a search caches."""
 _HEADER_TOO_LARGE = "RequestHeaderFieldsTooLargeException"
@@ -104,6 +106,7 @@ class Connection(RequestHandler):
         "_header_timer",
         "_leaving",
         "_send_timer",
+        "_unsent_bytes",
         "address",
         "admitted",
     )
@@ -119,6 +122,7 @@ class Connection(RequestHandler):
         self._header_bytes = 0
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
 
     @property
     def idle_since(self) -> float | None:
@@ -180,7 +184,7 @@ class Connection(RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._send_timer = self._loop.call_later(self._guard.limits.send_timeout_s, self._stop_sending)
+        self._await_client()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -249,8 +253,19 @@ class Connection(RequestHandler):
         if self.transport is not None:
             self.transport.write(answer)
 
+    def _await_client(self) -> None:
+        self._unsent_bytes = self._buffered()
+        self._send_timer = self._loop.call_later(self._guard.limits.send_timeout_s, self._stop_sending)
+
+    def _buffered(self) -> int:
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
     def _stop_sending(self) -> None:
+        """Unless the client is slow, but takes bytes: large writes may need several times the limit."""
         self._send_timer = None
+        if self._buffered() <= self._unsent_bytes - _PROGRESS_BYTES:
+            self._await_client()
+            return
         self._guard.note("answer not read", self.address)
         if self.transport is not None:
             self.transport.abort()

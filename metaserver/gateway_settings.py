@@ -60,6 +60,12 @@ class GatewaySettings:
         "bypass the cache.",
         least=1 << 20,
     )
+    gateway_send_bytes: int = setting(
+        128 << 20,
+        "Memory budget for bytes of answers that clients of the gateway have not taken yet, per worker; of it, a "
+        "principal has gateway_cache_holder_percent. Near it, answers are sent in smaller parts, of 16 KiB at least.",
+        least=1 << 20,
+    )
     gateway_cache_pinned_percent: int = setting(
         25,
         "Part of the gateway's cache, in memory and on disk, for metadata and for tables with "

@@ -212,7 +212,10 @@ class Settings(GatewaySettings, ServiceSettings, FleetSettings):
         least=1,
     )
     send_timeout_s: float = setting(
-        60.0, "Seconds that a client can leave an answer unread before the server closes its connection.", least=0.1
+        60.0,
+        "Seconds in which a client that an answer waits for has to take 64 KiB of it; otherwise the server closes its "
+        "connection.",
+        least=0.1,
     )
     page_limit: int = setting(1000, "Largest page of any listing.", least=1)
     metadata_cache_bytes: int = setting(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import socket
 import statistics
 import tempfile
@@ -39,8 +40,8 @@ CASES = (("64 KiB", 64 << 10, 512 << 10, 1), ("1 MiB", 1 << 20, 1 << 20, 2), ("8
 """(name, bytes, distance of two ranges, so that a read brings no block of another, objects)."""
 MEBIBYTE = 1 << 20
 LIMIT = "sendfile"
-SLOW_BYTES = 8 * MEBIBYTE
-"""Of a slow reader: more than the buffers of a connection hold."""
+SLOW_CASES = (("1 MiB of memory", 1, {}), ("8 MiB of the disk", 8, {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": "0"}))
+"""(what slow readers read, MiB, settings). From the disk each reader has its own copies."""
 
 
 Read = Callable[[int], float]
@@ -201,6 +202,7 @@ def sendfile_server(path: str) -> Iterator[int]:
 def _receive(connection: socket.socket, request: bytes, size: int, buffer: memoryview) -> None:
     connection.sendall(request)
     got = connection.recv_into(buffer)
+    assert bytes(buffer[9:12]) == b"206", bytes(buffer[:got])  # a refusal is shorter, and its rest would never come
     head = bytes(buffer[:got]).find(b"\r\n\r\n") + 4
     left = size - (got - head)
     while left:
@@ -277,13 +279,20 @@ def compare_throughput(report: Report, rig: Rig, s3: S3, port: int, rounds: int)
 # Memory
 
 
-def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int) -> tuple[int, int, int]:
-    """(MiB of memory more at the peak, answers, refusals) while `count` connections read a range and take it slowly."""
+def _kernel_bytes() -> int:
+    """Of the buffers of all TCP connections of this machine."""
+    found = re.search(r"^TCP: .* mem ([0-9]+)$", Path("/proc/net/sockstat").read_text(), re.MULTILINE)
+    return int(found[1]) * os.sysconf("SC_PAGE_SIZE") if found else 0
+
+
+def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -> tuple[int, int, int, int]:
+    """(MiB of memory of the server more at the peak, MiB of the kernel's for connections, answers, refusals) while
+    `count` connections read a range and take it slowly."""
     with closing(keys.client()) as client:
         url = _presigned(client, keys, name)
         client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # into the cache
     process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]
-    before = process.memory_info().rss
+    before, kernel_before = process.memory_info().rss, _kernel_bytes()
 
     def watch() -> None:
         while not stop.wait(0.05):
@@ -300,8 +309,8 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int) -> tuple[int
             one.settimeout(60)
             one.connect((url.hostname, url.port))
             sockets.append(one)
-            start = number * MEBIBYTE % (OBJECT_BYTES - SLOW_BYTES)
-            one.sendall(_get(url, start, SLOW_BYTES))
+            start = number * MEBIBYTE % (OBJECT_BYTES - size)
+            one.sendall(_get(url, start, size))
         for one in sockets:
             try:
                 status = one.recv(4096)[9:12]
@@ -310,12 +319,13 @@ def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int) -> tuple[int
             answered += status == b"206"
             refused += status != b"206"
         time.sleep(1)
+        kernel = _kernel_bytes() - kernel_before
     finally:
         for one in sockets:
             one.close()
         stop.set()
         watcher.join()
-    return peak[0] >> 20, answered, refused
+    return peak[0] >> 20, kernel >> 20, answered, refused
 
 
 def main() -> None:
@@ -342,13 +352,16 @@ def main() -> None:
             measure(report, rig, s3, far, "disk", 10, given.rounds, partial(sending, port))
         raise_descriptor_limit()
         limits = {"SEAMARK_GATEWAY_REQUESTS_LIMIT": "40000", "SEAMARK_CONNECTIONS_LIMIT": "40000"}
-        with open_rig(Path(folder) / "many", s3, **limits) as rig:
-            keys, _, names = upload(rig, s3, 1)
-            more, answered, refused = concurrent_readers(rig, keys, names[0], given.connections)
-    report.bounds["memory of the server for concurrent range reads"] = (
-        f"{more} MiB more while {given.connections} connections read 8 MiB each of a cached object and take it slowly,"
-        f" {more * 1024 // given.connections} KiB for each; {answered} were answered at once, and {refused} refused"
-    )
+        for number, (label, size, changes) in enumerate(SLOW_CASES):
+            with open_rig(Path(folder) / f"many{number}", s3, **limits, **changes) as rig:
+                keys, _, names = upload(rig, s3, 1)
+                more, kernel, answered, refused = concurrent_readers(
+                    rig, keys, names[0], given.connections, size * MEBIBYTE
+                )
+            report.bounds[f"memory for concurrent range reads, {label}"] = (
+                f"{more} MiB more in the server and {kernel} MiB in the kernel while {given.connections} connections"
+                f" read {size} MiB each and take nothing; {answered} were answered, and {refused} refused"
+            )
     report.notes.append(
         "`direct` is versitygw behind a proxy that delays requests by 15 ms in the median and up to 200 ms, or for"
         " throughput a process that sends a file by sendfile. One connection, presigned requests."

@@ -1,4 +1,4 @@
-"""Policies of table services: properties of a table, or of a namespace for all tables below it.
+"""Policies of table services and of the gateway's cache: properties of a table, or of a namespace for all its tables.
 
 The value nearest to the table counts: its own property, then that of its namespace, then those of the namespaces above.
 """
@@ -15,6 +15,7 @@ from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 
 PREFIXES = (
+    "seamark.cache.preload",
     "seamark.clustering.",
     "seamark.column-ttl.",
     "seamark.compaction.",

@@ -39,11 +39,13 @@ class S3Call(S3Read):
 
 @dataclass(slots=True)
 class StartedAnswer:
-    """An answer whose header and first bytes are sent. `rest` sends the others; None if there are none."""
+    """An answer whose header and first bytes are sent. `rest` sends the others; None if there are none. `abandon`: it
+    will not be sent; what it keeps is released. May be called more than once."""
 
     status: int
     length: int
     rest: Callable[[AbstractStreamWriter], Awaitable[None]] | None
+    abandon: Callable[[], None] | None = None
 
 
 class BrokenAnswer(Exception):

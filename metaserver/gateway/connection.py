@@ -8,6 +8,8 @@ Every other request, every refusal and every error is left to the task, which ha
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -17,6 +19,12 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 
 from seamark.metaserver.connections import Connection, ConnectionRunner, Connections, Handshake
+
+_NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_KERNEL_MOST_BYTES = 1 << 20
+_KERNEL_LEAST_BYTES = 16 << 10
+_KERNEL_PARTS = 4
+"""Connections that were opened when there were few may keep more: the sum of all grows with the logarithm."""
 
 
 class Unfinished(Protocol):
@@ -31,11 +39,13 @@ AtOnce = Callable[[RawRequestMessage, asyncio.Transport], "Unfinished | bool"]
 
 
 class GatewayConnection(Connection):
-    __slots__ = ("_at_once", "_unfinished")
+    __slots__ = ("_at_once", "_connections", "_kernel_bytes", "_unfinished")
 
-    def __init__(self, guard: Connections, handshake: Handshake | None, at_once: AtOnce, **options: Any) -> None:
+    def __init__(self, guard: GatewayConnections, handshake: Handshake | None, at_once: AtOnce, **options: Any) -> None:
         super().__init__(guard, handshake, **options)
         self._at_once = at_once
+        self._connections = guard
+        self._kernel_bytes = 0
         self._unfinished: Unfinished | None = None
 
     def take_unfinished(self) -> Unfinished | None:
@@ -50,6 +60,8 @@ class GatewayConnection(Connection):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._kernel_bytes != self._connections.kernel_bytes:
+            self._limit_kernel()
         waiter = self._waiter
         if waiter is None or waiter.done() or self._messages:
             super().data_received(data)
@@ -72,6 +84,15 @@ class GatewayConnection(Connection):
         if unfinished is not None:
             unfinished.abandon()
         super().connection_lost(exc)
+
+    def _limit_kernel(self) -> None:
+        """Of what the kernel keeps for a client that does not read. It is not a limit of what is on its way, as the
+        size of the send buffer is, so that distant clients keep their rate."""
+        self._kernel_bytes = self._connections.kernel_bytes
+        sock = None if self.transport is None else self.transport.get_extra_info("socket")
+        if sock is not None and _NOTSENT_LOWAT is not None:
+            with contextlib.suppress(OSError):  # the connection may be lost already
+                sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, self._kernel_bytes)
 
     def _begin(self) -> None:
         message, payload = self._messages[0]
@@ -101,24 +122,33 @@ class GatewayConnection(Connection):
 
 
 class GatewayConnections(Connections):
-    def __init__(self, inner: web.Server, at_once: AtOnce, *options: Any) -> None:
+    def __init__(self, inner: web.Server, at_once: AtOnce, unsent_bytes: int, *options: Any) -> None:
         super().__init__(inner, *options)
         self._at_once = at_once
+        self._unsent_bytes = unsent_bytes
+
+    @property
+    def kernel_bytes(self) -> int:
+        """Of a connection, that the kernel keeps unsent: all together about the budget, however many there are. A power
+        of two, so that it changes rarely."""
+        share = self._unsent_bytes // (_KERNEL_PARTS * max(1, self.count))
+        return max(_KERNEL_LEAST_BYTES, min(_KERNEL_MOST_BYTES, 1 << share.bit_length() - 1 if share else 0))
 
     def new_connection(self, handshake: Handshake | None = None) -> Connection:
         return GatewayConnection(self, handshake, self._at_once, loop=self._loop, **self._kwargs)
 
 
 class GatewayRunner(ConnectionRunner):
-    __slots__ = ("_at_once",)
+    __slots__ = ("_at_once", "_unsent_bytes")
 
-    def __init__(self, app: web.Application, at_once: AtOnce, *options: Any, **named: Any) -> None:
+    def __init__(self, app: web.Application, at_once: AtOnce, unsent_bytes: int, *options: Any, **named: Any) -> None:
         super().__init__(app, *options, **named)
         self._at_once = at_once
+        self._unsent_bytes = unsent_bytes
 
     async def _make_server(self) -> web.Server:
         inner = await web.AppRunner._make_server(self)
-        return GatewayConnections(inner, self._at_once, self._limits, self._answers, self._tls)
+        return GatewayConnections(inner, self._at_once, self._unsent_bytes, self._limits, self._answers, self._tls)
 
 
 class SentAnswer(web.StreamResponse):

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from urllib.parse import quote, urlsplit
 
 import aiohttp
+import structlog
 from aiohttp import web
 from yarl import URL
 
@@ -25,6 +26,7 @@ from seamark.metaserver.errors import RetryLater, StorageError
 from seamark.metaserver.gateway.aws_chunked import SIGNED, SIGNED_TRAILER, STREAMING, ChunkSigner, framed_length
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.body import Body
+from seamark.metaserver.gateway.caching.records import content_range, read_content_range
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.gateway.sigv4 import EMPTY_SHA256, Target, canonical_query, sign_headers
@@ -54,6 +56,10 @@ _NOT_RETURNED = frozenset(
 _ERROR_BYTES_MAX = 64 << 10
 _KEYS_REFUSED = re.compile(rb"<Code>(?:InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken)</Code>")
 _REFRESH_S = 60.0
+_ATTEMPTS = 3
+"""To get the next byte of an answer from the store."""
+_PAUSE_S = 0.1
+_log = structlog.get_logger("seamark.gateway")
 
 
 class Forwarding:
@@ -134,12 +140,80 @@ class Forwarding:
             async with self._session.request(
                 call.method, URL(url, encoded=True), headers=signed, data=data, allow_redirects=False
             ) as found:
-                return await _returned(call, found)
+                return await self._returned(call, found)
         except (aiohttp.ClientError, TimeoutError) as error:
             cause = error.__cause__ or error.__context__
             if isinstance(cause, S3Error):  # of the body, which the session wraps
                 raise cause from None
             raise RetryLater(f"The store did not answer, try again later: {type(error).__name__}") from None
+
+    async def _returned(self, call: S3Call, found: aiohttp.ClientResponse) -> web.StreamResponse:
+        if found.status == 403 and call.method != "HEAD":
+            error = await found.content.read(_ERROR_BYTES_MAX)
+            if _KEYS_REFUSED.search(error):  # names the server's key, and no client can correct it
+                raise StorageError("The store refuses the keys of the server; its operator has to correct them")
+            return web.Response(status=403, body=error, headers=_headers(found))
+        part = _part(found)
+        if part is not None and found.content_length not in (None, part[1] - part[0]):
+            raise RetryLater("The store's answer has another length than its range, try again")
+        response = PromptResponse(status=found.status, reason=found.reason, headers=_headers(found))
+        if found.content_length is not None and found.status not in (204, 304):
+            response.content_length = found.content_length
+        pieces = self._whole(call, found)
+        async with aclosing(pieces):
+            try:
+                # The first piece precedes the header, so that an error before it has its own status.
+                first = None if call.method == "HEAD" else await anext(pieces, None)
+                await _to_client(response.prepare(call.request))
+                if first is not None:
+                    await _to_client(response.write(first))
+                    async for piece in pieces:
+                        await _to_client(response.write(piece))
+            except (aiohttp.ClientError, TimeoutError, RetryLater) as error:
+                if not response.prepared:
+                    raise
+                # The header is sent: only an aborted connection shows the client that bytes are missing.
+                _log.warning("an answer was broken off", error=type(error).__name__)
+                if call.request.transport is not None:
+                    call.request.transport.abort()
+                return response
+        await _to_client(response.write_eof())
+        return response
+
+    async def _whole(self, call: S3Call, found: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+        """The body of an answer. If it ends early, what is missing is read with further requests for the same object
+        (If-Match), as long as each of them brings bytes. The errors of the session, or RetryLater."""
+        span, arrived = _span(call, found), 0
+        pieces = _pieces(found.content)
+        async with aclosing(pieces):
+            try:
+                async for piece in pieces:
+                    arrived += len(piece)
+                    yield piece
+                return
+            except (aiohttp.ClientError, TimeoutError):
+                if span is None:
+                    raise
+        start, end, size = span
+        start, failed = start + arrived, 0
+        etag = found.headers["ETag"]
+        while start < end:
+            headers = {"range": f"bytes={start}-{end - 1}", "if-match": etag}
+            try:
+                async with self.request("GET", call.address.bucket, call.address.key, headers) as answer:
+                    if answer.status != 206 or answer.headers.get("etag") != etag:
+                        raise RetryLater("The store has another object meanwhile, or refuses the read, try again")
+                    if content_range(answer) != (start, end, size):
+                        raise RetryLater("The store answered with another range, try again")
+                    async for piece in answer.pieces:
+                        piece = piece[: end - start]
+                        start, failed = start + len(piece), 0
+                        yield piece
+            except RetryLater:
+                failed += 1
+                if failed == _ATTEMPTS:
+                    raise
+                await asyncio.sleep(_PAUSE_S * failed)
 
     async def _server_keys(self) -> S3Keys:
         """Keys of the settings, or of AWS's chain, which may have to fetch them."""
@@ -216,30 +290,38 @@ async def _chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator
     yield last + chain.end(trailer, body.trailers.get(trailer, ""))
 
 
-async def _returned(call: S3Call, found: aiohttp.ClientResponse) -> web.StreamResponse:
-    if found.status == 403 and call.method != "HEAD":
-        error = await found.content.read(_ERROR_BYTES_MAX)
-        if _KEYS_REFUSED.search(error):  # names the server's key, and no client can correct it
-            raise StorageError("The store refuses the keys of the server; its operator has to correct them")
-        return web.Response(status=403, body=error, headers=_headers(found))
-    response = PromptResponse(status=found.status, reason=found.reason, headers=_headers(found))
-    if found.content_length is not None and found.status not in (204, 304):
-        response.content_length = found.content_length
-    await response.prepare(call.request)
-    if call.method != "HEAD":
-        try:
-            async for piece in _pieces(found.content):
-                await response.write(piece)
-        except (aiohttp.ClientError, TimeoutError):
-            # The header is sent: only an aborted connection shows the client that bytes are missing.
-            if call.request.transport is not None:
-                call.request.transport.abort()
-            return response
-    await response.write_eof()
-    return response
+def _part(found: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
+    """As `content_range`."""
+    if found.status != 206:
+        return None
+    return read_content_range(found.headers.get("Content-Range", ""))
 
 
-async def _pieces(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+def _span(call: S3Call, found: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
+    """(first byte, byte after the last, size of the object) of an answer that further requests can complete: to a plain
+    read of an object with a strong ETag."""
+    headers = {name.lower(): value for name, value in found.headers.items()}
+    plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
+    if not plain or not headers.get("etag", "").startswith('"'):
+        return None
+    if any(name.startswith("x-amz-server-side-encryption-customer-") for name in call.headers):
+        return None
+    if found.status == 206:
+        return _part(found)
+    length = found.content_length
+    return (0, length, length) if found.status == 200 and length is not None else None
+
+
+async def _to_client(work: Awaitable[object]) -> None:
+    """ConnectionError if the client is gone: aiohttp's error for that is one of its client's errors, too, and must not
+    look like an error of the store."""
+    try:
+        await work
+    except aiohttp.ClientError as error:
+        raise ConnectionResetError("The client closed the connection") from error
+
+
+async def _pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
     """What the socket had, read by read: `iter_any` would join several reads, which copies them."""
     while True:
         piece, _ = await content.readchunk()

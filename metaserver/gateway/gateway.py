@@ -90,6 +90,8 @@ class _Started:
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
+        if self.answer is not None and self.answer.abandon is not None:
+            self.answer.abandon()
 
 
 class Gateway:

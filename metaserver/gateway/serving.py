@@ -23,6 +23,7 @@ from seamark.metaserver.gateway.folder import FolderBackend
 from seamark.metaserver.gateway.forwarding import Forwarding
 from seamark.metaserver.gateway.gateway import OPERATION, Gateway
 from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.gateway.preloading import Preloading
 from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
 from seamark.metaserver.settings import Settings
 
@@ -43,6 +44,7 @@ async def serving_gateway(
     runner = GatewayRunner(
         gateway.build_app(),
         gateway.begin,
+        settings.gateway_send_bytes,
         limits,
         Answers(_respond, partial(parts.metrics.observe, OPERATION, 400, 0.0, None)),
         tls=tls,
@@ -57,6 +59,7 @@ async def serving_gateway(
         async with (
             running("gateway-tables", partial(ownership.follow, parts.timeline)),
             running("gateway-backend", partial(_maintain, backend, parts.metrics.gateway_cache)),
+            _preloading(parts, ownership, backend),
         ):
             await web.SockSite(runner, sock, backlog=1024).start()  # type: ignore[arg-type]
             yield
@@ -72,6 +75,33 @@ async def _open_backend(settings: Settings, clock: Clock) -> Backend:
     if not settings.gateway_cache_memory_bytes and not settings.gateway_cache_disk_bytes:
         return forwarding
     return CachingBackend(forwarding, await open_tiers(settings, clock, forwarding), clock)
+
+
+@asynccontextmanager
+async def _preloading(parts: ServerParts, ownership: Ownership, backend: Backend) -> AsyncIterator[None]:
+    """Preloads tables during the block, if there is a cache with a pinned part."""
+    settings = parts.settings
+    cache_bytes = max(settings.gateway_cache_disk_bytes, settings.gateway_cache_memory_bytes)
+    budget_bytes = (
+        cache_bytes * settings.gateway_cache_pinned_percent // 100 * settings.gateway_cache_holder_percent // 100
+    )
+    if not isinstance(backend, CachingBackend) or not budget_bytes:
+        yield
+        return
+    preloading = Preloading(
+        parts.store,
+        parts.catalog.documents,
+        parts.planner,
+        ownership,
+        backend,
+        parts.clock,
+        budget_bytes=budget_bytes,
+    )
+    async with (
+        running("gateway-preload-news", partial(preloading.follow, parts.timeline)),
+        running("gateway-preload", preloading.work),
+    ):
+        yield
 
 
 async def _maintain(backend: Backend, metrics: GatewayCacheMetrics) -> None:

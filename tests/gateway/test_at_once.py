@@ -4,8 +4,10 @@ whole, and within the limits. A request with `Connection: close`, which its task
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
+import re
 import socket
 import uuid
 from collections.abc import Iterator
@@ -15,12 +17,15 @@ from typing import Any
 from unittest.mock import MagicMock
 from urllib.parse import SplitResult, urlsplit
 
+import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from seamark.metaserver.connections import Answers, ConnectionLimits, Connections
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.caching import CachingBackend
+from seamark.metaserver.gateway.connection import GatewayConnection
 from seamark.metaserver.server import gateway
 from tests.gateway.rig import SCHEMA, Keys, Rig, keys_of
 from tests.server.rig import running
@@ -200,3 +205,23 @@ async def test_a_connection_that_is_lost_before_its_woken_task_runs_leaves_no_er
     connection.connection_lost(None)
     await asyncio.wait([task])
     assert task.cancelled()
+
+
+def test_aiohttp_has_the_parts_that_answers_at_once_use() -> None:
+    """They are private, as there is no public place between the parser and the task of a connection. A version of
+    aiohttp without them must fail here, by name, and not by slow or wrong answers."""
+    handler = inspect.getsource(RequestHandler)
+    connection = inspect.getsource(GatewayConnection)
+    used = set(re.findall(r"self\.(_[a-z_]+)", connection)) - set(GatewayConnection.__slots__)
+    used -= {name for name in vars(GatewayConnection) if callable(vars(GatewayConnection)[name])}
+    assert used >= {"_waiter", "_messages", "_force_close", "_parser", "_manager", "_keepalive_handle"}
+    missing = [name for name in sorted(used) if not re.search(rf"self\.{name}\b", handler)]
+    assert missing == [], f"aiohttp {aiohttp.__version__} has no {missing} in RequestHandler"
+    for what, step in {
+        "waits for a request by a future": r"self\._waiter = loop\.create_future\(\)\s+await self\._waiter",
+        "takes requests from a queue": r"message, payload = self\._messages\.popleft\(\)",
+        "tells the parser that a request was taken": r"self\._parser\.message_consumed\(\)",
+        "counts requests": r"manager\.requests_count \+= 1",
+        "closes idle connections by a timer": r"loop\.call_at\(\s*close_time, self\._process_keepalive\s*\)",
+    }.items():
+        assert re.search(step, handler), f"aiohttp {aiohttp.__version__} no longer {what}: see gateway/connection.py"

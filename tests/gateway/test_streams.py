@@ -205,13 +205,15 @@ def test_a_store_that_is_away_or_dies_gives_no_short_object(tmp_path: Path) -> N
                 at = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
                 client.put_object(**at, Body=b"x" * 4 * MEBIBYTE)
                 proxy.cut_after = MEBIBYTE
+                assert client.get_object(**at)["Body"].read() == b"x" * 4 * MEBIBYTE, "each cut is continued"
+                proxy.dies = True
                 with pytest.raises(Exception, match=r"(?i)incomplete|closed|reset|broken|aborted"):
                     client.get_object(**at)["Body"].read()
                 proxy.cut_after = 0
                 with pytest.raises(ClientError) as away:
                     client.get_object(**at)
                 assert away.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
-                proxy.cut_after = 1 << 40
+                proxy.dies, proxy.cut_after = False, 1 << 40
                 assert len(client.get_object(**at)["Body"].read()) == 4 * MEBIBYTE
 
 
@@ -222,6 +224,8 @@ class _Cutting:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.cut_after = 1 << 40
+        self.dies = False
+        """After the next cut, nothing comes through any more."""
         self._to = urlsplit(s3.endpoint)
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -246,6 +250,8 @@ class _Cutting:
                 while data := source.recv(65536):
                     sent += len(data)
                     if answers and sent > self.cut_after:
+                        if self.dies:
+                            self.cut_after = 0
                         break
                     target.sendall(data)
                 for one in (source, target):

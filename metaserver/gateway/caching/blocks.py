@@ -127,7 +127,8 @@ class ObjectBlocks:
         tier = self._pinned if owner.pinned and self._pinned is not None else self._disk
         if tier is None:
             return
-        if self.pending_bytes + len(block) > self._pending_bytes_max:
+        # Pinned blocks may wait beyond the limit of the others, so that a scan cannot crowd them out.
+        if self.pending_bytes + len(block) > self._pending_bytes_max * (1 + owner.pinned):
             self.dropped += 1
             return
         self.pending_bytes += len(block)

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import structlog
 from aiohttp import web
@@ -28,14 +28,15 @@ from seamark.metaserver.errors import RetryLater
 from seamark.metaserver.gateway.backend import Backend, BrokenAnswer, PromptResponse, S3Call, S3Read, StartedAnswer
 from seamark.metaserver.gateway.caching.blocks import Owner
 from seamark.metaserver.gateway.caching.fetches import ChangedObject, RefusedRead, bucket_and_key
-from seamark.metaserver.gateway.caching.reader import RangeReader
+from seamark.metaserver.gateway.caching.reader import RangeReader, kept_part
 from seamark.metaserver.gateway.caching.records import ObjectRecord, record_of
+from seamark.metaserver.gateway.caching.sending import SendBudget, Unsent
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.caching.tiers import CacheTiers
 from seamark.metaserver.gateway.caching.written_once import kind_of
 from seamark.metaserver.gateway.conditions import check_read, read_range
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.objects.s3_scope import parse_delete_body
+from seamark.metaserver.objects.s3_scope import Address, parse_delete_body
 
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))")
 _CONDITIONS = frozenset(("if-match", "if-none-match", "if-modified-since", "if-unmodified-since"))
@@ -48,8 +49,6 @@ _ALLOWED_AMZ = frozenset(
 _SEQUENCES_MAX = 4096
 _log = structlog.get_logger("seamark.gateway")
 _AHEAD_LEAST = 1 << 20
-_STEP_BYTES = 1 << 20
-"""Blocks that are given to the kernel with one call."""
 _AT_ONCE_BYTES = 4 << 20
 """Of one answer, before the event loop handles other requests: about a millisecond."""
 
@@ -63,7 +62,11 @@ class CachingBackend:
         self._tiers = tiers
         self._records = tiers.records
         self._fetches = tiers.fetches
+        self._sending: SendBudget = tiers.sending
         self._reader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
+        self._preloader = RangeReader(tiers.store, tiers.blocks, tiers.fetches)
+        """Apart, so that the counts of bytes are those of clients."""
+        self._preloaded = 0
         self._opening: SingleFlight[str, ObjectRecord] = SingleFlight()
         self._sequences: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
         """By location: where the last read ended, how many reads followed each other, and the end of what was read
@@ -83,6 +86,7 @@ class CachingBackend:
                 "blocks": memory.used_bytes,
                 "records": self._records.used_bytes,
                 "fetches": fetches.used_bytes,
+                "unsent": self._sending.taken_bytes,
             },
             disk={name: stats.used_bytes for name, stats in disks},
             served=self.served_bytes,
@@ -94,6 +98,8 @@ class CachingBackend:
                 "disk_damage": sum(stats.damaged for _, stats in disks),
                 "disk_error": sum(stats.errors for _, stats in disks),
                 "disk_write_dropped": blocks.dropped,
+                "preloaded_file": self._preloaded,
+                "preloaded_byte": sum(self._preloader.served_bytes.values()),
             },
         )
 
@@ -133,13 +139,13 @@ class CachingBackend:
             return None
         start, length = part or (0, record.size)
         owner, end = _owner(read), start + length
+        unsent = Unsent(self._sending, owner.holder)
         sent = start if read.method == "GET" else end
         pieces: list[memoryview] = []
+        size_bytes = 0
         if sent < end:
             continues = self._continues(record, start)
-            pieces = self._reader.read_at_once(
-                record, start, min(end, start + _STEP_BYTES), owner, counted=not continues
-            )
+            pieces, size_bytes = self._next_pieces(record, start, end, owner, unsent, counted=not continues)
             if not pieces:
                 return None
             self._follow(record, start, end, owner)
@@ -147,19 +153,33 @@ class CachingBackend:
         transport.writelines([head, *pieces])
         sent += sum(map(len, pieces))
         while sent < end and not transport.get_write_buffer_size() and sent - start < _AT_ONCE_BYTES:
-            pieces = self._reader.read_at_once(record, sent, min(end, sent + _STEP_BYTES), owner, counted=True)
+            pieces, size_bytes = self._next_pieces(record, sent, end, owner, unsent)
             if not pieces:
                 break
             transport.writelines(pieces)
             sent += sum(map(len, pieces))
         status = 206 if part else 200
-        if sent == end and not transport.get_write_buffer_size():
+        if transport.get_write_buffer_size():
+            unsent.keep(size_bytes)
+        elif sent == end:
             return StartedAnswer(status, length, None)
 
         async def rest(writer: AbstractStreamWriter) -> None:
-            await self._send_blocks(record, sent, end, owner, transport, writer)
+            await self._send_blocks(record, sent, end, owner, transport, writer, unsent)
 
-        return StartedAnswer(status, length, rest)
+        return StartedAnswer(status, length, rest, partial(unsent.keep, 0))
+
+    def _next_pieces(
+        self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: Unsent, *, counted: bool = True
+    ) -> tuple[list[memoryview], int]:
+        """(the bytes from `start` on that may be given to the connection now, what they keep in memory until the client
+        has taken them); none, if the next block is not here."""
+        offer, block_bytes = unsent.offer, self._tiers.blocks.block_bytes
+        pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, counted=counted)
+        if offer < block_bytes:
+            pieces = [kept_part(piece, 0, len(piece), 0)[0] for piece in pieces]
+            return pieces, sum(map(len, pieces))
+        return pieces, len(pieces) * block_bytes
 
     async def _send_blocks(
         self,
@@ -169,19 +189,52 @@ class CachingBackend:
         owner: Owner,
         transport: asyncio.Transport,
         writer: AbstractStreamWriter,
+        unsent: Unsent,
     ) -> None:
         """The rest of an answer: several blocks together while they are here, then as they arrive. BrokenAnswer."""
-        await writer.drain()
-        while start < end and not transport.is_closing():
-            pieces = self._reader.read_at_once(record, start, min(end, start + _STEP_BYTES), owner, counted=True)
-            if not pieces:
-                break
-            transport.writelines(pieces)
-            start += sum(map(len, pieces))
+        try:
             await writer.drain()
-            await asyncio.sleep(0)  # a fast client never lets `drain` wait
-        async with aclosing(self._reader.read(record, start, end, owner)) as left:
-            await _send_rest(writer, left)
+            unsent.keep(0)
+            while start < end and not transport.is_closing():
+                pieces, size_bytes = self._next_pieces(record, start, end, owner, unsent)
+                if not pieces:
+                    break
+                transport.writelines(pieces)
+                start += sum(map(len, pieces))
+                del pieces  # only the connection keeps what the client has not taken
+                if transport.get_write_buffer_size():
+                    unsent.keep(size_bytes)
+                await writer.drain()
+                unsent.keep(0)
+                await asyncio.sleep(0)  # a fast client never lets `drain` wait
+            async with aclosing(self._reader.read(record, start, end, owner, unsent, started=True)) as left:
+                await _send_rest(writer, left)
+        finally:
+            unsent.keep(0)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether reads of clients need the budget for reads in progress."""
+        return self._fetches.is_half_used
+
+    async def preload(self, location: str, last_bytes: int | None, holder: str) -> int:
+        """Reads the object, or its last bytes, into the pinned part of the cache. Returns the number of bytes; 0 if the
+        object is gone, or one that cannot be cached. RetryLater."""
+        owner, unsent = Owner(holder, pinned=True), Unsent(self._sending, holder)
+        headers = {} if last_bytes is None else {"range": f"bytes=-{last_bytes}"}
+        read = S3Read("GET", Address(*bucket_and_key(location), {}), headers, "preload", holder, True)
+        try:
+            record = self._records.trusted(location) or await self._find(location, read, owner)
+            if record is None:
+                return 0
+            start = 0 if last_bytes is None else max(0, record.size - last_bytes)
+            async with aclosing(self._preloader.read(record, start, record.size, owner, unsent)) as pieces:
+                async for _ in pieces:
+                    pass
+        except (RefusedRead, ChangedObject):
+            return 0
+        self._preloaded += 1
+        return record.size - start
 
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
         """The answer from the cache; None if the store has to answer."""
@@ -203,7 +256,7 @@ class CachingBackend:
                 return None
         return None
 
-    async def _find(self, location: str, call: S3Call, owner: Owner) -> ObjectRecord | None:
+    async def _find(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord | None:
         """The record of the object: known, or from the store. None if the store has to answer. RefusedRead."""
         is_conditional = call.method == "GET" and not _CONDITIONS.isdisjoint(call.headers)
         if is_conditional and await self._records.find(location) is None:
@@ -215,7 +268,7 @@ class CachingBackend:
                 return record
         return None
 
-    async def _open(self, location: str, call: S3Call, owner: Owner) -> ObjectRecord:
+    async def _open(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord:
         """The record, checked with the store. RefusedRead, RetryLater."""
         version, now_ms = self._records.version(location), self._clock.now_ms()
         known = await self._records.find(location)
@@ -279,7 +332,8 @@ class CachingBackend:
             return response
         continues = self._continues(record, start)
         self._follow(record, start, start + length, owner)
-        pieces = self._reader.read(record, start, start + length, owner, counted=not continues)
+        unsent = Unsent(self._sending, owner.holder)
+        pieces = self._reader.read(record, start, start + length, owner, unsent, counted=not continues)
         async with aclosing(pieces):
             await self._send(response, call, pieces)
         return response
@@ -291,6 +345,7 @@ class CachingBackend:
         try:
             if first is not None:
                 await response.write(first)
+                del first
             await _send_rest(call.request.writer, pieces)
         except BrokenAnswer:
             if call.request.transport is not None:
@@ -325,8 +380,9 @@ async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memory
     turn = 0
     try:
         async for piece in pieces:
-            await writer.write(piece)
             turn += len(piece)
+            await writer.write(piece)
+            await writer.drain()  # `write` waits for the client only after 64 KiB
             if turn >= _AT_ONCE_BYTES:  # a fast client never lets `write` wait
                 turn = 0
                 await asyncio.sleep(0)

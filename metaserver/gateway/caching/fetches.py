@@ -172,10 +172,7 @@ class Fetches:
         async def run() -> None:
             bucket, key = bucket_and_key(record.location)
             async with self._store.request("GET", bucket, key, headers) as answer:
-                if answer.status in (404, 412) or (answer.status == 206 and not is_same(record, answer.headers)):
-                    raise ChangedObject
-                if content_range(answer) != (start, fetch.end, record.size):
-                    raise RefusedRead
+                check_part(answer, record, start, fetch.end)
                 await self._receive(fetch, answer, 0)
 
         _spawn(self._reads, self._finished(fetch, run()))
@@ -338,6 +335,14 @@ class Fetches:
         assert not self._reads | self._writes, f"{len(self._reads | self._writes)} tasks run"
         assert not self._running, f"{len(self._running)} blocks are listed"
         assert self._budget.taken == 0, f"{self._budget.taken} bytes are charged"
+
+
+def check_part(answer: StoreAnswer, record: ObjectRecord, start: int, end: int) -> None:
+    """ChangedObject or RefusedRead, unless the answer has the bytes from `start` to `end` of the record's content."""
+    if answer.status in (404, 412) or (answer.status == 206 and not is_same(record, answer.headers)):
+        raise ChangedObject
+    if answer.status != 206 or content_range(answer) != (start, end, record.size):
+        raise RefusedRead
 
 
 def bucket_and_key(location: str) -> tuple[str, str]:

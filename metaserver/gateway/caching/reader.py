@@ -6,6 +6,7 @@ next fetch has already been requested, so that a long read waits for the store's
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,17 +14,20 @@ from contextlib import aclosing
 from seamark.metaserver.errors import RetryLater
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
 from seamark.metaserver.gateway.caching.fetches import (
-    ChangedObject,
     Fetch,
     Fetches,
     RefusedRead,
     bucket_and_key,
+    check_part,
 )
-from seamark.metaserver.gateway.caching.records import ObjectRecord, content_range, is_same
+from seamark.metaserver.gateway.caching.records import ObjectRecord
+from seamark.metaserver.gateway.caching.sending import STEP_BYTES, Unsent
 from seamark.metaserver.gateway.caching.store import Store
 
 _ATTEMPTS = 3
-"""Of a fetch whose connection to the store ends early."""
+"""To get the next byte from the store; each byte that arrives allows as many again."""
+_PAUSE_S = 0.1
+"""Before the second attempt, and twice as long before the third."""
 
 
 class RangeReader:
@@ -36,11 +40,20 @@ class RangeReader:
         self.served_bytes: Counter[str] = Counter()
 
     async def read(
-        self, record: ObjectRecord, start: int, end: int, owner: Owner, *, counted: bool = True
+        self,
+        record: ObjectRecord,
+        start: int,
+        end: int,
+        owner: Owner,
+        unsent: Unsent,
+        *,
+        counted: bool = True,
+        started: bool = False,
     ) -> AsyncGenerator[memoryview]:
         """The bytes from `start` to `end`, which is at most the object's size. ChangedObject, RefusedRead or RetryLater
-        may be raised at any piece. `counted` False: the first block is not counted as requested."""
-        block_bytes, failed = self._blocks.block_bytes, 0
+        may be raised at any piece. `counted` False: the first block is not counted as requested. `started`: the client
+        has bytes of the answer. `unsent` has what is kept while the reader works on a piece."""
+        block_bytes, tries = self._blocks.block_bytes, _Tries(started)
         while start < end:
             number, offset = divmod(start, block_bytes)
             stop = min(end, (number + 1) * block_bytes)
@@ -56,7 +69,7 @@ class RangeReader:
                     source = "disk"
                 if block is None:
                     if fetch is None:
-                        async with aclosing(self._direct(record, start, end)) as pieces:
+                        async with aclosing(self._direct(record, start, end, unsent, started=tries.started)) as pieces:
                             async for piece in pieces:
                                 yield piece
                         return
@@ -64,17 +77,25 @@ class RangeReader:
                         async with aclosing(self._pieces(fetch, start, end, owner)) as pieces:
                             async for piece in pieces:
                                 self.served_bytes["fetch"] += len(piece)
-                                start, failed = start + len(piece), 0
+                                start += len(piece)
+                                tries.advanced()
                                 yield piece
-                    except RetryLater:
-                        failed += 1
-                        if failed == _ATTEMPTS:
-                            raise
+                    except (RetryLater, RefusedRead) as error:
+                        await tries.failed(error)
                     continue
-            piece = block[offset : offset + stop - start]
+            offer = unsent.offer
+            if offer < block_bytes:
+                stop = min(stop, start + offer)
+            piece, size_bytes = kept_part(block, offset, offset + stop - start, offer)
+            del block  # the frame must not keep it while the client is slow
             self.served_bytes[source] += len(piece)
             start = stop
-            yield piece
+            tries.advanced()
+            unsent.keep(size_bytes)
+            try:
+                yield piece
+            finally:
+                unsent.keep(0)
 
     def read_at_once(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, *, counted: bool
@@ -146,18 +167,75 @@ class RangeReader:
         if first <= last:
             self._fetches.start(record, first, self._end_of_gap(record, first, last), owner)
 
-    async def _direct(self, record: ObjectRecord, start: int, end: int) -> AsyncGenerator[memoryview]:
-        """From the store to the reader, without the cache."""
+    async def _direct(
+        self, record: ObjectRecord, start: int, end: int, unsent: Unsent, *, started: bool
+    ) -> AsyncGenerator[memoryview]:
+        """From the store to the reader, without the cache. An answer of the store that ends early is continued by a
+        read of what is missing, of the same object (If-Match). `started`: as in `read`.
+
+        While answers may keep little, a short part is read and the request to the store ends before the reader gets
+        it: a slow reader keeps neither the buffers of a connection to the store nor the connection."""
+        tries = _Tries(started)
+        while start < end:
+            offer = unsent.offer
+            streamed = offer == STEP_BYTES
+            unsent.keep(STEP_BYTES if streamed else offer)
+            stop = end if streamed else min(end, start + offer)
+            try:
+                if streamed:
+                    async with aclosing(self._from_store(record, start, stop)) as pieces:
+                        async for piece in pieces:
+                            start += len(piece)
+                            tries.advanced()
+                            yield piece
+                else:
+                    async with aclosing(self._from_store(record, start, stop)) as pieces:
+                        data = b"".join([piece async for piece in pieces])
+                    start = stop
+                    tries.advanced()
+                    yield memoryview(data)
+            except (RetryLater, RefusedRead) as error:
+                await tries.failed(error)
+            finally:
+                unsent.keep(0)
+
+    async def _from_store(self, record: ObjectRecord, start: int, end: int) -> AsyncGenerator[memoryview]:
+        """One request. ChangedObject, RefusedRead; RetryLater if the answer ends early."""
         bucket, key = bucket_and_key(record.location)
         headers = {"range": f"bytes={start}-{end - 1}", "if-match": record.etag}
         async with self._store.request("GET", bucket, key, headers) as answer:
-            if answer.status in (404, 412) or (answer.status == 206 and not is_same(record, answer.headers)):
-                raise ChangedObject
-            if content_range(answer) != (start, end, record.size):
-                raise RefusedRead
-            async for piece in answer.pieces:
+            check_part(answer, record, start, end)
+            async for data in answer.pieces:
+                piece = memoryview(data)[: end - start]  # a store may send more than it announced
                 self.served_bytes["direct"] += len(piece)
                 start += len(piece)
-                yield memoryview(piece)
+                yield piece
         if start != end:
             raise RetryLater("The store's answer ended early, try again")
+
+
+def kept_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memoryview, int]:
+    """(a part of a block, the bytes that it keeps in memory): the whole block, or a copy of the part if only so much
+    may be kept."""
+    if offer < len(block):
+        return memoryview(bytes(block[start:end])), end - start
+    return block[start:end], len(block)
+
+
+class _Tries:
+    """Of the reads from the store for one answer. `started`: its client has bytes already, so that only a repeated read
+    can complete the answer; before, the client may get the store's refusal."""
+
+    def __init__(self, started: bool) -> None:
+        self.started = started
+        self._failed = 0
+
+    def advanced(self) -> None:
+        self.started, self._failed = True, 0
+
+    async def failed(self, error: RetryLater | RefusedRead) -> None:
+        """Waits before the next try. Raises the error if there is none."""
+        self._failed += 1
+        if self._failed == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.started):
+            raise error
+        await asyncio.sleep(_PAUSE_S * self._failed)

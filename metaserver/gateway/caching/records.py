@@ -77,7 +77,12 @@ def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) 
 
 def content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
     """(first byte, byte after the last, size) of an answer with status 206."""
-    matched = _CONTENT_RANGE.fullmatch(answer.headers.get("content-range", ""))
+    return read_content_range(answer.headers.get("content-range", ""))
+
+
+def read_content_range(text: str) -> tuple[int, int, int] | None:
+    """As `content_range`, of the header's value."""
+    matched = _CONTENT_RANGE.fullmatch(text)
     return None if matched is None else (int(matched[1]), int(matched[2]) + 1, int(matched[3]))
 
 

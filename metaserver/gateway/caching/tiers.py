@@ -17,6 +17,7 @@ from seamark.metaserver.clock import Clock
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, identify, open_tier
 from seamark.metaserver.gateway.caching.fetches import Fetches
 from seamark.metaserver.gateway.caching.records import ObjectRecord, Records
+from seamark.metaserver.gateway.caching.sending import SendBudget
 from seamark.metaserver.gateway.caching.store import Store
 from seamark.metaserver.gateway.caching.write_versions import WriteVersions
 from seamark.metaserver.settings import Settings
@@ -28,7 +29,7 @@ _RECORDS_SHARE = 16
 _RECORDS_LEAST = 256 << 10
 """Bytes of records, also without a memory budget: without a record, a block on the disk costs two reads."""
 _PENDING_SHARE = 4
-"""A quarter of the budget for fetches can wait to be written to the disk."""
+"""A quarter of the budget for fetches can wait to be written to the disk; with pinned blocks, half."""
 _SKETCH_KEYS_LEAST = 1024
 
 
@@ -78,6 +79,8 @@ class CacheTiers:
             share_bytes=fetch_bytes * share_percent // 100,
             request_bytes=settings.gateway_cache_request_bytes,
         )
+        send_bytes = settings.gateway_send_bytes
+        self.sending = SendBudget(send_bytes, send_bytes * share_percent // 100)
         self.records = Records(
             records_bytes,
             disks[1] or disks[0],

@@ -1,0 +1,70 @@
+"""The memory of answers that clients have not taken yet, of one worker.
+
+An answer that waits for its client keeps bytes: those that were given to the connection and that the kernel did not
+take, and those that the store has sent. All of them have a budget, of which a principal has a share. The rule: an
+answer gets at most an eighth of what is free, and always `STEP_LEAST_BYTES`, so that no client waits for another. So
+10,000 slow clients keep the budget and `STEP_LEAST_BYTES` each, for reads of any length.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+STEP_BYTES = 1 << 20
+"""Given to the kernel with one call, while the budget is free."""
+STEP_LEAST_BYTES = 16 << 10
+_PARTS = 8
+
+
+class SendBudget:
+    """Belongs to one event loop."""
+
+    def __init__(self, limit_bytes: int, share_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._share_bytes = share_bytes
+        self.taken_bytes = 0
+        self._held: Counter[str] = Counter()
+
+    def offer(self, holder: str) -> int:
+        """How many bytes an answer to `holder` may keep next; nothing is taken."""
+        free = self._limit_bytes - self.taken_bytes
+        if self._held:
+            free = min(free, self._share_bytes - self._held.get(holder, 0))
+        return max(STEP_LEAST_BYTES, min(STEP_BYTES, free // _PARTS))
+
+    def take(self, holder: str, size_bytes: int) -> None:
+        self.taken_bytes += size_bytes
+        self._held[holder] += size_bytes
+
+    def release(self, holder: str, size_bytes: int) -> None:
+        self.taken_bytes -= size_bytes
+        self._held[holder] -= size_bytes
+        if not self._held[holder]:
+            del self._held[holder]
+
+    def check_invariants(self) -> None:
+        assert self.taken_bytes == sum(self._held.values())
+        assert all(held > 0 for held in self._held.values())
+
+
+class Unsent:
+    """What one answer keeps of the budget."""
+
+    __slots__ = ("_budget", "_holder", "_size_bytes")
+
+    def __init__(self, budget: SendBudget, holder: str) -> None:
+        self._budget = budget
+        self._holder = holder
+        self._size_bytes = 0
+
+    @property
+    def offer(self) -> int:
+        return self._budget.offer(self._holder)
+
+    def keep(self, size_bytes: int) -> None:
+        """Instead of what it kept before; 0: it keeps nothing."""
+        if self._size_bytes:
+            self._budget.release(self._holder, self._size_bytes)
+        self._size_bytes = size_bytes
+        if size_bytes:
+            self._budget.take(self._holder, size_bytes)

@@ -1,0 +1,142 @@
+"""Reads the data files of chosen tables into the pinned part of the cache as soon as a commit adds them.
+
+The policy is a property of a table or of its namespaces: `seamark.cache.preload` = `footers` or `files`, and
+`seamark.cache.preload-filter`, an Iceberg expression (JSON) that chooses files, such as those of some partitions. The
+rules: only objects below a location that the table owns are read, as for a client with its keys; a table gets its share
+of the pinned part and no more; and clients precede: while much of the budget for reads is used, nothing is preloaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+
+import structlog
+
+from seamark.metaserver.access.gateway_keys import ObjectGrant
+from seamark.metaserver.catalog.documents import Documents
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import BadRequest, SeamarkError
+from seamark.metaserver.gateway.caching.caching import CachingBackend
+from seamark.metaserver.gateway.caching.fetches import bucket_and_key
+from seamark.metaserver.gateway.caching.written_once import kind_of
+from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.objects.s3_scope import Address, check_request
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.scan.request import ScanRequest
+from seamark.metaserver.services.watch import TableWatch
+from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.timeline.timeline import Timeline
+
+POLICY = "seamark.cache.preload"
+FILTER = "seamark.cache.preload-filter"
+_KINDS = ("footers", "files")
+_FOOTER_BYTES = 64 << 10
+"""At the end of a file: with the block size of the cache, the last block of it."""
+_TABLES_MAX = 1000
+"""Tables that wait for their files, and tables whose files are known to be read."""
+_FILES_MAX = 10_000
+_FILTER_CHARACTERS = 16_384
+_PAUSE_S = 0.05
+_log = structlog.get_logger("seamark.gateway")
+
+
+class Preloading:
+    """Belongs to one event loop. `budget_bytes`: of one table."""
+
+    def __init__(
+        self,
+        store: PointerStore,
+        documents: Documents,
+        planner: Planner,
+        ownership: Ownership,
+        backend: CachingBackend,
+        clock: Clock,
+        *,
+        budget_bytes: int,
+    ) -> None:
+        self._store = store
+        self._documents = documents
+        self._planner = planner
+        self._ownership = ownership
+        self._backend = backend
+        self._clock = clock
+        self._budget_bytes = budget_bytes
+        self._waiting: OrderedDict[str, tuple[Entry, TableMetadata]] = OrderedDict()
+        self._news = asyncio.Event()
+        self._read: OrderedDict[str, tuple[tuple[str, str], dict[str, int]]] = OrderedDict()
+        """By table: its policy, and the bytes that were read of each file."""
+
+    async def follow(self, timeline: Timeline) -> None:
+        """Until cancelled: notes the tables with a policy that change."""
+        watch = TableWatch(self._store, timeline, self._documents.table, self._clock)
+        await watch.follow(self._note, await timeline.head())
+
+    def _note(self, entry: Entry, metadata: TableMetadata) -> float:
+        if metadata.properties.get(POLICY, "").lower() in _KINDS:
+            self._waiting[entry.uuid] = (entry, metadata)
+            self._waiting.move_to_end(entry.uuid)
+            while len(self._waiting) > _TABLES_MAX:
+                self._waiting.popitem(last=False)
+            self._news.set()
+        return float("inf")
+
+    async def work(self) -> None:
+        """Until cancelled: reads the files of the tables that were noted, one table after another."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._waiting:
+                _, (entry, metadata) = self._waiting.popitem(last=False)
+                try:
+                    await self._preload(entry, metadata)
+                except (SeamarkError, S3Error) as error:
+                    _log.warning("table not preloaded", namespace=entry.namespace, table=entry.name, reason=str(error))
+
+    async def _preload(self, entry: Entry, metadata: TableMetadata) -> None:
+        """SeamarkError, S3Error."""
+        kind, text = metadata.properties[POLICY].lower(), metadata.properties.get(FILTER, "")
+        holder = f"table {entry.uuid}"
+        never = 1 << 60
+        await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, never, True))
+        scan = await self._planner.scan(metadata, ScanRequest(filter=_filter(text)))  # without the usage of indexes
+        located = [scan.view.locate(row) for row in scan.rows[:_FILES_MAX].tolist()]
+        paths = {block.text("file_path", local) or "": None for block, local in located}
+        policy, known = self._read.pop(entry.uuid, ((kind, text), {}))
+        known = {path: size for path, size in known.items() if path in paths} if policy == (kind, text) else {}
+        self._read[entry.uuid] = (kind, text), known
+        while len(self._read) > _TABLES_MAX:
+            self._read.popitem(last=False)
+        table, used = parse_location(metadata.location), sum(known.values())
+        for path in paths:
+            if path in known:
+                continue
+            if used >= self._budget_bytes:
+                _log.warning("the files of a table exceed its share of the cache", table=entry.name, bytes=used)
+                return
+            bucket, key = bucket_and_key(path)
+            if kind_of(key) is None:
+                continue
+            check_request("GET", Address(bucket, key, {}), {}, None, table)
+            while self._backend.is_busy:  # noqa: ASYNC110  the budget has no event
+                await asyncio.sleep(_PAUSE_S)
+            known[path] = await self._backend.preload(path, _FOOTER_BYTES if kind == "footers" else None, holder)
+            used += known[path]
+
+
+def _filter(text: str) -> Expression:
+    if not text:
+        return TRUE
+    try:
+        if len(text) > _FILTER_CHARACTERS:
+            raise ValueError(f"it has more than {_FILTER_CHARACTERS:,} characters")
+        return parse_expression(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{FILTER} is not an Iceberg expression in JSON: {error}") from None

@@ -1,0 +1,236 @@
+"""Answers of the gateway while the store breaks its own: cut, reset, refused, too long, of another object, with bodies
+where HTTP has none. A client gets the right bytes, or sees that its answer is not whole; never wrong bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import socket
+import struct
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.gateway.forwarding import Forwarding
+from seamark.metaserver.settings import Settings
+from tests.gateway.test_cache import BLOCK, Worker, worker
+from tests.seeds import first_seed
+
+FAULTS = ("cut", "reset", "silent", "refused", "long", "other")
+"""Ends early · ends early with a reset · ends before the header · 503 · has more bytes than the range · says another
+ETag."""
+DATE = "Thu, 26 Nov 2026 00:00:00 GMT"
+
+
+@dataclass
+class BrokenStore:
+    """An S3 server for GET and HEAD. `rate`: the share of answers to GET with a fault, of the kinds `faults`."""
+
+    rng: random.Random
+    objects: dict[str, bytes] = field(default_factory=dict)
+    rate: float = 0.0
+    faults_max: int = 1 << 30
+    faults: tuple[str, ...] = FAULTS
+    seen: Counter[str] = field(default_factory=Counter)
+    replace: dict[str, bytes] = field(default_factory=dict)
+    """Objects that are replaced after the next fault."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while await self._answer((await reader.readuntil(b"\r\n\r\n")).decode(), writer):
+                pass
+        writer.close()
+
+    async def _answer(self, request: str, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection stays open."""
+        first, *lines = request.split("\r\n")
+        method, path, _ = first.split(" ")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        data = self.objects[path]
+        etag = etag_of(data)
+        is_broken = method == "GET" and self.faults_max and self.rng.random() < self.rate
+        fault = self.rng.choice(self.faults) if is_broken else ""
+        self.seen[fault or method] += 1
+        if fault:
+            self.faults_max -= 1
+            self.objects |= self.replace
+        if fault == "silent":
+            return False
+        if fault == "refused":
+            writer.write(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 8\r\n\r\n<Error/>")
+            return True
+        if headers.get("if-match", etag) != etag:
+            writer.write(b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n\r\n")
+            return True
+        if headers.get("if-none-match") == etag:
+            # With a body, which HTTP forbids: it must not become the beginning of the next answer.
+            writer.write(f"HTTP/1.1 304 Not Modified\r\nETag: {etag}\r\nContent-Length: 9\r\n\r\nforbidden".encode())
+            return False
+        size = len(data)
+        start, end = 0, size
+        status = "200 OK"
+        if "range" in headers and method == "GET":
+            low, _, high = headers["range"].removeprefix("bytes=").partition("-")
+            start, end = (int(low), min(size, int(high or size) + 1)) if low else (max(0, size - int(high)), size)
+            status = f"206 Partial Content\r\nContent-Range: bytes {start}-{end - 1}/{size}"
+        length = end - start + (1000 if fault == "long" else 0)
+        named = '"0000"' if fault == "other" else etag
+        writer.write(
+            f"HTTP/1.1 {status}\r\nETag: {named}\r\nLast-Modified: {DATE}\r\nContent-Length: {length}\r\n\r\n".encode()
+        )
+        if method == "HEAD":
+            if self.rng.random() < self.rate:
+                writer.write(b"forbidden")
+                return False
+            return True
+        sent = self.rng.randrange(length) if fault in ("cut", "reset") else length
+        body = data[start:end] + b"x" * (length - (end - start))
+        writer.write(body[:sent])
+        await writer.drain()
+        if fault == "reset":
+            raw: socket.socket = writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        return fault not in ("cut", "reset")
+
+
+def etag_of(data: bytes) -> str:
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+@asynccontextmanager
+async def gateway(store: BrokenStore, folder: Path, **changes: object) -> AsyncIterator[Worker]:
+    """A worker with its cache before the store."""
+    async with await asyncio.start_server(store.serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        settings = Settings(
+            home=folder,
+            s3_endpoint=f"http://127.0.0.1:{port}",
+            s3_path_style=True,
+            s3_access_key_id="a",
+            s3_secret_access_key="b",
+        )
+        clock = SimulatedClock(1)
+        forwarding = Forwarding(settings, clock, connections=8)
+        async with worker(forwarding, folder, clock, **changes) as one:  # type: ignore[arg-type]
+            yield one
+
+
+async def read_answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: str, *, has_body: bool
+) -> tuple[int, int, bytes, bool]:
+    """(status, declared length, bytes, whether the connection ended before that length)."""
+    writer.write(request.encode())
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    except (asyncio.IncompleteReadError, OSError) as error:
+        partial = getattr(error, "partial", b"")
+        assert not partial, partial
+        return 0, 0, b"", True
+    status = int(head.split()[1])
+    assert "transfer-encoding" not in head, head
+    declared = [line for line in head.split("\r\n") if line.startswith("content-length:")]
+    length = int(declared[0].partition(":")[2]) if declared else 0
+    if not has_body or status == 304:
+        return status, length, b"", False
+    body = bytearray()
+    while len(body) < length:
+        try:
+            piece = await reader.read(length - len(body))
+        except OSError:
+            piece = b""
+        if not piece:
+            return status, length, bytes(body), True
+        body += piece
+    return status, length, bytes(body), False
+
+
+CASES = {
+    "cached": {},
+    "without a budget for the cache": {"gateway_cache_fetch_bytes": BLOCK - 1},
+    "in short parts": {"gateway_cache_fetch_bytes": BLOCK - 1, "gateway_send_bytes": 64 << 10},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["data/00000-0-{}.parquet", "data/plain"])
+async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str, name: str) -> None:
+    seed = first_seed()
+    rng = random.Random(f"{seed} {case} {name}")
+    store = BrokenStore(rng)
+    paths = [
+        f"/b/t/{name.format(uuid.UUID(bytes=rng.randbytes(16), version=4))}{'' if '{' in name else n}" for n in range(3)
+    ]
+    store.objects = {path: rng.randbytes(9 * BLOCK + n) for n, path in enumerate(paths)}
+    outcomes: Counter[str] = Counter()
+    async with gateway(store, tmp_path, gateway_cache_disk_bytes=0, **CASES[case]) as one:
+        for path in paths:  # the records are known, so that reads need no opening
+            assert (await one.send("GET", path, Range="bytes=0-0"))[1] == store.objects[path][:1]
+        store.rate = 0.3
+        address = urlsplit(one.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        for number in range(120):
+            path = rng.choice(paths)
+            data = store.objects[path]
+            start = rng.randrange(len(data))
+            end = rng.randrange(start, len(data)) + 1
+            method = rng.choice(("GET", "GET", "GET", "HEAD"))
+            headers = f"Host: x\r\nRange: bytes={start}-{end - 1}\r\n" if method == "GET" else "Host: x\r\n"
+            is_conditional = rng.random() < 0.2
+            if is_conditional:
+                headers += f"If-None-Match: {etag_of(data)}\r\n"
+            status, length, body, is_short = await read_answer(
+                reader, writer, f"{method} {path} HTTP/1.1\r\n{headers}\r\n", has_body=method == "GET"
+            )
+            said = f"seed {seed}, read {number}: {method} {start}-{end} {status} {length} {len(body)} {is_short}"
+            if is_short:
+                assert data[start:end].startswith(body), said
+                outcomes["short"] += 1
+                writer.close()
+                reader, writer = await asyncio.open_connection(address.hostname, address.port)
+                continue
+            outcomes["whole" if status in (200, 206, 304) else "refused"] += 1
+            if status == 304:
+                assert is_conditional, said
+            elif status == 206:
+                assert (length, body) == (end - start, data[start:end]), said
+            elif status == 200:
+                assert (method, length) == ("HEAD", len(data)), said
+            else:
+                assert status in (502, 503), said
+        writer.close()
+    assert all(store.seen[fault] for fault in ("cut", "reset", "silent", "refused")), store.seen
+    assert outcomes["whole"] > 60, (outcomes, store.seen)
+
+
+@pytest.mark.parametrize("name", [f"data/00000-0-{uuid.UUID(int=7, version=4)}.parquet", "data/plain"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_an_answer_that_was_cut_is_completed_only_with_the_same_object(
+    tmp_path: Path, name: str, is_replaced: bool
+) -> None:
+    rng = random.Random(3)
+    path, data = f"/b/t/{name}", rng.randbytes(20 * BLOCK)
+    store = BrokenStore(rng, {path: data}, faults=("cut",), faults_max=4)
+    async with gateway(store, tmp_path, gateway_cache_fetch_bytes=BLOCK - 1) as one:
+        assert (await one.send("GET", path, Range="bytes=0-0"))[1] == data[:1]
+        store.rate = 1.0
+        if is_replaced:
+            store.replace = {path: rng.randbytes(20 * BLOCK)}
+        address = urlsplit(one.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        request = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"
+        status, length, body, is_short = await read_answer(reader, writer, request, has_body=True)
+        writer.close()
+        assert (status, length) == (200, len(data))
+        assert data.startswith(body)
+        assert is_short is is_replaced
+        assert (body == data) is not is_replaced
+    assert store.seen["cut"] >= (1 if is_replaced else 4)

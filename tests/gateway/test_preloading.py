@@ -1,0 +1,113 @@
+"""Preloading by policy: after a commit the chosen files are in the cache, before any client reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.io import load_file_io
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
+
+from tests.gateway.rig import Rig, open_rig
+from tests.peers.fault_proxy import FaultProxy, fault_proxy
+from tests.services.s3 import S3
+from tests.waits import block_until
+
+PARTITIONED = Schema(NestedField(1, "id", LongType()), NestedField(2, "p", StringType()))
+SPEC = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "p"))
+
+
+@pytest.fixture(scope="module")
+def proxy(s3: S3) -> Iterator[FaultProxy]:
+    host, port = s3.endpoint.removeprefix("http://").split(":")
+    with fault_proxy(host, int(port)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory, s3: S3, proxy: FaultProxy) -> Iterator[Rig]:
+    with open_rig(tmp_path_factory.mktemp("preloading"), s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
+        yield rig
+
+
+def catalog_of(rig: Rig) -> RestCatalog:
+    catalog = RestCatalog(uuid.uuid4().hex, uri=rig.seamark.base_url)
+    catalog.create_namespace_if_not_exists("pre")
+    return catalog
+
+
+def events(rig: Rig, name: str) -> float:
+    with urllib.request.urlopen(f"{rig.seamark.base_url}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    found = re.findall(rf'^seamark_gateway_cache_events{{[^}}]*event="{name}"[^}}]*}} (\S+)$', text, re.M)
+    return sum(map(float, found))
+
+
+@pytest.mark.parametrize("kind", ["files", "footers"])
+def test_chosen_partitions_are_in_the_cache_before_their_first_reader(
+    counted: Rig, proxy: FaultProxy, s3: S3, kind: str
+) -> None:
+    catalog = catalog_of(counted)
+    chosen = json.dumps({"type": "eq", "term": "p", "value": "hot"})
+    properties = {"seamark.cache.preload": kind, "seamark.cache.preload-filter": chosen, "seamark.cache.pinned": "true"}
+    table = catalog.create_table(f"pre.{kind}", PARTITIONED, partition_spec=SPEC, properties=properties)
+    table.io = load_file_io(s3.client_properties())  # PyIceberg reads what it wrote: not through the cache
+    before = events(counted, "preloaded_file")
+    for number in range(2):
+        rows = pa.table({"id": range(number, number + 50), "p": ["hot", "cold"] * 25})
+        table.append(rows)
+    block_until(lambda: events(counted, "preloaded_file") >= before + 2)
+    files = {task.file.file_path: task.file.partition[0] for task in table.scan().plan_files()}
+    assert sorted(files.values()) == ["cold", "cold", "hot", "hot"]
+    proxy.requests.clear()
+    keys = counted.keys(kind, namespace="pre")
+    client = keys.client()
+    try:
+        for path, partition in files.items():
+            bucket, _, key = path.removeprefix("s3://").partition("/")
+            data = (counted.folder / bucket / key).read_bytes()
+            assert client.get_object(Bucket=bucket, Key=key, Range="bytes=-100")["Body"].read() == data[-100:]
+            assert client.get_object(Bucket=bucket, Key=key)["Body"].read() == data
+            asked = sum(count for request, count in proxy.requests.items() if request.endswith(key.rpartition("/")[2]))
+            assert (asked == 0) is (partition == "hot"), (path, proxy.requests)
+    finally:
+        client.close()
+    assert events(counted, "preloaded_file") == before + 2
+
+
+def test_files_outside_the_location_of_the_table_are_not_preloaded(counted: Rig, s3: S3) -> None:
+    """A table whose metadata names the files of another table, as `add_files` may."""
+    catalog = catalog_of(counted)
+    schema = Schema(NestedField(1, "id", LongType()))
+    other = catalog.create_table("pre.other", schema)
+    other.append(pa.table({"id": range(10)}))
+    (path,) = [task.file.file_path for task in other.scan().plan_files()]
+    before = events(counted, "preloaded_file")
+    table = catalog.create_table("pre.thief", schema, properties={"seamark.cache.preload": "files"})
+    table.io = load_file_io(s3.client_properties())  # as a program with its own keys
+    table.add_files([path])
+    log: Path = counted.seamark.log
+    block_until(lambda: any("not preloaded" in line and "thief" in line for line in log.read_text().splitlines()))
+    assert events(counted, "preloaded_file") == before
+
+
+@pytest.mark.parametrize("text", ["no JSON", '{"type": "eq", "term": "missing", "value": 1}', "[" * 5000])
+def test_a_filter_that_cannot_be_used_is_logged_and_nothing_is_preloaded(counted: Rig, text: str) -> None:
+    catalog = catalog_of(counted)
+    before, log = events(counted, "preloaded_file"), counted.seamark.log
+    name = f"f{uuid.uuid4().hex}"
+    properties = {"seamark.cache.preload": "files", "seamark.cache.preload-filter": text}
+    table = catalog.create_table(f"pre.{name}", Schema(NestedField(1, "id", LongType())), properties=properties)
+    table.append(pa.table({"id": range(10)}))
+    block_until(lambda: any("not preloaded" in line and name in line for line in log.read_text().splitlines()))
+    assert events(counted, "preloaded_file") == before

@@ -1,0 +1,104 @@
+"""The memory of answers that clients do not take: a budget, of which slow readers get less the more they are."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections import Counter
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.gateway.caching.sending import STEP_BYTES, STEP_LEAST_BYTES, SendBudget, Unsent
+from tests.gateway.fake_store import FakeStore
+from tests.gateway.test_cache import BLOCK, location, new_name, worker
+from tests.seeds import first_seed
+
+BUDGET = 8 << 20
+
+
+def test_answers_keep_the_budget_and_the_least_step_each_and_a_principal_keeps_its_share() -> None:
+    rng, budget = random.Random(first_seed()), SendBudget(BUDGET, BUDGET // 2)
+    kept: dict[Unsent, tuple[str, int]] = {}
+    for _ in range(2_000):
+        if kept and rng.random() < 0.45:
+            one = rng.choice(list(kept))
+            one.keep(0)
+            one.keep(0)
+            del kept[one]
+        else:
+            who = rng.choice(("a", "a", "a", "b", "c"))
+            one = Unsent(budget, who)
+            size = min(one.offer, rng.randrange(1, 2 * STEP_BYTES))
+            one.keep(size)
+            kept[one] = (who, size)
+        budget.check_invariants()
+        total = sum(size for _, size in kept.values())
+        assert budget.taken_bytes == total <= BUDGET + STEP_LEAST_BYTES * len(kept)
+        held: Counter[str] = Counter()
+        for who, size in kept.values():
+            held[who] += size
+        counts = Counter(who for who, _ in kept.values())
+        assert all(held[who] <= BUDGET // 2 + STEP_LEAST_BYTES * counts[who] for who in held)
+    assert len(kept) > 100
+
+
+def test_one_principal_with_many_slow_readers_leaves_large_steps_to_others() -> None:
+    budget = SendBudget(64 << 20, 32 << 20)
+    for _ in range(5000):
+        one = Unsent(budget, "crowd")
+        one.keep(one.offer)
+    assert budget.offer("crowd") == STEP_LEAST_BYTES
+    budget = SendBudget(256 << 20, 128 << 20)
+    for _ in range(2000):
+        one = Unsent(budget, "crowd")
+        one.keep(one.offer)
+    assert budget.offer("other") == STEP_BYTES
+
+
+async def test_slow_readers_get_every_byte_and_keep_no_blocks_of_their_own(tmp_path: Path) -> None:
+    """Without a memory tier each reader has its own copy of a block. 10 readers of 8 MiB, and a budget of 1 MiB."""
+    rng = random.Random(1)
+    store, paths = FakeStore(rng), [new_name(rng) for _ in range(2)]
+    for path in paths:
+        store.put(location(path), rng.randbytes(128 * BLOCK))
+    limits = {
+        "gateway_cache_memory_bytes": 0,
+        "gateway_send_bytes": 1 << 20,
+        "gateway_cache_fetch_bytes": 64 << 20,
+        "gateway_cache_disk_bytes": 64 << 20,
+    }
+    async with worker(store, tmp_path, SimulatedClock(1), **limits) as one:
+        for path in paths:
+            assert await one.get(path) == store.objects[location(path)].data
+        budget, address = one.backend._sending, urlsplit(one.url)
+        readers = []
+        for number in range(10):
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, (address.hostname, address.port))
+            reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
+            path = paths[number % 2]
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            readers.append((path, reader, writer))
+        most = 0
+
+        async def take(path: str, reader: asyncio.StreamReader) -> None:
+            nonlocal most
+            await reader.readuntil(b"\r\n\r\n")
+            data, got = store.objects[location(path)].data, 0
+            while got < len(data):
+                piece = await reader.read(65_536)
+                assert piece, f"{got} of {len(data)} bytes"
+                assert piece == data[got : got + len(piece)]
+                got += len(piece)
+                most = max(most, budget.taken_bytes)
+
+        await asyncio.gather(*(take(path, reader) for path, reader, _ in readers))
+        for _, _, writer in readers:
+            writer.close()
+    assert 0 < most <= (1 << 20) + 10 * STEP_LEAST_BYTES
+    budget.check_invariants()
+    assert budget.taken_bytes == 0
