@@ -17,6 +17,8 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, Conflict
 from seamark.connector.client.names import Name, table_path
 
+REWRITE_WAIT_S = 60.0
+"""How long commands and statements wait for another job that rewrites files of the same table, by default."""
 _PAUSE_S = 0.25
 _RENEWALS = 3
 """Renewals within the time that the lease lasts."""
@@ -58,7 +60,8 @@ def _take(client: SeamarkClient, table: Name, holder: str, wait_s: float) -> flo
             return float(_request(client, table, holder)["lasts-ms"]) / 1000
         except Conflict as error:
             if time.monotonic() >= until_s:
-                raise RewriteRunning(error.message, status=error.status, kind=error.kind) from None
+                waited = f"; waited {wait_s:g} s for it" if wait_s else ""
+                raise RewriteRunning(error.message + waited, status=error.status, kind=error.kind) from None
         time.sleep(_PAUSE_S)
 
 

@@ -43,15 +43,19 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     return {name: count for name, count in dataclasses.asdict(done).items() if count}
 
 
-def run_compaction(client: IndexClient, table: Table, *, runner: BatchRunner = run_here) -> dict[str, Any]:
+def run_compaction(
+    client: IndexClient, table: Table, *, wait_s: float = 0.0, runner: BatchRunner = run_here
+) -> dict[str, Any]:
     """Compacts a table by its policy. RuntimeError if some files could not be read; the rest is done."""
-    return _alone(client, table, lambda: compact(client, table, settled=True, runner=runner))
+    return _alone(client, table, lambda: compact(client, table, settled=True, runner=runner), wait_s)
 
 
-def _alone(client: IndexClient, table: Table, rewrite: Callable[[], RewriteReport]) -> dict[str, Any]:
-    """Runs a rewrite of a table unless another job rewrites it; then it is due again soon."""
+def _alone(
+    client: IndexClient, table: Table, rewrite: Callable[[], RewriteReport], wait_s: float = 0.0
+) -> dict[str, Any]:
+    """Runs a rewrite of a table unless another job rewrites it for so long; then it is due again soon."""
     try:
-        with rewrite_lease(client, table):
+        with rewrite_lease(client, table, wait_s=wait_s):
             report = rewrite()
     except RewriteRunning:
         return {AGAIN: ANOTHER_RUNS_S}
@@ -71,12 +75,12 @@ def run_column_ttl(client: IndexClient, table: Table) -> dict[str, Any]:
 
 
 def run_clustering(
-    client: IndexClient, table: Table, *, full: bool = False, runner: BatchRunner = run_here
+    client: IndexClient, table: Table, *, full: bool = False, wait_s: float = 0.0, runner: BatchRunner = run_here
 ) -> dict[str, Any]:
     """Clusters what is new in a table, by its policy. RuntimeError if some files could not be read; the rest is
     done."""
     return _alone(
-        client, table, lambda: cluster_incrementally(client, table, full=full, settled=not full, runner=runner)
+        client, table, lambda: cluster_incrementally(client, table, full=full, settled=not full, runner=runner), wait_s
     )
 
 

@@ -12,13 +12,10 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.jobs.bucket_splitting import SPLIT_BY
 from seamark.metaserver.iceberg.metadata.clustering import CLUSTERED_BY
-from seamark.metaserver.iceberg.metadata.compaction import COMPACTED_BY, REPLACEMENTS_UNDONE
+from seamark.metaserver.iceberg.metadata.compaction import COMPACTED_BY, REPLACEMENTS_UNDONE, UNDONE
 from seamark.metaserver.iceberg.metadata.manifest_policy import MARK
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
-
-UNDONE = "undone-snapshot-id"
-"""A key of the summary of the snapshot that undoes another."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
     """
     if snapshot_id is None:
         snapshot_id = _newest(client, table, branch)
-    body: dict[str, Any] = {"branch": branch, "undo-snapshot-id": snapshot_id, "summary": {UNDONE: str(snapshot_id)}}
+    body: dict[str, Any] = {"branch": branch, "undo-snapshot-id": snapshot_id}
     answer = CommitClient(client).commit(table, body)
     summary = answer["summary"]
 

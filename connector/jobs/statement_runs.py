@@ -16,6 +16,7 @@ import msgspec
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError
+from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
 from seamark.connector.jobs.statements import (
     MergeFiles,
@@ -33,10 +34,21 @@ _MESSAGE_MAX = 2000
 
 
 def run_statement(
-    client: SeamarkClient, statement: TableStatement, *, utc: bool, runner: BatchRunner = run_here
+    client: SeamarkClient,
+    statement: TableStatement,
+    *,
+    utc: bool,
+    runner: BatchRunner = run_here,
+    wait_s: float = REWRITE_WAIT_S,
 ) -> StatementResult:
-    """`utc`: as in `StatementJob`. BadRequest for a statement that the table refuses, and if files cannot be read; the
-    commits of the other files stay."""
+    """`utc`: as in `StatementJob`. `wait_s`: how long to wait for another job that rewrites files of the table; then
+    RewriteRunning. BadRequest for a statement that the table refuses, and if files cannot be read; the commits of the
+    other files stay."""
+    with rewrite_lease(client, statement.table, wait_s=wait_s):
+        return _run(client, statement, utc=utc, runner=runner)
+
+
+def _run(client: SeamarkClient, statement: TableStatement, *, utc: bool, runner: BatchRunner) -> StatementResult:
     if isinstance(statement, MergeFiles):
         report = merge_files(
             client,

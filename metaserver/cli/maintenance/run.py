@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.rewrite_lease import rewrite_lease
+from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
 from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.column_ttl import expire_columns
@@ -38,8 +38,15 @@ _DRY_RUN = click.option("--dry-run", is_flag=True, help="Show which files would 
 _WHERE = click.option(
     "--where", metavar="SQL", help="Only the partitions that this condition selects, as day < DATE '2026-01-01'."
 )
-_WAIT_S = 60.0
-"""How long a command waits for a job of the server that rewrites files of the same table."""
+_WAIT = click.option(
+    "--wait",
+    "wait_s",
+    default=f"{REWRITE_WAIT_S:g}s",
+    show_default=True,
+    metavar="DURATION",
+    callback=lambda context, option, text: float(parse_duration(text, "--wait")),
+    help="How long to wait for another job that rewrites files of the same table, such as 30s or 10m.",
+)
 
 
 @contextmanager
@@ -53,9 +60,9 @@ def _running(refusal: str) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(client: IndexClient, table: str, *, dry_run: bool) -> Iterator[None]:
+def _alone(client: IndexClient, table: str, wait_s: float, *, dry_run: bool) -> Iterator[None]:
     """Within the block, no other job rewrites files of the table; waits for one that does."""
-    with nullcontext() if dry_run else rewrite_lease(client, table, wait_s=_WAIT_S):
+    with nullcontext() if dry_run else rewrite_lease(client, table, wait_s=wait_s):
         yield
 
 
@@ -67,6 +74,7 @@ def run() -> None:
 @run.command("compact", context_settings=CONTEXT)
 @click.argument("table")
 @_DRY_RUN
+@_WAIT
 @launch_options
 @json_option
 @server_options
@@ -74,6 +82,7 @@ def compact_command(
     client: IndexClient,
     table: str,
     dry_run: bool,
+    wait_s: float,
     on: str,
     master: str | None,
     submit_options: str,
@@ -85,10 +94,10 @@ def compact_command(
     """
     with _running(f"{table} is not compacted"):
         if on == PROCESS or dry_run:
-            with _alone(client, table, dry_run=dry_run):
+            with _alone(client, table, wait_s, dry_run=dry_run):
                 report = compact(client, table, dry_run=dry_run)
         else:
-            report = run_on_spark(client, "compaction", table, on, master, submit_options)
+            report = run_on_spark(client, "compaction", table, on, master, submit_options, wait_s=wait_s)
     _show(report, table, "compact", dry_run=dry_run, as_json=as_json)
 
 
@@ -97,17 +106,24 @@ def compact_command(
 @_WHERE
 @click.option("--target-size", metavar="SIZE", help="Size of new files, such as 256MB. Default: that of the table.")
 @_DRY_RUN
+@_WAIT
 @json_option
 @server_options
 def merge_files_command(
-    client: IndexClient, table: str, where: str | None, target_size: str | None, dry_run: bool, as_json: bool
+    client: IndexClient,
+    table: str,
+    where: str | None,
+    target_size: str | None,
+    dry_run: bool,
+    wait_s: float,
+    as_json: bool,
 ) -> None:
     """Merges data files of TABLE, and applies their delete files.
 
     Large row groups are copied without decoding them, small row groups are encoded together. Rows stay the same.
     """
     target_bytes = None if target_size is None else parse_size(target_size, "--target-size")
-    with _running(f"The files of {table} are not merged"), _alone(client, table, dry_run=dry_run):
+    with _running(f"The files of {table} are not merged"), _alone(client, table, wait_s, dry_run=dry_run):
         report = merge_files(client, table, where=where, target_bytes=target_bytes, dry_run=dry_run)
     _show(report, table, "merge", dry_run=dry_run, as_json=as_json)
 
@@ -117,10 +133,11 @@ def merge_files_command(
 @click.option("--columns", required=True, metavar="NAMES", help="The columns, separated by commas.")
 @_WHERE
 @_DRY_RUN
+@_WAIT
 @json_option
 @server_options
 def drop_columns_command(
-    client: IndexClient, table: str, columns: str, where: str | None, dry_run: bool, as_json: bool
+    client: IndexClient, table: str, columns: str, where: str | None, dry_run: bool, wait_s: float, as_json: bool
 ) -> None:
     """Removes the values of columns from data files of TABLE.
 
@@ -128,7 +145,7 @@ def drop_columns_command(
     keep their files until they expire.
     """
     names = [name.strip() for name in columns.split(",") if name.strip()]
-    with _running(f"The columns of {table} are not dropped"), _alone(client, table, dry_run=dry_run):
+    with _running(f"The columns of {table} are not dropped"), _alone(client, table, wait_s, dry_run=dry_run):
         report = drop_columns(client, table, names, where=where, dry_run=dry_run)
     _show(report, table, "drop", dry_run=dry_run, as_json=as_json)
 
@@ -136,24 +153,26 @@ def drop_columns_command(
 @run.command("column-ttl", context_settings=CONTEXT)
 @click.argument("table")
 @click.option("--dry-run", is_flag=True, help="Show how many bytes would be freed; commit nothing.")
+@_WAIT
 @json_option
 @server_options
-def column_ttl_command(client: IndexClient, table: str, dry_run: bool, as_json: bool) -> None:
+def column_ttl_command(client: IndexClient, table: str, dry_run: bool, wait_s: float, as_json: bool) -> None:
     """Removes the values of expired columns from old partitions of TABLE.
 
     The ages are those of the table property seamark.column-ttl.columns. The schema stays; readers see null. The other
     columns are copied without decoding them.
     """
-    with _running(f"The expired columns of {table} are not dropped"), _alone(client, table, dry_run=dry_run):
+    with _running(f"The expired columns of {table} are not dropped"), _alone(client, table, wait_s, dry_run=dry_run):
         report = expire_columns(client, table, dry_run=dry_run)
     _show(report, table, "drop", dry_run=dry_run, as_json=as_json)
 
 
 @run.command("statement", context_settings=CONTEXT)
 @click.argument("statement")
+@_WAIT
 @json_option
 @server_options
-def statement_command(client: IndexClient, statement: str, as_json: bool) -> None:
+def statement_command(client: IndexClient, statement: str, wait_s: float, as_json: bool) -> None:
     """Runs STATEMENT: ALTER TABLE … MERGE FILES, or ALTER TABLE … PARTITION (…) DROP COLUMNS (…).
 
     \b
@@ -165,8 +184,8 @@ def statement_command(client: IndexClient, statement: str, as_json: bool) -> Non
         raise click.UsageError(
             "STATEMENT is neither ALTER TABLE … MERGE FILES nor ALTER TABLE … PARTITION (…) DROP COLUMNS (…)"
         )
-    with interruptible():
-        result = run_statement(client, parsed, utc=True)
+    with _running("The statement is not done"):
+        result = run_statement(client, parsed, utc=True, wait_s=wait_s)
     print_result(
         result,
         f"{result.files_before:,} files ({show_size(result.bytes_before)}) became {result.files_after:,} "
@@ -180,6 +199,7 @@ def statement_command(client: IndexClient, statement: str, as_json: bool) -> Non
 @click.argument("table")
 @click.option("--full", is_flag=True, help="Also rewrite files that were clustered by other columns.")
 @_DRY_RUN
+@_WAIT
 @launch_options
 @json_option
 @server_options
@@ -188,6 +208,7 @@ def cluster_command(
     table: str,
     full: bool,
     dry_run: bool,
+    wait_s: float,
     on: str,
     master: str | None,
     submit_options: str,
@@ -200,24 +221,25 @@ def cluster_command(
     """
     with _running(f"{table} is not clustered"):
         if on == PROCESS or dry_run:
-            with _alone(client, table, dry_run=dry_run):
+            with _alone(client, table, wait_s, dry_run=dry_run):
                 report = cluster_incrementally(client, table, full=full, dry_run=dry_run)
         else:
-            report = run_on_spark(client, "clustering", table, on, master, submit_options, full=full)
+            report = run_on_spark(client, "clustering", table, on, master, submit_options, wait_s=wait_s, full=full)
     _show(report, table, "cluster", dry_run=dry_run, as_json=as_json)
 
 
 @run.command("split-buckets", context_settings=CONTEXT)
 @click.argument("table")
 @_DRY_RUN
+@_WAIT
 @json_option
 @server_options
-def split_buckets_command(client: IndexClient, table: str, dry_run: bool, as_json: bool) -> None:
+def split_buckets_command(client: IndexClient, table: str, dry_run: bool, wait_s: float, as_json: bool) -> None:
     """Splits data files of TABLE that were written before its number of buckets grew.
 
     Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
     """
-    with _running(f"The buckets of {table} are not split"), _alone(client, table, dry_run=dry_run):
+    with _running(f"The buckets of {table} are not split"), _alone(client, table, wait_s, dry_run=dry_run):
         report = split_buckets(client, table, dry_run=dry_run)
     _show(report, table, "split", dry_run=dry_run, as_json=as_json)
 

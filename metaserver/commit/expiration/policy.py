@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.compaction import undone_lately
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_int, as_long
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN, SnapshotRef
@@ -58,8 +59,8 @@ class Expired(NamedTuple):
 def find_expired(
     metadata: TableMetadata, policy: ExpirationPolicy, now_ms: int, in_use: Collection[int] = ()
 ) -> Expired:
-    """What the policy removes. `in_use`: ids of snapshots that stay in any case."""
-    kept: set[int] = set(in_use)
+    """What the policy removes. `in_use`: ids of snapshots that stay in any case, as those that were undone lately."""
+    kept: set[int] = {*in_use, *undone_lately(metadata.snapshots, now_ms)}
     referenced: set[int] = set()
     ended: list[str] = []
     for name, ref in metadata.refs.items():

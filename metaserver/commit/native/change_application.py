@@ -30,6 +30,7 @@ from seamark.metaserver.commit.snapshots.manifest_filter import (
 )
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.removal_filter import RemovalFilter
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, SnapshotTerms, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import (
     SnapshotWriter,
@@ -40,6 +41,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import (
 from seamark.metaserver.commit.snapshots.summary import NOTHING, SummaryCounts, counts_of
 from seamark.metaserver.errors import AlreadyExists, BadRequest, Forbidden
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.metadata.compaction import UNDONE
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.metaserver.planner.plan.planner import Planner
@@ -76,6 +78,7 @@ class ChangeApplication:
         self._writer: SnapshotWriter | None = None
         self._removing: ManifestFilter | None = None
         self._merging: ManifestMerge | None = None
+        self._filter: RemovalFilter | None = None
         self._needed: frozenset[str] = frozenset()
 
     @property
@@ -117,6 +120,11 @@ class ChangeApplication:
             return
         parent = head_of(self.request.branch, metadata)
         manifests = self._manifests.checked(LocationChecks(self._planner, metadata, self._uuid), DECODED_BYTES_MAX)
+        if self.request.undo_snapshot_id is not None:
+            with contextlib.suppress(BadRequest, Collision):
+                undo = await undo_of(manifests, metadata, parent, self.request.undo_snapshot_id)
+                await self._without_removals(manifests, metadata, undo)
+            return
         listed = live(await manifests.listed(parent))
         named = {remove.file_path for remove in self.request.remove}
         named |= {file.referenced_data_file for file in change.deletes if file.referenced_data_file is not None}
@@ -163,13 +171,16 @@ class ChangeApplication:
         parent = head_of(self.request.branch, metadata)
         check_paths = LocationChecks(self._planner, metadata, self._uuid)
         manifests = self._manifests.checked(check_paths, DECODED_BYTES_MAX)
-        listed = await manifests.listed(parent)
-        await self._check_new(change, listed, metadata)
-        removals = set(self.request.remove)
+        removals, summary = set(self.request.remove), self.request.summary
         undo: Undo | None = None
         if self.request.undo_snapshot_id is not None:
             undo = await undo_of(manifests, metadata, parent, self.request.undo_snapshot_id)
+            metadata = await self._without_removals(manifests, metadata, undo)
+            parent = head_of(self.request.branch, metadata)
             removals |= undo.added
+            summary = {**summary, UNDONE: str(self.request.undo_snapshot_id)}
+        listed = await manifests.listed(parent)
+        await self._check_new(change, listed, metadata)
         if change.replaced is not None:
             removals |= await replaced_files(self._planner, metadata, parent, change.replaced)
         found = await find_files(manifests, listed, removals, metadata)
@@ -188,7 +199,7 @@ class ChangeApplication:
         request = self.request
         made = await produce(
             writer,
-            SnapshotTerms(change.operation, request.branch, request.summary, request.producer),
+            SnapshotTerms(change.operation, request.branch, summary, request.producer),
             added,
             counts,
             removed,
@@ -198,8 +209,20 @@ class ChangeApplication:
             merging=None if undo is not None and undo.manifests else self._merging,
             now_ms=self._parts.clock.now_ms(),
         )
-        self._needed = made.needed
+        self._needed = made.needed if self._filter is None else made.needed | self._filter.written
         return made
+
+    async def _without_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:
+        """The metadata, whose snapshots no longer say that the files were removed that the undo brings back."""
+        assert self._writer is not None
+        assert self.request.undo_snapshot_id is not None
+        undone = metadata.snapshot(self.request.undo_snapshot_id)
+        if undone is None or not undo.removed:
+            return metadata
+        if self._filter is None:
+            self._filter = RemovalFilter(self._writer)
+        limit, paths = self._parts.settings.commit_history_limit, {file.file_path for file in undo.restored_files}
+        return await self._filter.without_removals(manifests, metadata, undone, paths, snapshots_max=limit)
 
     async def _restore(self, undo: Undo, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
         """Stores manifests of the restored files. Forbidden for a file that the caller may not add."""

@@ -24,7 +24,7 @@ from seamark.metaserver.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.manifests.content_file import ContentFile
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest, decode_manifest_list
-from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, read_entries
+from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, read_entries, read_removals
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.index.blocks.block import Block
@@ -165,6 +165,11 @@ class Manifests:
             size_bytes = len(entries) * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
             self._memory.hold(("entries", manifest.manifest_path), size_bytes)
         return entries
+
+    async def removals(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+        """The entries that say that a snapshot removed a file. Corrupt names the manifest."""
+        data = await self.data(manifest)
+        return await _maybe_in_thread(len(data), lambda: read_removals(data, manifest, metadata))
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """The live entries as columns, one block a manifest. Corrupt names a manifest."""

@@ -78,7 +78,8 @@ async def produce(
                 f"The snapshot's manifests need {added_rows:,} row ids (record-count), and the table has used "
                 f"{first_row_id:,} of {LONG_MAX:,}; commit fewer rows"
             )
-    location = await writer.manifest_list(tuple(listed), metadata, parent, sequence)
+    parent_id = None if parent is None else parent.snapshot_id
+    location = await writer.manifest_list(tuple(listed), metadata, parent_id, sequence)
     summary = summary_of(
         terms.operation,
         counts,
@@ -96,7 +97,7 @@ async def produce(
         "schema-id": metadata.current_schema_id,
     }
     given = {
-        "parent-snapshot-id": None if parent is None else parent.snapshot_id,
+        "parent-snapshot-id": parent_id,
         "first-row-id": first_row_id,
         "added-rows": added_rows,
     }

@@ -25,7 +25,6 @@ from seamark.metaserver.iceberg.manifests.writer import (
 from seamark.metaserver.iceberg.metadata import properties as props
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import metadata_folder
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.objects.port import ObjectStore
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
@@ -91,16 +90,23 @@ class SnapshotWriter:
         return await gathered([partial(self.manifest, chunk, metadata, spec_id, content) for chunk in chunks], AT_ONCE)
 
     async def manifest_list(
-        self, manifests: tuple[ManifestFile, ...], metadata: TableMetadata, parent: Snapshot | None, sequence: int
+        self,
+        manifests: tuple[ManifestFile, ...],
+        metadata: TableMetadata,
+        parent_id: int | None,
+        sequence: int,
+        *,
+        of: int | None = None,
     ) -> str:
-        """Writes the manifest list and returns its location."""
+        """Writes the manifest list and returns its location. `of`: a past snapshot; None: the new snapshot."""
         self._number += 1
-        location = f"{self._folder}/snap-{self.snapshot_id}-{self._number}-{self.commit_id}.avro"
+        snapshot_id = self.snapshot_id if of is None else of
+        location = f"{self._folder}/snap-{snapshot_id}-{self._number}-{self.commit_id}.avro"
         data = write_manifest_list(
             manifests,
             format_version=metadata.format_version,
-            snapshot_id=self.snapshot_id,
-            parent_snapshot_id=None if parent is None else parent.snapshot_id,
+            snapshot_id=snapshot_id,
+            parent_snapshot_id=parent_id,
             sequence_number=sequence,
         )
         await self._create(location, data)

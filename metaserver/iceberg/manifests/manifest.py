@@ -11,7 +11,7 @@ Decoding releases the GIL: threads decode in parallel.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
@@ -176,6 +176,7 @@ _ENTRY = RecordReader(
     required=(0, 2),
     status="status",
 )
+_ANY_ENTRY = replace(_ENTRY, status=None)
 
 _LIST_LONGS = {
     501: "manifest_length",
@@ -216,16 +217,20 @@ _LIST = RecordReader(
 
 
 def decode_manifest(
-    data: bytes | memoryview, location: str, *, inflated_limit_bytes: int = INFLATED_LIMIT_BYTES
+    data: bytes | memoryview,
+    location: str,
+    *,
+    inflated_limit_bytes: int = INFLATED_LIMIT_BYTES,
+    with_deleted: bool = False,
 ) -> DecodedManifest:
-    """A manifest's live entries; entries with status DELETED are dropped. Corrupt with `location`."""
-    rows = _decode(data, location, _ENTRY, inflated_limit_bytes)
+    """A manifest's live entries; with `with_deleted` also those with status DELETED. Corrupt with `location`."""
+    rows = _decode(data, location, _ANY_ENTRY if with_deleted else _ENTRY, inflated_limit_bytes)
     longs = {name: rows.long(name) for name in LONGS}
     texts = {name: rows.text(name) for name in TEXTS}
     for name in ("record_count", "file_size_in_bytes"):
         if (longs[name] == MISSING).any():
             raise Corrupt(f"{location}: an entry has no {name}")
-    if ((longs["status"] != 0) & (longs["status"] != 1)).any():
+    if ((longs["status"] < 0) | (longs["status"] > 1 + with_deleted)).any():
         raise Corrupt(f"{location}: an entry's status is not existing, added or deleted")
     if (texts["file_path"].lengths < 0).any():
         raise Corrupt(f"{location}: an entry has no file_path")

@@ -16,6 +16,7 @@ import msgspec
 
 from seamark.metaserver.errors import BadRequest, CommitConflict
 from seamark.metaserver.iceberg.metadata import partition, sort_order
+from seamark.metaserver.iceberg.metadata.compaction import undone_lately
 from seamark.metaserver.iceberg.metadata.metadata import (
     CLOCK_SKEW_MS,
     FORMAT_VERSION_MAX,
@@ -296,10 +297,11 @@ class TableBuilder:
         self.changed |= self.refs.pop(name, None) is not None
 
     def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:
-        """Ignores unknown ids: two services may expire the same snapshot."""
+        """Ignores unknown ids: two services may expire the same snapshot. Snapshots that were undone lately stay."""
         removed: set[int] = set()
+        undone = undone_lately(self.snapshots.values(), self.now_ms)
         for snapshot_id in snapshot_ids:
-            if self.snapshots.pop(snapshot_id, None) is not None:
+            if snapshot_id not in undone and self.snapshots.pop(snapshot_id, None) is not None:
                 removed.add(snapshot_id)
                 self.remove_statistics(snapshot_id)
                 self.remove_partition_statistics(snapshot_id)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 
 COMPACTED_BY = "compacted-by"
 """A key of the summary of a compaction's snapshot."""
@@ -15,10 +18,28 @@ sorted rows fill a buffer in memory, and their Parquet file is several times sma
 REPLACEMENTS_UNDONE = "seamark.replacements-undone"
 """A key of the summary of an engine's snapshot: the snapshots that it undoes, because they overtook it, the newest
 first."""
+UNDONE = "undone-snapshot-id"
+"""A key of the summary of a snapshot that undoes another: the id of that snapshot."""
+_UNDONE_BYTES = UNDONE.encode()
+UNDONE_KEPT_MS = 3_600_000
 AGAIN = "again_s"
 """A name in the totals of a job: seconds after which it is worth another run, though the table may not change."""
 DELETED = 0.1
 """Part of the rows: a file, or a table, of which so many are deleted is worth a rewrite."""
+
+
+def undone_lately(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
+    """The snapshots that were undone in the last hour, which stay in the table for that time.
+
+    An expiration by an engine that has read the table before the undo, and commits its removals after it, then finds
+    the undone snapshot among those that remain, and keeps the files that it had removed and that are back."""
+    found = set()
+    for snapshot in snapshots:
+        if snapshot.timestamp_ms > now_ms - UNDONE_KEPT_MS and _UNDONE_BYTES in bytes(snapshot.summary):
+            undone = snapshot.summary_map().get(UNDONE, "")
+            if undone.isascii() and undone.isdecimal():
+                found.add(int(undone))
+    return frozenset(found)
 
 
 def small_below(metadata: TableMetadata) -> float:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table
 
@@ -22,11 +25,13 @@ from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.metaserver.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_manifests import NO_MERGE, entries
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
 from tests.seeds import first_seed
+from tests.server.rig import LateClock
 
 LINEAGE = ["id", "_row_id", "_last_updated_sequence_number"]
 
@@ -77,12 +82,16 @@ def test_random_histories_around_a_job_and_its_rollback(client: IndexClient, ser
                         change(f"after {number}:")
                 now = paths(client)
                 kept = lineage(client) if version == 3 else set()
+                history = contents_of(catalog.load_table("db.t"))
                 try:
                     undo_job(client, "db.t", snapshot_id)
                 except Conflict:
                     outcomes["refused"] += 1
                 else:
                     outcomes["undone"] += 1
+                    live, removed = entries_by_state(catalog.load_table("db.t"))
+                    assert history.items() <= contents_of(catalog.load_table("db.t")).items()
+                    assert not live & removed, "Iceberg's incremental clean-up would delete these with their snapshots"
                     assert paths(client) == (before - (compacted - now)) | (now - compacted)
                 assert not kept or lineage(client) == kept
                 assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
@@ -124,6 +133,31 @@ def test_a_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient,
     with pytest.raises(BadRequest, match="expired"):
         undo_job(client, "db.t")
     assert read(client).total() == 3
+
+
+def test_no_expiration_removes_an_undone_snapshot_within_an_hour(tmp_path: Path) -> None:
+    """An engine that read the table before the undo would take the files that are back for removed."""
+    clock = LateClock()
+    served = Served(tmp_path, warehouse=tmp_path.as_uri(), clock=clock)
+    served.start()
+    with closing(IndexClient(served.url)) as client, catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        for number in range(3):
+            append(client, "db.t", rows([number]))
+        compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
+        append(client, "db.t", rows([3]))
+        job = undo_job(client, "db.t").undone_id
+        table = catalog.load_table("db.t")
+        others = {snapshot.snapshot_id for snapshot in table.metadata.snapshots} - {job}
+        table.maintenance.expire_snapshots().by_ids([job]).commit()
+        assert expire(client, "db.t", older_than_ms=1 << 45, retain_last=1).snapshots == len(others) - 1
+        left = {snapshot.snapshot_id for snapshot in catalog.load_table("db.t").metadata.snapshots}
+        assert job in left
+        assert len(left) == 2
+        clock.ahead_ms = UNDONE_KEPT_MS
+        assert expire(client, "db.t", older_than_ms=1 << 45, retain_last=1).snapshots == 1
+        assert read(client).total() == 4
+    served.stop()
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -173,6 +207,42 @@ def test_rewritten_manifests_are_undone_below_later_commits_or_not_at_all(
     assert outcomes["undone after nothing"], outcomes
     assert outcomes["undone after append"], outcomes
     assert outcomes["refused after delete"], outcomes
+
+
+def entries_by_state(table: Table) -> tuple[set[Any], set[Any]]:
+    """The files that the current snapshot has, and those that any snapshot says were removed: path and offset."""
+    head = table.current_snapshot()
+    assert head is not None
+    found: tuple[set[Any], set[Any]] = set(), set()
+    for snapshot in table.metadata.snapshots:
+        for manifest in snapshot.manifests(table.io):
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+                file = entry.data_file
+                key = file.file_path, getattr(file, "content_offset", None)
+                if entry.status == ManifestEntryStatus.DELETED:
+                    found[1].add(key)
+                elif snapshot.snapshot_id == head.snapshot_id:
+                    found[0].add(key)
+    return found
+
+
+def contents_of(table: Table) -> dict[int, Any]:
+    """By snapshot, its live files with their sequence numbers, and the snapshots that added them."""
+    return {
+        snapshot.snapshot_id: {
+            (
+                entry.data_file.file_path,
+                getattr(entry.data_file, "content_offset", None),
+                entry.sequence_number,
+                entry.file_sequence_number,
+                entry.snapshot_id,
+                entry.data_file.record_count,
+            )
+            for manifest in snapshot.manifests(table.io)
+            for entry in manifest.fetch_manifest_entry(table.io)
+        }
+        for snapshot in table.metadata.snapshots
+    }
 
 
 def manifests_of(table: Table) -> set[str]:

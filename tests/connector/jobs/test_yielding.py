@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -16,6 +18,8 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.rewrite_lease import RewriteRunning, rewrite_lease
 from seamark.connector.client.values import At
 from seamark.connector.jobs.jobs import JOBS
+from seamark.connector.jobs.statement_runs import run_statement
+from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.read.settled_files import select_settled
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write import replacements
@@ -43,6 +47,32 @@ def test_one_job_rewrites_files_of_a_table_and_the_other_is_due_again(client: In
     with rewrite_lease(client, "db.t"):
         pass
     assert JOBS["compaction"](client, ("db", "t")) == {}
+
+
+def test_a_statement_waits_for_a_rewrite_of_the_table_and_then_says_so(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+    for number in range(3):
+        append(client, "db.t", rows([number]))
+    statement = parse_statement("ALTER TABLE db.t MERGE FILES")
+    assert statement is not None
+    with rewrite_lease(client, "db.t"), pytest.raises(RewriteRunning, match=r"rewrites files .* waited 0\.1 s"):
+        run_statement(client, statement, utc=True, wait_s=0.1)
+    held, waits = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with rewrite_lease(client, "db.t"):
+            held.set()
+            waits.wait(60)
+
+    with ThreadPoolExecutor(2) as threads:
+        holder = threads.submit(hold)
+        assert held.wait(60)
+        waiter = threads.submit(run_statement, client, statement, utc=True)
+        assert not waiter.done()
+        waits.set()
+        assert waiter.result(120).files_after == 1
+        holder.result(60)
 
 
 def test_files_are_settled_by_their_age_once_rows_were_changed(client: IndexClient, served: Served) -> None:

@@ -1,0 +1,133 @@
+"""Takes the removals of files out of past snapshots, before an undo brings the files back.
+
+Iceberg's incremental clean-up (Java's `IncrementalFileCleanup`, by which Trino, Flink and programs expire snapshots)
+does not compare the snapshots that remain: it deletes each file that a manifest of an expired snapshot marks as DELETED
+by an expired snapshot of the branch's history. It would delete a live file after an undo of its removal. So no manifest
+that a snapshot of the table lists may mark a file as DELETED that is in the table again. Manifests that do are written
+again without these entries, and the manifest lists that name them. The live files of each snapshot stay the same, with
+their sequence numbers and row ids; only its manifest list has another location. The old files stay for present
+readers, until they are removed as orphan files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+
+import msgspec
+
+from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
+from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests
+from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
+from seamark.metaserver.errors import BadRequest, Corrupt
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.writer import ADDED, DATA_MANIFEST, EXISTING, ManifestEntry
+from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+
+_Identity = tuple[str, int, int | None]
+"""Of a manifest, with what its entries inherit."""
+
+
+class RemovalFilter:
+    """For one commit. Later attempts reuse what earlier attempts have written."""
+
+    def __init__(self, writer: SnapshotWriter) -> None:
+        self._writer = writer
+        self._made: dict[_Identity, ManifestFile | None] = {}
+        """The manifest that replaces one, which may be the same; None if nothing is left of it."""
+        self._lists: dict[str, str] = {}
+        """By location, those of the manifest lists that replace them."""
+        self.written: set[str] = set()
+        """The locations of manifests and manifest lists."""
+
+    async def without_removals(
+        self,
+        manifests: Manifests,
+        metadata: TableMetadata,
+        removed_by: Snapshot,
+        paths: Collection[str],
+        *,
+        snapshots_max: int,
+    ) -> TableMetadata:
+        """The metadata, with no snapshot that says that `removed_by` or a later snapshot removed one of `paths`. The
+        paths are the same in all attempts. BadRequest if more than `snapshots_max` snapshots must be read."""
+        later = [snapshot for snapshot in metadata.snapshots if snapshot.sequence_number >= removed_by.sequence_number]
+        if len(later) > snapshots_max:
+            raise BadRequest(
+                f"The table has {len(later):,} snapshots since {removed_by.snapshot_id}, which an undo must read; the "
+                f"limit is {snapshots_max:,} (commit_history_limit). Expire snapshots first, but keep the snapshot "
+                f"before {removed_by.snapshot_id}"
+            )
+        lists = await gathered([partial(manifests.listed, snapshot) for snapshot in later], AT_ONCE)
+        suspects = {
+            _identity(manifest): manifest
+            for listed in lists
+            for manifest in listed
+            if manifest.deleted_files_count != 0 and _identity(manifest) not in self._made
+        }
+        work = [partial(self._filtered, manifests, metadata, manifest, paths) for manifest in suspects.values()]
+        self._made |= zip(suspects, await gathered(work, AT_ONCE), strict=True)
+        moved: dict[int, str] = {}
+        for snapshot, listed in zip(later, lists, strict=True):
+            filtered = [self._made.get(_identity(manifest), manifest) for manifest in listed]
+            kept = tuple(manifest for manifest in filtered if manifest is not None)
+            if kept != listed:
+                assert snapshot.manifest_list is not None
+                moved[snapshot.snapshot_id] = await self._list(snapshot, kept, metadata)
+        if not moved:
+            return metadata
+        return msgspec.structs.replace(
+            metadata,
+            snapshots=tuple(
+                msgspec.structs.replace(snapshot, manifest_list=moved[snapshot.snapshot_id])
+                if snapshot.snapshot_id in moved
+                else snapshot
+                for snapshot in metadata.snapshots
+            ),
+        )
+
+    async def _filtered(
+        self, manifests: Manifests, metadata: TableMetadata, manifest: ManifestFile, paths: Collection[str]
+    ) -> ManifestFile | None:
+        removals = await manifests.removals(manifest, metadata)
+        others = [entry for entry in removals if entry.file.file_path not in paths]
+        if len(others) == len(removals):
+            return manifest
+        entries = [*await manifests.entries(manifest, metadata), *others]
+        if not entries:
+            return None
+        if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and manifest.content == DATA_MANIFEST:
+            # A reader numbers the rows of added files from the first that has no row id, which depends on the others.
+            entries = [_existing(entry) for entry in entries]
+        if manifest.added_snapshot_id is None:
+            raise Corrupt(f"{manifest.manifest_path}: its manifest list lacks added_snapshot_id")
+        if not can_be_written(metadata, manifest.partition_spec_id):
+            raise BadRequest(
+                f"{manifest.manifest_path} has the partition spec {manifest.partition_spec_id}, of which a column was "
+                "dropped, so the manifest cannot be written again for the undo"
+            )
+        stored = await self._writer.manifest(entries, metadata, manifest.partition_spec_id, manifest.content)
+        self.written.add(stored.path)
+        made = stored.described(manifest.added_snapshot_id, manifest.sequence_number)
+        return msgspec.structs.replace(made, first_row_id=manifest.first_row_id)
+
+    async def _list(self, snapshot: Snapshot, kept: tuple[ManifestFile, ...], metadata: TableMetadata) -> str:
+        assert snapshot.manifest_list is not None
+        made = self._lists.get(snapshot.manifest_list)
+        if made is None:
+            made = await self._writer.manifest_list(
+                kept, metadata, snapshot.parent_snapshot_id, snapshot.sequence_number, of=snapshot.snapshot_id
+            )
+            self._lists[snapshot.manifest_list] = made
+            self.written.add(made)
+        return made
+
+
+def _existing(entry: ManifestEntry) -> ManifestEntry:
+    return msgspec.structs.replace(entry, status=EXISTING) if entry.status == ADDED else entry
+
+
+def _identity(manifest: ManifestFile) -> _Identity:
+    return manifest.manifest_path, manifest.sequence_number, manifest.first_row_id
