@@ -422,7 +422,7 @@ def _columns(schema: _Schema) -> dict[str, str] | None:
 
 def _total(snapshot: _Snapshot | None, name: str) -> int:
     text = "" if snapshot is None else snapshot.summary.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if text.isdecimal() and len(text) < 20 else 0
 
 
 def check_url(url: str) -> None:

@@ -122,7 +122,7 @@ class Expressions:
         count, unit = node.this, node.args.get("unit")
         text = str(count.this) if isinstance(count, exp.Literal) else ""
         word = _UNITS.get(unit.name.lower()) if isinstance(unit, exp.Var) else None
-        if word is None or not text.isascii() or not text.isdigit() or int(text) > _INTERVAL_MAX:
+        if word is None or not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) > _INTERVAL_MAX:
             raise UnsupportedInDuckDB(
                 f"{shown(node)}: only intervals of one unit up to {_INTERVAL_MAX:,} are translated"
             )

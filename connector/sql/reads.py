@@ -164,7 +164,7 @@ def _named_table(name: Name, opened: OpenTable) -> NamedTable:
 
 
 def _count(text: str | None) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else 0
+    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else 0
 
 
 def _snapshot_id(node: exp.Table) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from sqlglot import Dialect, exp
+from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from seamark.connector.client.errors import BadRequest
@@ -15,6 +15,8 @@ from seamark.connector.trino.statements.lexer import Token, UnsupportedStatement
 
 CHARACTERS_MAX = 100_000
 TOKENS_MAX = 20_000
+NUMBER_CHARACTERS_MAX = 400
+"""The greatest double has 309 digits. Python converts no text of more than 4,300 digits to an integer."""
 _TRINO = Dialect.get_or_raise("trino")
 
 
@@ -70,6 +72,11 @@ def parse(text: str) -> Statement:
         words = _TRINO.tokenize(text)
         if len(words) > TOKENS_MAX:
             raise BadRequest(f"The statement has {len(words):,} words; the limit is {TOKENS_MAX:,}")
+        longest = max((len(word.text) for word in words if word.token_type is TokenType.NUMBER), default=0)
+        if longest > NUMBER_CHARACTERS_MAX:
+            raise BadRequest(
+                f"The statement has a number of {longest:,} characters; the limit is {NUMBER_CHARACTERS_MAX}"
+            )
         trees = [tree for tree in _TRINO.parser().parse(words, text) if tree is not None]
     except SqlglotError as error:
         raise BadRequest(f"The statement cannot be parsed: {_first_line(str(error))}") from None

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
+from multidict import MultiMapping
 
 from seamark.metaserver.access import jwt
 from seamark.metaserver.access.guard import is_loopback_address
@@ -98,6 +99,9 @@ class Authenticator:
         if self._mode == "none":
             self._check_local(headers, remote)
             return ANONYMOUS
+        if isinstance(headers, MultiMapping) and len(headers.getall("Authorization", ())) > 1:
+            # A proxy that checks logins may have read the second header.
+            raise Unauthenticated("The request has the header Authorization twice; send it once")
         scheme, _, bearer = headers.get("Authorization", "").partition(" ")
         bearer = bearer.strip()
         if not scheme:

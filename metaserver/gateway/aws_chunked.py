@@ -152,7 +152,7 @@ class ChunkDecoder:
 
     def _chain(self, text: str, signature: str) -> None:
         expected = hmac.digest(self._key, text.encode(), "sha256").hex()
-        if not hmac.compare_digest(expected, signature):
+        if not hmac.compare_digest(expected.encode(), signature.encode()):  # texts have to be ASCII
             raise S3Error("SignatureDoesNotMatch", "The signature of a chunk does not match its data")
         self._previous = expected
 

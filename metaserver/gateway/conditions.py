@@ -82,7 +82,7 @@ def _seconds(text: str | None) -> float | None:
     """None without a valid date, which is ignored."""
     try:
         return None if text is None else parsedate_to_datetime(text).timestamp()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

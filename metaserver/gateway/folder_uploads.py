@@ -31,6 +31,7 @@ _TAGS_MAX = 20 * PARTS_MAX
 _ID = re.compile("[0-9a-f]{48}")
 """32 random digits, and 16 of the creator's hash."""
 _NAME = re.compile("[0-9a-f]{32}-[0-9a-f]{48}")
+_PART_NUMBER = re.compile("[0-9]{1,9}")
 _HEADERS = "headers"
 _XMLNS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 
@@ -156,7 +157,7 @@ class Uploads:
 
 
 def read_part_number(text: str | None) -> int:
-    if text is None or not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= PARTS_MAX:
+    if text is None or not _PART_NUMBER.fullmatch(text) or not 1 <= int(text) <= PARTS_MAX:
         raise S3Error("InvalidArgument", f"Part number must be an integer between 1 and {PARTS_MAX}, inclusive")
     return int(text)
 

@@ -100,7 +100,7 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
             except BadRequest as error:
                 return error.message
         elif isinstance(default, str):
-            if not value.isdecimal() or not 0 < int(value) < 1 << 63:
+            if not value.isdecimal() or len(value) > 19 or not 0 < int(value) < 1 << 63:
                 return f"{name} is {value!r}; it must be a whole number above 0"
         elif value not in ("true", "false"):
             return f"{name} is {value!r}; it must be true or false"

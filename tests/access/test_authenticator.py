@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from joserfc import jwt
 from joserfc.jwk import OctKey
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from seamark.metaserver.access.authenticator import Authenticator, open_authenticator
 from seamark.metaserver.access.issued import ISSUER, PURPOSE
@@ -48,6 +48,16 @@ def bearer(token: str) -> CIMultiDict[str]:
 async def refused(authenticator: Authenticator, token: str, why: str) -> None:
     with pytest.raises(Unauthenticated, match=why):
         await authenticator.authenticate(bearer(token), None)
+
+
+async def test_a_request_with_two_logins_has_none(opened: Open, store: PointerStore, clock: SimulatedClock) -> None:
+    authenticator = await opened()
+    headers = CIMultiDict[str]()
+    for name in ("ann", "bob"):
+        secret = await create_token(store, clock, name, None, [Grant(name, "reader")])
+        headers.add("Authorization", f"Bearer {secret}")
+    with pytest.raises(Unauthenticated, match="twice"):
+        await authenticator.authenticate(CIMultiDictProxy(headers), None)
 
 
 async def test_without_logins_everybody_is_an_admin(opened: Open) -> None:

@@ -7,7 +7,7 @@ import itertools
 import os
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -15,10 +15,12 @@ import pytest
 from botocore.exceptions import ClientError
 
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.gateway.aws_chunked import UNSIGNED_TRAILER, ChunkSigner
+from seamark.metaserver.gateway.aws_chunked import SIGNED_TRAILER, UNSIGNED_TRAILER, ChunkDecoder, ChunkSigner
+from seamark.metaserver.gateway.caching.records import ObjectRecord
+from seamark.metaserver.gateway.conditions import check_read
 from seamark.metaserver.gateway.folder_uploads import read_complete
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.gateway.sigv4 import UNSIGNED_PAYLOAD
+from seamark.metaserver.gateway.sigv4 import UNSIGNED_PAYLOAD, SignatureClaim, signing_key
 from seamark.metaserver.objects.s3_scope import parse_delete_body
 from tests.gateway.rig import Keys, Rig
 from tests.gateway.test_isolation import raw
@@ -81,6 +83,49 @@ def test_headers_that_are_no_text_are_a_mistake_of_the_client(keys: Keys, name: 
         connection.endheaders(b"x")
         answer = connection.getresponse()
         assert (answer.status, b"InvalidArgument" in answer.read()) == (400, True)
+
+
+@pytest.mark.parametrize("number", ["000000001" + "9" * 4_400, "0000000010001", "10001", "0", "\u0663"])
+def test_a_part_number_out_of_range_is_refused_in_any_spelling(folder_rig: Rig, number: str) -> None:
+    keys = folder_rig.create_table(f"hostile{next(_numbers)}")
+    with closing(keys.client()) as client:
+        upload = client.create_multipart_upload(Bucket=keys.bucket, Key=keys.prefix + "data/o")["UploadId"]
+        target = f"/{keys.bucket}/{keys.prefix}data/o?partNumber={quote(number)}&uploadId={upload}"
+        status, answer = raw(keys, "PUT", target, body=b"x")
+        assert (status, b"InvalidArgument" in answer) == (400, True), answer
+        listed = client.list_parts(Bucket=keys.bucket, Key=keys.prefix + "data/o", UploadId=upload)
+    assert "Parts" not in listed
+
+
+@pytest.mark.parametrize("name", ["If-Modified-Since", "If-Unmodified-Since"])
+@pytest.mark.parametrize(
+    "date",
+    [
+        "Thu, 01 Jan 99999999999999999999 00:00:00 GMT",
+        "Thu, 99999999999999999999 Jan 2001 00:00:00 GMT",
+        "Thu, 01 Jan 2020 00:00:00 +99999999999999",
+        "-99999999999 Jan 2020 00:00:00 +0000",
+    ],
+)
+def test_a_date_that_no_calendar_has_is_ignored(name: str, date: str) -> None:
+    check_read({name.lower(): date}, '"etag"', 1_700_000_000)
+    record = ObjectRecord("o", '"etag"', 1, date, {}, 1, 0, "o")
+    assert record.modified_s == 0
+
+
+@pytest.mark.parametrize("signature", [b"\xff" * 64, "٣".encode() * 32, b"", b"0" * 64])
+def test_a_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
+    claim = SignatureClaim("a", "t", "20261125T000000Z", "us-east-1", ("host",), "0" * 64, SIGNED_TRAILER)
+    signer = ChunkSigner("secret", claim.timestamp, claim.region, SIGNED_TRAILER, claim.signature)
+    body = signer.chunk(b"hello") + signer.end("x-amz-checksum-crc32", "NhCmhg==")
+    decoder = ChunkDecoder(claim, signing_key("secret", claim.scope), 5)
+    assert b"".join(decoder.feed(body)) == b"hello"
+    assert decoder.finish() == {"x-amz-checksum-crc32": "NhCmhg=="}
+    name = b"x-amz-trailer-signature:"
+    forged = ChunkDecoder(claim, signing_key("secret", claim.scope), 5)
+    forged.feed(body.partition(name)[0] + name + signature + b"\r\n\r\n")
+    with pytest.raises(S3Error, match="does not match"):
+        forged.finish()
 
 
 def test_errors_name_no_path_of_the_server(folder_rig: Rig) -> None:

@@ -40,10 +40,19 @@ def test_a_type_has_one_spelling(given: str, name: str) -> None:
     assert canonical_primitive(name) == name
 
 
-@pytest.mark.parametrize("given", ["", "decimal(39, 2)", "decimal", "fixed[x]", "struct", "geography(a, flat)", "int "])
+@pytest.mark.parametrize(
+    "given",
+    ["", "decimal(39, 2)", "decimal", "fixed[x]", "struct", "geography(a, flat)", "int ", "decimal(٣,٢)", "fixed[٣]"],
+)
 def test_an_unknown_type_is_refused(given: str) -> None:
     with pytest.raises(BadRequest):
         canonical_primitive(given)
+
+
+def test_a_width_has_ascii_digits_as_in_java() -> None:
+    assert canonical("BUCKET[03]") == "bucket[3]"
+    for other in ("bucket[٣]", "buc\u212aet[3]"):
+        assert canonical(other) == other
 
 
 def test_schemas_are_the_same_whatever_their_ids_and_spelling() -> None:

@@ -335,7 +335,7 @@ def _name(identifier: Any) -> Name:
 
 
 def _number(text: Any) -> int:
-    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
+    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 20 else 0
 
 
 def _is_as_understood(frame: DataFrame, done: RewrittenQuery) -> bool:

@@ -49,7 +49,7 @@ class ObjectRecord(msgspec.Struct, frozen=True):
     def modified_s(self) -> int:
         try:
             return int(parsedate_to_datetime(self.modified).timestamp())
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return 0
 
 

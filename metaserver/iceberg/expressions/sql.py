@@ -342,7 +342,7 @@ class _Reader(Comparisons):
             return None
         widths = [literal_of(argument) for argument in arguments]
         for width, other in zip(widths, reversed(arguments), strict=True):
-            if width is not None and width.kind == "number" and width.text.isdigit() and int(width.text) > 0:
+            if width is not None and width.kind == "number" and width.text.isdigit() and width.text.strip("0"):
                 term = self._applied(canonical(f"{called}[{width.text}]"), other)
                 if (
                     called == "truncate"

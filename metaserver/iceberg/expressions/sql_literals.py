@@ -73,8 +73,10 @@ def _cast(given: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
 
 def _within(text: str, to: exp.DataType) -> bool:
     """Whether a cast to decimal leaves the number unchanged."""
-    sizes = [int(size.name) for size in to.expressions if size.name.isdigit()]
+    sizes = [int(size.name) for size in to.expressions if size.name.isdigit() and len(size.name) <= 2]
     scale = sizes[1] if len(sizes) > 1 else 0
+    if len(sizes) < len(to.expressions):
+        return False
     if not sizes:  # the default differs between engines; `DECIMAL '1.5'` has the literal's scale
         return True
     whole, _, fraction = text.lstrip("+-").partition(".")

@@ -23,7 +23,7 @@ from seamark.metaserver.iceberg.types.values import Value
 IDENTITY = "identity"
 VOID = "void"
 
-_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.IGNORECASE)
+_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.ASCII | re.IGNORECASE)
 _PLAIN = frozenset({IDENTITY, "year", "month", "day", "hour", VOID})
 _WIDTH_MAX = 2**31 - 1
 _REMEMBERED_MAX = 20

@@ -83,12 +83,27 @@ async def _fill(folder: Path) -> None:
     async with running(folder) as server:
         await asyncio.to_thread(create, server.url)
         await asyncio.to_thread(append, server.url, "db.t", spread(3))
+        await asyncio.to_thread(create, server.url, "db.boast")
+        await asyncio.to_thread(append, server.url, "db.boast", spread(1))
+        await _state_totals(Api(server), "9" * 5_000)
     tokens, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{folder}/seamark.db", clock=clock, queue_limit=10) as store:
         for name in ("root", "wendy", "rita", "olga", "nobody"):
             grants = [grant for grant in GRANTS if grant.principal == name]
             tokens[name] = await create_token(store, clock, name, None, grants)
     (folder / "tokens.json").write_text(json.dumps(tokens))
+
+
+async def _state_totals(api: Api, total: str) -> None:
+    """The table `db.boast` has a snapshot that states these totals."""
+    last = (await api("GET", "/v1/namespaces/db/tables/boast")).json["metadata"]["snapshots"][-1]
+    summary = {**last["summary"], "total-data-files": total, "total-files-size": total}
+    changed = {"snapshot-id": 1, "parent-snapshot-id": last["snapshot-id"], "sequence-number": 2, "summary": summary}
+    updates = [
+        {"action": "add-snapshot", "snapshot": {**last, **changed}},
+        {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": 1},
+    ]
+    assert (await api("POST", "/v1/namespaces/db/tables/boast", {"requirements": [], "updates": updates})).status == 200
 
 
 @asynccontextmanager
@@ -164,6 +179,11 @@ async def test_a_statement_that_may_not_run_has_a_400_or_404(site: Site) -> None
     headers = {"Authorization": f"Bearer {site.tokens['rita']}"}
     for body in BODIES:
         assert (await site.api("POST", "/api/v1/sql", body, headers=headers)).status == 400, body
+
+
+async def test_totals_that_a_writer_states_stop_no_reader(site: Site) -> None:
+    answer = await site.sql("rita", "SELECT count(*) FROM db.boast JOIN db.t USING (id)")
+    assert (answer.status, answer.json.get("rows")) == (200, [[20]]), answer.raw
 
 
 async def test_answers_have_limits(home: Path) -> None:
@@ -298,7 +318,7 @@ async def test_a_statement_token_reads_and_does_nothing_else(site: Site) -> None
 
 async def test_a_worker_reads_no_file_outside_its_tables(site: Site, home: Path, tmp_path: Path) -> None:
     """A data file that a symbolic link leads to is not read, although the server may read it."""
-    data = next((home / "warehouse").rglob("*.parquet"))
+    data = next((home / "warehouse").rglob("t-*/**/*.parquet"))
     elsewhere = tmp_path / "elsewhere.parquet"
     data.rename(elsewhere)
     data.symlink_to(elsewhere)

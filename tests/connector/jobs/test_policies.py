@@ -51,6 +51,7 @@ def test_the_nearest_namespace_counts(levels: list[dict[str, str]]) -> None:
         ({"seamark.compaction.enabled": "yes"}, "must be true or false"),
         ({"history.expire.max-snapshot-age-ms": "5d"}, "whole number above 0"),
         ({"history.expire.max-snapshot-age-ms": "0"}, "whole number above 0"),
+        ({"history.expire.max-snapshot-age-ms": "9" * 5_000}, "whole number above 0"),
         ({"seamark.compaction.when": "1"}, "is unknown; the properties of a policy are"),
     ],
 )

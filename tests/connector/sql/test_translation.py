@@ -106,6 +106,12 @@ def test_a_text_that_is_not_one_statement_is_refused(text: str) -> None:
         "SELECT " + "CASE WHEN id > 1 THEN " * 900 + "1" + " END" * 900 + " FROM s.t",
         "SELECT " + "price / (" * 60 + "price" + ")" * 60 + " FROM s.t",
         "SELECT " + "(x = " * 40 + "x" + " = TRUE)" * 0 + ")" * 40 + " FROM s.t",
+        "SELECT " + "9" * 5_000,
+        "SELECT id FROM s.t LIMIT " + "9" * 5_000,
+        "SELECT id FROM s.t ORDER BY " + "9" * 5_000,
+        "SELECT CAST(price AS DECIMAL(" + "9" * 5_000 + ", 2)) FROM s.t",
+        "SELECT substr(name, " + "9" * 5_000 + ") FROM s.t",
+        "SELECT INTERVAL '" + "9" * 5_000 + "' DAY",
     ],
 )
 def test_texts_that_explode_are_refused(text: str) -> None:

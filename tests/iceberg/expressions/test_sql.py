@@ -415,6 +415,19 @@ def test_what_is_no_predicate_is_refused_with_its_place(text: str, told: str) ->
     assert told in refused.value.message
 
 
+@pytest.mark.parametrize("digits", ["9" * 5_000, "0" * 5_000, "0" * 5_000 + "1"])
+@pytest.mark.parametrize(
+    "text",
+    ["bucket({0}, id) = 1", "truncate(s, {0}) = 'a'", "p = CAST('1' AS DECIMAL({0}, 2))"],
+)
+def test_numbers_of_more_digits_than_python_converts_are_refused_or_not_used(text: str, digits: str) -> None:
+    try:
+        found = parse_sql(f"{text.format(digits)} AND id > 1", BOUND_TO)
+    except BadRequest:
+        return
+    assert found.unused or digits[0] == "0"
+
+
 def test_a_chain_of_thousands_is_read() -> None:
     read = parse_sql(" OR ".join(f"id = {number}" for number in range(3000)), BOUND_TO)
     assert read.unused == ()
