@@ -1,9 +1,9 @@
 """`python -m bench.corpus.run [--quick]`: how many of about 100 queries on star schemas read fewer files in DuckDB?
 
 Each query is run by DuckDB's own Iceberg reader and by `seamark.duckdb`; both must give the same rows. Counted are the
-data files of the tables that a query reads, for each reference, as `seamark explain --sql` tells them. DuckDB itself
+data files of the tables that a query reads, for each reference, as `seamark explain --sql` shows them. DuckDB itself
 also leaves files out by bounds, for conditions on a table's own columns; that is not counted, so that "before" is all
-files. A query that gains nothing has its reason, as `explain` and `seamark.duckdb.rewritten` tell it. No time is
+files. A query that gains nothing has its reason, as `explain` and `seamark.duckdb.rewritten` state it. No time is
 measured. `--share` is the share of the rows and files.
 """
 
