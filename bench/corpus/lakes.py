@@ -1,7 +1,7 @@
 """Three stars on one server: TPC-H, the Star Schema Benchmark, and a retail star (`retail.sql`).
 
-Facts are stored in many files in the order of their dates, where dashboards put them, with bitmap and Bloom indexes on the
-columns that look rows up. Dimensions have few files. All of it is made by DuckDB and written by our writer.
+Facts are stored in many files in the order of their dates, where dashboards put them, with bitmap and Bloom indexes on
+the columns that look rows up. Dimensions have few files. All of it is made by DuckDB and written by our writer.
 """
 
 from __future__ import annotations
