@@ -140,7 +140,7 @@ def _check(tree: exp.Expr) -> None:
         match node:
             case exp.Select() if node.args.get("distinct") and node.args["distinct"].args.get("on"):
                 raise UnsupportedStatement("DISTINCT ON")
-            case exp.Group() if any(value for name, value in node.args.items() if name != "expressions"):
+            case exp.Group() if any(value for name, value in node.args.items() if name not in ("expressions", "all")):
                 raise UnsupportedStatement("groups by more than columns")
             case exp.SetOperation() if node.args.get("by_name") or any(
                 isinstance(one, exp.Star) or one.is_star
@@ -306,6 +306,8 @@ def _term(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence
             return "integer" if kinds.kind(node.expression) in ("date", "timestamp") else None, ()
         case exp.TimestampTrunc() | exp.DateTrunc():
             return kinds.kind(node.this) if of_time else None, ()
+        case exp.TimeToStr():
+            return "text" if of_time else None, ()
         case exp.Substring() | exp.Left() | exp.Lower() | exp.Upper():
             return "text" if kinds.kind(node.this) == "text" else None, ()
         case exp.Coalesce():

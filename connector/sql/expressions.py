@@ -49,6 +49,8 @@ _COMPARED: dict[type[exp.Expr], str] = {
 _UNITS = {"day": "DAY", "week": "WEEK", "month": "MONTH", "year": "YEAR", "hour": "HOUR", "minute": "MINUTE"}
 _UNITS["second"] = "SECOND"
 _INTERVAL_MAX = 100_000
+_NEGATABLE = frozenset(("this", "expression", "negate"))
+"""For sqlglot, `NOT LIKE` and, in some dialects, `IS NOT NULL` are one node with `negate`."""
 TEXT_MAX = 1 << 20
 """Characters of an expression in DuckDB's SQL."""
 
@@ -143,10 +145,10 @@ class Expressions:
         return Value(f"(NOT {need(self.value(node.this, scope), BOOLEAN, node).sql})", BOOLEAN)
 
     def _is(self, node: exp.Expr, scope: NameScope) -> Value:
-        check_args(node)
+        check_args(node, _NEGATABLE)
         value = self.value(node.this, scope)
         if isinstance(node.expression, exp.Null):
-            return Value(f"({value.sql} IS NULL)", BOOLEAN)
+            return Value(f"({value.sql} IS {_not_of(node)}NULL)", BOOLEAN)
         raise UnsupportedInDuckDB(f"{shown(node)}: of IS only IS [NOT] NULL is translated")
 
     def _compared(self, node: exp.Expr, scope: NameScope, *, positive: bool) -> Value:
@@ -208,17 +210,18 @@ class Expressions:
         like, escape = (node.this, node.expression) if isinstance(node, exp.Escape) else (node, None)
         if type(like) is not exp.Like:
             raise UnsupportedInDuckDB(f"{shown(node)} is not translated")
-        check_args(like)
+        check_args(like, _NEGATABLE)
+        word = f"{_not_of(like)}LIKE"
         value, pattern = (need(one, VARCHAR, node) for one in self.values([like.this, like.expression], scope))
         if escape is None:
-            return Value(f"({value.sql} LIKE {pattern.sql})", BOOLEAN)
+            return Value(f"({value.sql} {word} {pattern.sql})", BOOLEAN)
         if not (isinstance(escape, exp.Literal) and escape.is_string and len(str(escape.this)) == 1):
             raise UnsupportedInDuckDB(f"{shown(node)}: ESCAPE must be one character")
         if pattern.literal is None or not _is_valid_pattern(str(like.expression.this), str(escape.this)):
             raise UnsupportedInDuckDB(
                 f"{shown(node)}: the pattern must be a text in which each escape is followed by %, _ or itself"
             )
-        return Value(f"({value.sql} LIKE {pattern.sql} ESCAPE {quoted_text(str(escape.this))})", BOOLEAN)
+        return Value(f"({value.sql} {word} {pattern.sql} ESCAPE {quoted_text(str(escape.this))})", BOOLEAN)
 
     # Choices
 
@@ -327,6 +330,10 @@ def _is_exact_cast(one: SqlType, to: SqlType) -> bool:
     return (one, to) in {(DATE, TIMESTAMP), (TIMESTAMP, DATE), (DATE, VARCHAR), (UUID, VARCHAR)} or (
         (one, to) in {(DATE, ZONED), (TIMESTAMP, ZONED), (ZONED, TIMESTAMP), (ZONED, DATE)}
     )
+
+
+def _not_of(node: exp.Expr) -> str:
+    return "NOT " if node.args.get("negate") else ""
 
 
 def _is_valid_pattern(pattern: str, escape: str) -> bool:

@@ -10,7 +10,7 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.sql.scopes import UnsupportedInDuckDB, Value, shown
 from seamark.connector.sql.types import UNKNOWN, SqlType, common_type, duckdb_name
 
-_NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int", "negate"))
+_NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
 
 
 def cast(value: Value, to: SqlType) -> Value:

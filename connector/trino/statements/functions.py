@@ -51,6 +51,7 @@ _LOWER_ALSO = {"k": "\u212a", "i": "\u0130"}
 _UPPER_ALSO = {"S": "\u017f", "I": "\u0131"}
 """The characters beyond ASCII that `lower` and `upper` convert to an ASCII letter."""
 _DIGITS_MAX = 38
+_FOUR_DIGITS = 1000
 
 
 class Comparisons(Protocol):
@@ -248,6 +249,8 @@ def _formatted(node: exp.TimeToStr, literal: Literal, reader: Comparisons) -> Co
         return None
     try:
         start = datetime.strptime(literal.value, text)
+        if start.year < _FOUR_DIGITS:  # Python's strftime writes such a year without zeros
+            return None
         if start.strftime(text) != literal.value:
             return NEVER
         return _between(node.this, *period(start, unit), Literal("date", ""), reader)

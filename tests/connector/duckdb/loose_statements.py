@@ -16,7 +16,18 @@ LOOSE = {
 WIDER = {("long", "double"), ("decimal(9, 2)", "long"), ("double", "decimal(9, 2)"), ("timestamp", "date")}
 
 
+FORMATTED = {
+    "%Y": ["2020", "2021", "0033"],
+    "%Y-%m": ["2020-01", "2020-1", "2021-01"],
+    "%Y%m%d": ["20200131", "20210101"],
+    "%Y-%m-%d": ["2020-02-29", "2020-01-31"],
+    "%d": ["31"],
+}
+
+
 class LooseStatements(Statements):
+    other_groups = ("ALL",)
+
     def value(self, kind: str) -> str:
         return "'NaN'" if kind == "double" and self.chance(0.15) else super().value(kind)
 
@@ -26,6 +37,10 @@ class LooseStatements(Statements):
     def comparison(self, column: Column, scope: Scope) -> str:
         if column.kind == "string" and self.chance(0.1):
             return f"{self.reference(column, scope)} {self.rng.choice(['', 'NOT '])}ILIKE '{self.rng.choice('%_')}B%'"
+        if column.kind in ("date", "timestamp") and self.chance(0.1):
+            form = self.rng.choice(list(FORMATTED))
+            text = f"strftime({self.reference(column, scope)}, '{form}')"
+            return f"{text} {self.rng.choice(['=', '=', '<>'])} '{self.rng.choice(FORMATTED[form])}'"
         return super().comparison(column, scope)
 
     def equality(self, left: Scope, right: Scope, both: Scope) -> str:

@@ -166,6 +166,7 @@ class RandomQueries:
         op = self._rng.choice(("=", "<>", "<", "<=", ">", ">="))
         number = self._rng.randint(-3, 30)
         day = f"2022-01-{self._rng.randint(8, 31):02d}"
+        like = self._rng.choice(("LIKE", "NOT LIKE"))
         return self._rng.choice(
             (
                 f"{p}id {op} {number}",
@@ -181,8 +182,8 @@ class RandomQueries:
                 f"{p}x IN (0E0, 1.5E0)",
                 f"{p}x BETWEEN -3E0 AND 2E0",
                 f"{p}name {op} 'b'",
-                f"{p}name LIKE '{self._rng.choice(('a%', '%b%', '_', 'b!_c', '%x'))}'",
-                f"{p}name LIKE 'b!_%' ESCAPE '!'",
+                f"{p}name {like} '{self._rng.choice(('a%', '%b%', '_', 'b!_c', '%x'))}'",
+                f"{p}name {like} 'b!_%' ESCAPE '!'",
                 f"{p}d {op} DATE '{day}'",
                 f"{p}d {op} CAST({p}ts AS date)",
                 f"{p}ts {op} TIMESTAMP '{day} 12:00:00'",

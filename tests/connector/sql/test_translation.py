@@ -119,6 +119,30 @@ def test_texts_that_explode_are_refused(text: str) -> None:
         translated(text)
 
 
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    [
+        ("name LIKE 'a%'", ["a_b", "ab"]),
+        ("name NOT LIKE 'a%'", ["b"]),
+        ("NOT name NOT LIKE 'a%'", ["a_b", "ab"]),
+        ("name LIKE 'a!_%' ESCAPE '!'", ["a_b"]),
+        ("name NOT LIKE 'a!_%' ESCAPE '!'", ["ab", "b"]),
+        ("name IS NULL", [None]),
+        ("name IS NOT NULL", ["a_b", "ab", "b"]),
+        ("NOT name IS NOT NULL", [None]),
+        ("name NOT IN ('b')", ["a_b", "ab"]),
+        ("name NOT BETWEEN 'ab' AND 'b'", ["a_b"]),
+        ("name IS DISTINCT FROM 'b'", ["a_b", "ab", None]),
+    ],
+)
+def test_a_negated_condition_is_true_for_the_other_rows(condition: str, kept: list[str | None]) -> None:
+    found = translated(f"SELECT name FROM s.t WHERE {condition} ORDER BY name NULLS LAST")
+    with duckdb.connect() as db:
+        db.execute("CREATE TABLE t0 AS SELECT * FROM (VALUES ('a_b'), ('ab'), ('b'), (NULL)) AS t (c2)")
+        assert list(found.tables[0].used) == ["name"]
+        assert [row[0] for row in db.execute(found.text).fetchall()] == kept
+
+
 def test_no_identifier_of_a_statement_reaches_duckdb() -> None:
     found = translated('SELECT "id" AS "a; DROP", t."NAME" FROM s."t" AS "t" WHERE name = \'it\'\'s\'')
     source = "(SELECT * FROM t0 LIMIT 4611686018427387904) AS r0"

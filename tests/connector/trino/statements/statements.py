@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from typing import ClassVar
 
 KINDS = {
     "long": "BIGINT",
@@ -72,6 +73,9 @@ class Statements:
     tables: list[Stored] = field(default_factory=list)
     recursive_share: float = 0.08
     """Of names in WITH: they use themselves, by UNION without ALL, which ends for any rows. Trino has only ALL."""
+
+    other_groups: ClassVar[tuple[str, ...]] = ()
+    """What may follow GROUP BY besides."""
 
     # Tables
 
@@ -249,7 +253,7 @@ class Statements:
             sets = [f"ROLLUP ({every})", f"GROUPING SETS (({every}), ())"]
             sets += [f"{first}, ROLLUP ({last})", f"GROUPING SETS (({every}), {first})", f"CUBE ({last}), {first}"]
             sets.append(f"GROUPING SETS (({first}), ({last}, {first}))")
-            text += f" GROUP BY {self.rng.choice([every, numbers, *sets])}"
+            text += f" GROUP BY {self.rng.choice([every, numbers, *sets, *self.other_groups])}"
         if self.chance(0.35):
             conditions = ["count(*) > 1", "count(*) = 0", "min(1) = 1"]
             conditions += [self.comparison(one, [*keys]) for one in keys if self.can_name(one, scope)] * 2

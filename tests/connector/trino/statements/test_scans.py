@@ -129,6 +129,8 @@ def test_conditions_of_one_table_become_its_predicate(condition: str, predicate:
         ),
         ("date_format(ts, '%Y-%m') = '2026-12'", "(\"ts\" >= DATE '2026-12-01' AND \"ts\" < DATE '2027-01-01')"),
         ("date_format(ts, '%Y-%m') = 'x'", None),
+        ("date_format(ts, '%Y-%m') = '0033-12'", None),
+        ("date_format(ts, '%Y-%m') = '2026-1'", "FALSE"),
         ("i_day >= current_date - INTERVAL '7' DAY", "\"i_day\" >= DATE '2026-03-03'"),
         ("i_day < now() + INTERVAL '1' MONTH", "\"i_day\" < DATE '2026-04-15'"),
         ("tz >= date_trunc('month', current_timestamp)", "\"tz\" >= DATE '2026-03-01'"),

@@ -1,0 +1,125 @@
+"""Three stars on one server: TPC-H, the Star Schema Benchmark, and a retail star (`retail.sql`).
+
+Facts are stored in many files in the order of their dates, where dashboards put them, with bitmap and Bloom indexes on
+the columns that look rows up. Dimensions have few files. All of it is made by DuckDB and written by our writer.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+
+from bench.ssb.generate import TABLES, generate, table_path
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import open_destination
+from seamark.connector.write.table_writer import write_batches
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
+from tests.services.process import CACHE
+from tests.services.seamark import Seamark
+
+FACT_FILES = 300
+SALES, CUSTOMERS = 300_000, 20_000
+SCALE = 0.05
+_SMALL = 10
+"""The most files of a table that is no fact."""
+_DIMENSION_ROWS = 2_000
+"""In a file of a dimension."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`order` of the rows in the files; `indexes` by column: their kind."""
+
+    order: str = ""
+    indexes: Mapping[str, str] = field(default_factory=dict)
+    is_fact: bool = False
+
+
+TPCH = {
+    "region": Layout(),
+    "nation": Layout(),
+    "supplier": Layout("s_suppkey"),
+    "customer": Layout("c_custkey"),
+    "part": Layout("p_brand, p_partkey"),
+    "partsupp": Layout("ps_partkey", {"ps_suppkey": "bitmap"}, is_fact=True),
+    "orders": Layout("o_orderdate, o_orderkey", {"o_custkey": "bitmap", "o_orderkey": "bloom"}, is_fact=True),
+    "lineitem": Layout(
+        "l_shipdate, l_orderkey",
+        {"l_partkey": "bitmap", "l_suppkey": "bitmap", "l_orderkey": "bloom"},
+        is_fact=True,
+    ),
+}
+SSB = {
+    "lineorder": Layout(
+        "lo_orderdate // 100, lo_suppkey % 25, lo_orderkey",
+        {"lo_custkey": "bitmap", "lo_suppkey": "bitmap", "lo_partkey": "bitmap", "lo_orderdate": "bitmap"},
+        is_fact=True,
+    )
+}
+RETAIL = {
+    **dict.fromkeys(("days", "stores", "items", "customers", "promotions"), Layout()),
+    "sales": Layout(
+        "",
+        {
+            **dict.fromkeys(("customer_key", "item_key", "store_key", "promotion_key"), "bitmap"),
+            **dict.fromkeys(("ticket", "note"), "bloom"),
+        },
+        is_fact=True,
+    ),
+    "returns": Layout("", {"ticket": "bloom", "item_key": "bitmap", "customer_key": "bitmap"}, is_fact=True),
+}
+
+
+def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
+    """Makes all tables; `share` of the rows and files, for a short run."""
+    scale, files = max(0.01, SCALE * share), max(8, round(FACT_FILES * share))
+    star, tpch = generate(CACHE / "ssb", scale), scratch / "tpch"
+    argv = [str(Path(sys.executable).parent / "tpchgen-cli"), "parquet", "-s", f"{scale:g}", "-o", str(tpch), "--quiet"]
+    subprocess.run(argv, check=True)
+    with duckdb.connect() as db, closing(IndexClient(server.base_url, timeout_s=600)) as client:
+        catalog = load_catalog("sea", type="rest", uri=server.base_url)
+        for namespace in ("tpch", "ssb", "retail"):
+            catalog.create_namespace(namespace)
+        for name, layout in TPCH.items():
+            _write(client, catalog, db, ("tpch", name), f"FROM '{tpch / name}.parquet'", layout, files)
+        for name in TABLES:
+            _write(
+                client, catalog, db, ("ssb", name), f"FROM '{table_path(star, name)}'", SSB.get(name, Layout()), files
+            )
+        db.execute(f"SET VARIABLE sales = {round(SALES * share)}")
+        db.execute(f"SET VARIABLE customers = {CUSTOMERS}")
+        db.execute((Path(__file__).parent / "retail.sql").read_text())
+        for name, layout in RETAIL.items():
+            _write(client, catalog, db, ("retail", name), f"FROM {name}", layout, files)
+    shutil.rmtree(tpch)
+
+
+def _write(
+    client: IndexClient,
+    catalog: Catalog,
+    db: duckdb.DuckDBPyConnection,
+    name: tuple[str, str],
+    query: str,
+    layout: Layout,
+    files: int,
+) -> None:
+    order = f" ORDER BY {layout.order}" if layout.order else ""
+    rows: pa.Table = db.sql(query + order).to_arrow_table()
+    # Each batch is larger than a file is to be, and becomes one.
+    properties = {TARGET_FILE_BYTES: "500"}
+    catalog.create_table(name, schema=rows.schema, properties=properties)
+    for column, kind in layout.indexes.items():
+        client.put_index(name, f"of_{column}", kind=kind, columns=[column])
+    count = files if layout.is_fact else min(_SMALL, 1 + rows.num_rows // _DIMENSION_ROWS)
+    into = open_destination(client, name)
+    batches = rows.combine_chunks().to_batches(max_chunksize=max(1, -(-rows.num_rows // count)))
+    into.commit(client, write_batches(into.target, batches))
