@@ -16,6 +16,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
+from seamark.connector.jobs.statements import MergeFiles, StatementJob
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import KMS_CLASS, keys_of_environment
 from seamark.connector.read.lineage import NAMES
@@ -32,6 +33,7 @@ from tests.connector.jobs.test_file_merges import ARROW, create, rows
 from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted
 from tests.connector.served import Served
+from tests.faults.rigs.mortal_statement import NEVER, killed_at
 from tests.seeds import first_seed
 
 CONFIGURATIONS: list[Any] = [
@@ -133,6 +135,29 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
             secret = {"id": 1, "payload": 3, "price": 4, "place.city": 7}
             bounds = {*(task.file.get("lower-bounds") or {"keys": []})["keys"]}
             assert not bounds & {secret[name] for name, _ in found if name in secret}
+
+
+def test_the_process_of_a_statement_takes_its_keys_from_its_environment(client: IndexClient, served: Served) -> None:
+    """Without them the table stays."""
+    create(served, 2)
+    for number in range(3):
+        append(client, "db.t", rows(random.Random(number), range(number * 700, number * 700 + 700)))
+    for path in paths(client):
+        encrypt(path, CONFIGURATIONS[2])
+    before = read(client)
+    job = StatementJob(served.url, None, MergeFiles(("db", "t")), utc=True)
+    refused = killed_at(NEVER, job)
+    assert refused is not None
+    assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refused.error
+    assert read(client) == before
+    done = killed_at(NEVER, job, {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms"})
+    assert done is not None
+    assert done.error == ""
+    assert done.result is not None
+    assert (done.result.files_before, done.result.files_after) == (6, 2)
+    assert read(client) == before
+    for path in paths(client):
+        assert {key for name, key in protections(path)} == {"k1", "k2"}
 
 
 def test_a_scan_reads_encrypted_files_with_keys_alone(client: IndexClient, served: Served, kms: None) -> None:

@@ -19,11 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seamark.connector.client.storage import Storage
-from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
-from seamark.connector.parquet.copy.sinks import open_sink
-from seamark.connector.parquet.copy.source import SourceFile
-from tests.connector.parquet.copied import merge, with_ids
+from tests.connector.parquet.copied import concatenate, merge, with_ids
 from tests.seeds import first_seed
 
 Writer = Callable[[random.Random, pa.Table, Path], None]
@@ -203,23 +199,6 @@ def test_random_files_of_all_writers_become_one(tmp_path: Path, number: int) -> 
 # All types, and odd sizes
 
 
-def copied_twice(path: Path, out: Path) -> None:
-    """All row groups of the file, twice, with its own schema: no field ids are needed. `out` does not exist after an
-    error."""
-    with SourceFile(str(path), Storage()) as source:
-        columns = range(len(source.leaves))
-        assembler = FileAssembler(open_sink(str(out), Storage()), source.footer)
-        try:
-            for _ in range(2):
-                for number, group in enumerate(source.footer.groups):
-                    if group.rows:
-                        assembler.add([Pick(source, number, columns, columns)])
-            assembler.close()
-        except BaseException:
-            assembler.abort()
-            raise
-
-
 def _typed() -> pa.Table:
     at = datetime.datetime(2024, 2, 29, 12, 34, 56, 789012)
     price = decimal.Decimal("-1234.56")
@@ -292,7 +271,7 @@ def test_odd_files_are_copied_as_they_are(tmp_path: Path, name: str) -> None:
     path, out = tmp_path / "given.parquet", tmp_path / "out.parquet"
     ODD[name](path)
     before = path.read_bytes()
-    copied_twice(path, out)
+    concatenate([path, path], out)
     assert path.read_bytes() == before
     for engine, read in READERS.items():
         if (name, engine) in UNREAD:

@@ -23,6 +23,7 @@ from seamark.connector.jobs.statements import StatementAnswer, StatementJob
 from seamark.connector.parquet.copy import sinks
 from seamark.connector.write.data_files import FileWriter
 
+NEVER = 0
 EVENTS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (sinks._LocalSink, ("write", "copy", "close")),
     (sinks._StreamSink, ("write", "copy", "close")),
