@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from bench.parquet import copies, encryption, statements
+from bench.parquet import copies, encryption, statements, written_merges
 from bench.run import Bench, names_of, parser_of, run_benches
 
-BENCHES: dict[str, Bench] = {"copies": copies.run, "encryption": encryption.run, "statements": statements.run}
+BENCHES: dict[str, Bench] = {
+    "copies": copies.run,
+    "encryption": encryption.run,
+    "statements": statements.run,
+    "written_merges": written_merges.run,
+}
 
 
 def main() -> None:

@@ -62,15 +62,18 @@ class TableScan:
         tasks: Callable[[], Iterator[ScanTask]],
         limit: int | None,
         snapshot_id: int | None = None,
+        keys: ParquetKeys | None = None,
     ) -> None:
+        """`keys`: as `TaskReader` takes them."""
         self.schema: pa.Schema = read_plan.arrow
         self.snapshot_id = snapshot_id
         """The snapshot that is read; None for a table without snapshots."""
         self.counts = ReadCounts()
         self._storage, self._read_plan, self._tasks, self._limit = storage, read_plan, tasks, limit
+        self._keys = keys
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        reader = TaskReader(self._read_plan, self._storage, counts=self.counts)
+        reader = TaskReader(self._read_plan, self._storage, counts=self.counts, keys=self._keys)
         return limit_batches(reader.read_all(self._tasks()), self._limit)
 
     def reader(self) -> pa.RecordBatchReader:
@@ -89,12 +92,14 @@ def scan(
     at: At = CURRENT,
     limit: int | None = None,
     bitmaps: bool = True,
+    keys: ParquetKeys | None = None,
 ) -> TableScan:
     """The rows for which a predicate, in SQL or as Iceberg expression JSON, is true; at most `limit` rows.
 
     The server plans the scan with its indexes. If the table has a bitmap index on a column of the predicate, it also
-    selects rows, unless `bitmaps` is False. BadRequest for columns that cannot be read and predicates that cannot be
-    evaluated exactly.
+    selects rows, unless `bitmaps` is False. `keys`: of encrypted Parquet files, as `keys_of_environment()` has them;
+    without them, reading such a file raises Unreadable. BadRequest for columns that cannot be read and predicates that
+    cannot be evaluated exactly.
     """
     opened = open_table(client, table, at)
     bound = bound_filter(where, opened)
@@ -104,7 +109,7 @@ def scan(
         tasks_of_plan = plan(client, opened, bound, least_rows=limit, columns=read_plan.names)
         return restrict_to_rows(client, opened, bound, tasks_of_plan) if bitmaps else tasks_of_plan
 
-    return TableScan(opened.storage, read_plan, tasks, limit, opened.snapshot_id)
+    return TableScan(opened.storage, read_plan, tasks, limit, opened.snapshot_id, keys)
 
 
 def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:

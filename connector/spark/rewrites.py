@@ -26,6 +26,7 @@ from seamark.connector.read.tables import ScanTask
 from seamark.connector.write.replacements import Batches, BatchRunner, Rewrite, RewrittenFiles
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 
+_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _Outcome = RewrittenFiles | str | None
 """The new files, None if they are not worth a commit, or why the files of the batch cannot be rewritten."""
 
@@ -38,6 +39,18 @@ def session_rewrites(folders: Sequence[str] | None, umask: int) -> Iterator[Batc
         yield partial(run_on_spark, spark, folders=folders, umask=umask)
     finally:
         spark.stop()
+
+
+@contextmanager
+def job_group_kept(spark: SparkSession) -> Iterator[None]:
+    """The jobs of the session that follow are not in the group of the rewrite."""
+    context = spark.sparkContext
+    before = {name: context.getLocalProperty(name) for name in _GROUP}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it
 
 
 def run_on_spark(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -45,7 +45,7 @@ from seamark.connector.write.replacements import (
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
-from seamark.connector.write.target import WriteTarget, target_of, with_lineage
+from seamark.connector.write.target import WriteTarget, keeps_lineage, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.compaction import (
     COMPACTED_BY,
@@ -234,18 +234,26 @@ def rewrite_batch(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFile
 
 
 def rewrite_rows(
-    opened: OpenTable, target: WriteTarget, batch: Sequence[ScanTask], policy: CopyPolicy | None
+    opened: OpenTable,
+    target: WriteTarget,
+    batch: Sequence[ScanTask],
+    policy: CopyPolicy | None,
+    *,
+    published: bool = True,
 ) -> RewrittenFiles:
     """Writes the live rows of these files to new files, partition by partition, and copies row groups by the policy;
-    without a policy none. `opened` and `target`: of the schema of the new files. Unreadable, Unwritable."""
+    without a policy none. `opened` and `target`: of the schema of the new files. `published`: whether a commit has
+    added the files, so that their rows have row ids. Unreadable, Unwritable."""
     origins = OriginLog()
-    if has_lineage(opened.metadata):
+    if published and has_lineage(opened.metadata):
         target = with_lineage(target)
     firsts = dict(zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False))
-    others, parts, counts = list[ScanTask](), list[WrittenFiles](), CopyCounts()
+    others, parts, counts, keys = list[ScanTask](), list[WrittenFiles](), CopyCounts(), keys_of_environment()
+    if policy is None and keys is not None and target.ordering is not None:
+        policy = replace(CopyPolicy.of(target.properties), sorts=True)
     try:
         if policy is not None:
-            with CopyWriter(opened, target, policy, origins, keys_of_environment()) as writer:
+            with CopyWriter(opened, target, policy, origins, keys) as writer:
                 for tasks in group_by_partition(batch):
                     partition = writer.partition_of(tasks)
                     if partition is None:
@@ -270,7 +278,7 @@ def _encode(
 ) -> WrittenFiles:
     """`firsts`: the origin of the first row of each file."""
     names = [field.name for field in opened.schema.fields]
-    names += NAMES if has_lineage(opened.metadata) else ()
+    names += NAMES if keeps_lineage(target) else ()
     reader = TaskReader(plan_read(opened, names, TRUE, positions=True), opened.storage, threads=False)
     columns = list(range(len(names)))  # by position: a column of the table may have the name of the position column
     rows = 0

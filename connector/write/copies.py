@@ -41,7 +41,7 @@ from seamark.connector.parquet.encryption.kms import KeyUnavailable
 from seamark.connector.parquet.metrics import Metrics, leaves_of, modes_of
 from seamark.connector.read.deleted_rows import DeletedRowSet, Deletes
 from seamark.connector.read.file_rows import partition_of
-from seamark.connector.read.lineage import NAMES, has_lineage
+from seamark.connector.read.lineage import NAMES
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask
@@ -53,7 +53,7 @@ from seamark.connector.write.data_files import (
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, WrittenFiles
-from seamark.connector.write.target import WriteTarget
+from seamark.connector.write.target import WriteTarget, keeps_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.files.footer import END_BYTES, MAGIC, ParquetFooter
 from seamark.metaserver.iceberg.files.parquet import Unreadable
@@ -64,6 +64,7 @@ Longs = np.ndarray[Any, np.dtype[np.int64]]
 
 SMALL_PART = 8
 """A row group is small below this part of the target size of row groups."""
+_ORIGIN = ""
 _BUFFERED_BYTES = 256 << 20
 """Limit of the rows in memory that wait for their row group."""
 _WRITER = re.compile(rb"(parquet-mr|parquet-cpp) version (\d+)\.(\d+)")
@@ -74,12 +75,13 @@ _CORRECT_SINCE = {b"parquet-mr": (1, 10), b"parquet-cpp": (1, 3)}
 @dataclass(frozen=True)
 class CopyPolicy:
     """`least_bytes`: of a row group that is copied. `keep_order`: each file becomes one file, with its rows in their
-    order."""
+    order. `sorts`: nothing is copied, and the rows of a new file have the table's sort order; for encrypted files."""
 
     least_bytes: int
     target_bytes: int
     row_group_bytes: int
     keep_order: bool = False
+    sorts: bool = False
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> CopyPolicy:
@@ -100,7 +102,8 @@ class CopyCounts:
 class CopyWriter:
     """Writes files of one partition after the other. As a context manager, it deletes its files on an exception.
 
-    `opened`: with the schema that the new files get. `target`: of the same schema; with lineage, if the table has it.
+    `opened`: with the schema that the new files get. `target`: of the same schema; with lineage
+    columns, if the rows have row ids.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class CopyWriter:
         self._opened, self._target, self._policy, self._origins = opened, target, policy, origins
         self.counts = CopyCounts()
         self._names = [field.name for field in opened.schema.fields]
-        self._lineage = has_lineage(opened.metadata)
+        self._lineage = keeps_lineage(target)
         read_names = [*self._names, *NAMES] if self._lineage else self._names
         self._read_plan = plan_read(opened, read_names, TRUE, positions=True)
         self._reader = TaskReader(self._read_plan, opened.storage, threads=False, keys=keys)
@@ -148,7 +151,8 @@ class CopyWriter:
         must be partitioned again."""
         self._inspected.clear()
         all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
-        if not self._policy.keep_order and all_small and not any(map(self._is_encrypted, tasks)):
+        is_encoded = (all_small or self._policy.sorts) and not self._policy.keep_order
+        if is_encoded and not any(map(self._is_encrypted, tasks)):
             return None
         if any(task.spec_id != self._target.spec.spec_id for task in tasks):
             return None
@@ -178,12 +182,14 @@ class CopyWriter:
         self._partition = partition, list(tasks[0][0].file.get("partition") or [])
         for scheme, members in self._by_scheme(tasks).items():
             self._scheme = scheme
+            self._sort_order = self._target.sort_order.order_id if self._policy.sorts else 0
             if not self._policy.keep_order:
                 self._layout = self._layout_of(self._required_in([task for task, _ in members]))
             for task, first in members:
                 if self._policy.keep_order:
                     self._layout = self._layout_of(self._required_in([task]))
-                self._sort_order = int(task.file.get("sort-order-id") or 0) if self._policy.keep_order else 0
+                if self._policy.keep_order:
+                    self._sort_order = int(task.file.get("sort-order-id") or 0)
                 self._write_file(task, first)
                 if self._policy.keep_order:
                     self._cut()
@@ -217,8 +223,8 @@ class CopyWriter:
         return layout
 
     def _write_file(self, task: ScanTask, origin: int) -> None:
-        if task.size_bytes < self._policy.least_bytes:
-            self.counts.encoded["the file is small"] += 1
+        if task.size_bytes < self._policy.least_bytes or self._policy.sorts:
+            self.counts.encoded["the table has a sort order" if self._policy.sorts else "the file is small"] += 1
             self._encode(task, None, origin)
             return
         with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
@@ -337,20 +343,32 @@ class CopyWriter:
     def _encode(self, task: ScanTask, positions: Longs | None, origin: int) -> None:
         """Encodes the live rows at these positions, together with other rows that wait."""
         columns = list(range(len(self._read_plan.names)))
+        full_bytes = self._policy.target_bytes if self._policy.sorts else self._policy.row_group_bytes
         for batch in self._reader.read(task, positions):
             rows = conform(batch.select(columns), self._target.schema, self._layout.arrow)
             self._waiting.append(rows)
             self._waiting_origins.append(batch.column(len(columns)).to_numpy() + origin)
             size_bytes = sum(waiting.nbytes for waiting in self._waiting)
-            if size_bytes * self._ratio >= self._policy.row_group_bytes or size_bytes >= _BUFFERED_BYTES:
+            if size_bytes * self._ratio >= full_bytes or size_bytes >= _BUFFERED_BYTES:
                 self._flush()
 
     def _flush(self) -> None:
-        """Writes the rows that wait as one row group."""
+        """Writes the rows that wait as one row group, or as one file that is sorted."""
         if not self._waiting:
             return
         rows, origins = pa.Table.from_batches(self._waiting), np.concatenate(self._waiting_origins)
         self._waiting, self._waiting_origins = [], []
+        if not self._policy.sorts or self._target.ordering is None:
+            self._write_group(rows, origins)
+            return
+        ordered = self._target.ordering.sorted(rows.append_column(_ORIGIN, pa.array(origins)))
+        step = max(1, int(rows.num_rows * self._policy.row_group_bytes / max(1.0, rows.nbytes * self._ratio)))
+        for first in range(0, rows.num_rows, step):
+            group = ordered.slice(first, step)
+            self._write_group(group.select(list(range(rows.num_columns))), group.column(rows.num_columns).to_numpy())
+        self._close_file()
+
+    def _write_group(self, rows: pa.Table, origins: Longs) -> None:
         data = encode_row_group(rows, self._target.schema, self._target.properties)
         self._ratio = max(0.001, len(data) / max(1, rows.nbytes))
         source = SourceFile("rows in memory", None, data)
@@ -362,7 +380,7 @@ class CopyWriter:
 
     def _open_file(self, size_bytes: int) -> _OpenFile:
         """The file for a row group of this size: a new file if the group would make the current file too large."""
-        is_single = self._policy.keep_order
+        is_single = self._policy.keep_order or self._policy.sorts
         if self._file and not is_single and self._file.assembler.size_bytes + size_bytes > self._policy.target_bytes:
             self._close_file()
         if self._file is None:

@@ -26,6 +26,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED, SortOrder
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types.reserved import ROW_ID
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import name_of
 from seamark.metaserver.index.files.definitions import read_definitions
@@ -104,6 +105,11 @@ def target_of(metadata: TableMetadata, storage: Storage) -> WriteTarget:
             for definition in read_definitions(metadata).enabled
         ),
     )
+
+
+def keeps_lineage(target: WriteTarget) -> bool:
+    """Whether the files of a target have the lineage columns."""
+    return any(field.id == ROW_ID for field in target.schema.fields)
 
 
 def with_lineage(target: WriteTarget) -> WriteTarget:

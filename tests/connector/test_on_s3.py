@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.read.scans import scan
+from seamark.connector.client.values import At
+from seamark.connector.jobs.file_merges import drop_columns
+from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.statement_runs import run_statement
+from seamark.connector.jobs.statements import DropColumns, MergeFiles, StatementJob
+from seamark.connector.parquet.copy.source import BLOCK_BYTES, SourceFile
+from seamark.connector.parquet.encryption.keys import KMS_CLASS
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import TaskReader, scan
+from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append, overwrite
 from seamark.connector.write.upserts import delete, upsert
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from tests.connector.jobs.test_file_merges import ARROW, BY_PART, SCHEMA
+from tests.connector.parquet import encrypted
 from tests.connector.write.test_upserts import BY_ID, MODES, create, held, rows
+from tests.faults.rigs.mortal_statement import killed_at
+from tests.seeds import first_seed
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 
@@ -31,6 +52,11 @@ class Lake:
         pages = self.s3.client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
         keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
         return {f"s3://{self.bucket}/{key}" for key in keys if key.endswith(ending)}
+
+    def unfinished(self) -> list[str]:
+        """Keys of uploads that were begun and neither completed nor aborted."""
+        found = self.s3.client().list_multipart_uploads(Bucket=self.bucket)
+        return [upload["Key"] for upload in found.get("Uploads", ())]
 
     def catalog(self) -> RestCatalog:
         access = {
@@ -94,3 +120,137 @@ def test_of_two_stock_appends_to_one_parent_both_are_there_and_no_file_too_many(
     assert there == named
     assert lists <= lake.files(".avro")
     assert scan(lake.client, "db.stock", ["id"]).to_arrow().num_rows == 4
+
+
+# Statements that rewrite files
+
+
+def many_rows(seed: int, first: int) -> pa.Table:
+    """About 14 MB in two partitions: more than one part of an upload."""
+    rng = random.Random(seed)
+    values = [
+        {
+            "id": first + number,
+            "part": number % 2,
+            "payload": rng.randbytes(1000).hex(),
+            "price": float(number),
+            "place": {"city": f"c{number}", "note": None},
+            "fixed": number,
+        }
+        for number in range(7000)
+    ]
+    return pa.Table.from_pylist(values, schema=ARROW)
+
+
+def table_of_parts(lake: Lake, version: int) -> None:
+    with lake.catalog() as catalog:
+        if catalog.table_exists("db.t"):
+            catalog.drop_table("db.t")
+        properties = {"format-version": str(version), "write.parquet.row-group-size-bytes": str(8 << 20)}
+        catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
+
+
+def read_table(client: IndexClient) -> dict[int, dict[str, Any]]:
+    """With the keys of the environment."""
+    opened = open_table(client, "db.t", At(ref=MAIN))
+    reader = TaskReader(plan_read(opened, ARROW.names, TRUE), opened.storage, keys=encrypted.keys())
+    return {row["id"]: row for batch in reader.read_all(plan(client, opened)) for row in batch.to_pylist()}
+
+
+def encrypt_all(lake: Lake, configuration: Any) -> None:
+    """In place: no writer of tables encrypts."""
+    storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
+    for location in lake.client.files("db.t", content="data")["file_path"].to_pylist():
+        filesystem, path = storage.open(location)
+        with filesystem.open_input_file(path) as source, pq.ParquetFile(source) as file:
+            table = file.read()
+        with filesystem.open_output_stream(path) as sink:
+            properties = encrypted.encryption_of(configuration)
+            pq.write_table(table, sink, encryption_properties=properties, write_page_index=True)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_statements_merge_and_trim_objects(lake: Lake, monkeypatch: pytest.MonkeyPatch, is_encrypted: bool) -> None:
+    """By ranged reads, and in several parts; the rows of a column that is left out are not read."""
+    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
+    table_of_parts(lake, 3 if is_encrypted else 2)
+    for number in range(2):
+        append(lake.client, "db.t", many_rows(number, number * 10_000))
+    if is_encrypted:
+        encrypt_all(lake, encrypted.configuration({"k1": ["payload"], "k2": ["price"]}, plaintext_footer=True))
+    before = read_table(lake.client)
+    assert len(before) == 14_000
+    sizes: list[int] = []
+    blocks = SourceFile.read
+
+    def counted(source: SourceFile, at: int, size: int) -> bytes:
+        sizes.append(size)
+        return blocks(source, at, size)
+
+    monkeypatch.setattr(SourceFile, "read", counted)
+    done = run_statement(lake.client, MergeFiles(("db", "t")), utc=True)
+    assert (done.files_before, done.files_after) == (4, 2)
+    assert done.row_groups_copied > 0
+    assert max(sizes) <= BLOCK_BYTES
+    assert read_table(lake.client) == before
+    sizes.clear()
+    done = run_statement(lake.client, DropColumns(("db", "t"), "part = 1", ("payload",)), utc=True)
+    assert done.files_before == 1
+    assert sum(sizes) < done.bytes_before / 10
+    after = {number: {**row, "payload": None if row["part"] else row["payload"]} for number, row in before.items()}
+    assert read_table(lake.client) == after
+    assert lake.unfinished() == []
+    location = lake.client.load_table("db.t").location
+    known = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
+    assert known <= {path for path in lake.files(".parquet") if path.startswith(location)}
+
+
+def test_columns_of_old_partitions_are_dropped_in_objects(lake: Lake) -> None:
+    """As the service of column TTL does it."""
+    table_of_parts(lake, 2)
+    append(lake.client, "db.t", many_rows(5, 0))
+    before = read_table(lake.client)
+    dropped = drop_columns(lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True)
+    assert (dropped.errors, dropped.commits) == ([], 1)
+    for row in before.values():
+        if row["part"] == 0:
+            row["payload"] = None
+    assert read_table(lake.client) == before
+    again = drop_columns(lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True)
+    assert again.commits == 0
+
+
+@pytest.mark.parametrize("step", [23, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_statement_that_is_killed_shows_no_part_of_a_file(lake: Lake, step: int) -> None:
+    """An object is there as a whole or not at all; what is left over is an orphan file, or an unfinished upload."""
+    table_of_parts(lake, 3)
+    for number in range(2):
+        append(lake.client, "db.t", many_rows(number, number * 10_000))
+    before = read_table(lake.client)
+    started = lake.files(".parquet")
+    job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)
+    killed, number, answer = 0, random.Random(first_seed()).randint(2, step), None
+    while answer is None:
+        answer = killed_at(number, job)
+        killed += answer is None
+        assert read_table(lake.client) == before, number
+        storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
+        for location in lake.files(".parquet") - started:
+            with SourceFile(location, storage) as source:
+                assert source.footer.rows > 0
+        number += step
+    assert killed > 1
+    assert (answer.error, answer.result is not None) == ("", True)
+    for path in lake.s3.root.rglob("*.parquet"):
+        os.utime(path, (1, 1))
+    day_ago_ms = time.time_ns() // 1_000_000 - 86_400_000
+    assert remove_orphan_files(lake.client, "db.t", older_than_ms=day_ago_ms).is_complete
+    location = lake.client.load_table("db.t").location
+    snapshots = json.loads(lake.client.load_table("db.t", history=True).metadata)["snapshots"]
+    known = {
+        path
+        for snapshot in snapshots
+        for path in lake.client.files("db.t", at=At(snapshot_id=snapshot["snapshot-id"]))["file_path"].to_pylist()
+    }
+    assert {path for path in lake.files(".parquet") if path.startswith(location)} == known
+    assert read_table(lake.client) == before

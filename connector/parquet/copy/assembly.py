@@ -172,7 +172,7 @@ class FileAssembler:
         for run, members in _runs(pick, group, columns, changed):
             if changed[members[0]]:
                 number = int(members[0])
-                pages = source.reencrypt(group, pick.columns[number], ciphers[number], self._sink)
+                pages = source.reencrypt(group, pick.columns[number], ciphers[number], self._sink, reach=run.reach)
                 moved[number] = pages
                 values[number, PATCH["packed_bytes"]] = sum(size for _, _, size in pages.pages)
                 values[number, PATCH["plain_bytes"]] += pages.headers_grown
@@ -304,12 +304,14 @@ def _runs(pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.b
     order = np.argsort(begins, kind="stable")
     alone = changed[order]
     breaks = np.flatnonzero((begins[order][1:] != ends[order][:-1]) | alone[1:] | alone[:-1]) + 1
-    runs = []
-    for members in np.split(order, breaks):
+    runs: list[tuple[Run, Longs]] = []
+    for members in reversed(np.split(order, breaks)):
         if len(members):
             walks = [PageWalk(int(begins[i]), int(ends[i]), int(values[i])) for i in members]
-            runs.append((Run(int(begins[members[0]]), int(ends[members[-1]]), walks), members))
-    return runs
+            begin, end = int(begins[members[0]]), int(ends[members[-1]])
+            reach = runs[-1][0].reach if runs and runs[-1][0].begin == end else end
+            runs.append((Run(begin, end, walks, reach), members))
+    return runs[::-1]
 
 
 def _sorting(picks: Sequence[Pick]) -> Any:

@@ -13,6 +13,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,11 +51,13 @@ _BLOOM_HEADER_MAX = 1 << 10
 
 
 class Run(NamedTuple):
-    """Bytes [begin, end) of a file, which are whole chunks; `walks`: those of the chunks, ascending."""
+    """Bytes [begin, end) of a file, which are whole chunks; `walks`: those of the chunks, ascending. `reach`: the end
+    of the chunks that are copied after them without a gap."""
 
     begin: int
     end: int
     walks: Sequence[PageWalk]
+    reach: int
 
 
 class SourceFile:
@@ -235,8 +238,11 @@ class SourceFile:
             raise ValueError(f"a Bloom filter has {size:,} bytes")
         return cipher.decrypt(module, memoryview(self.read(at, size))), size
 
-    def reencrypt(self, group: RowGroup, column: int, new: ChunkCipher | None, sink: Sink) -> MovedPages:
-        """Copies a chunk to the sink with another encryption; `new`: None for none. ValueError, Unreadable."""
+    def reencrypt(
+        self, group: RowGroup, column: int, new: ChunkCipher | None, sink: Sink, *, reach: int = 0
+    ) -> MovedPages:
+        """Copies a chunk to the sink with another encryption; `new`: None for none. `reach`: the end of the bytes that
+        are read in advance, because they are copied, too. ValueError, Unreadable."""
         begin, first = int(group.begins[column]), int(group.values("data_page")[column])
         chunk = EncryptedChunk(
             begin,
@@ -247,22 +253,21 @@ class SourceFile:
             new,
         )
         try:
-            return reencrypt(chunk, self._view, sink)
+            return reencrypt(chunk, partial(self._view, end=reach), sink)
         except ValueError as error:
             raise self.unreadable(str(error)) from None
 
     @contextmanager
-    def _view(self, at: int, size: int) -> Iterator[memoryview]:
-        """Bytes of the file; objects are read in blocks, forwards."""
+    def _view(self, at: int, size: int, *, end: int) -> Iterator[memoryview]:
+        """Bytes of the file; objects are read in blocks, forwards, which do not go on after `end`."""
         if self._bytes is not None:
             if at < 0 or at + size > self.size_bytes:
                 raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")
             with memoryview(self._bytes) as whole, whole[at : at + size] as part:
                 yield part
             return
-        end = self._window_at + len(self._window)
-        if not self._window_at <= at <= at + size <= end:
-            self._window = self.read(at, min(max(size, BLOCK_BYTES), self.size_bytes - at))
+        if not self._window_at <= at <= at + size <= self._window_at + len(self._window):
+            self._window = self.read(at, max(size, min(BLOCK_BYTES, end - at)))
             self._window_at = at
             if len(self._window) < size:
                 raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")

@@ -30,7 +30,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql import types as spark_types
 
@@ -38,9 +38,11 @@ from seamark.connector.arrow.casting import conform
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer, producer_json
 from seamark.connector.client.names import Name
+from seamark.connector.jobs.written_merges import merge_written
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, commit_change
+from seamark.connector.spark.rewrites import job_group_kept, run_on_spark
 from seamark.connector.spark.types import check_fits
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, open_destination
 from seamark.connector.write.row_changes import ATTEMPTS, Report
@@ -58,9 +60,9 @@ _PLACE = "_seamark_partition"
 UPSERT, DELETE = "upsert", "delete"
 _KEYED = ("keys", "row_mode", "strategy", "read_snapshot_id", "attempts", "driver_rows")
 _TAKES: Mapping[str, tuple[str, ...]] = {
-    APPEND: ("distribution",),
-    OVERWRITE: ("distribution", "where"),
-    OVERWRITE_PARTITIONS: ("distribution",),
+    APPEND: ("distribution", "merge_files"),
+    OVERWRITE: ("distribution", "where", "merge_files"),
+    OVERWRITE_PARTITIONS: ("distribution", "merge_files"),
     UPSERT: (*_KEYED, "precombine", "columns"),
     DELETE: _KEYED,
 }
@@ -69,7 +71,8 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class WriteReport:
-    """`commit` is the server's answer; None if there was nothing to commit. `skipped` as in `WrittenFiles`."""
+    """Of one write. `commit`: the server's answer; None if there was nothing to commit. `skipped`: as in
+    `WrittenFiles`."""
 
     files: int
     rows: int
@@ -77,6 +80,8 @@ class WriteReport:
     index_files: int
     skipped: tuple[tuple[str, str], ...]
     commit: Mapping[str, Any] | None
+    merged: int = 0
+    """Files of tasks that were merged before the commit."""
 
     @property
     def snapshot_id(self) -> int | None:
@@ -93,6 +98,7 @@ def write(
     mode: Literal["append", "overwrite", "overwrite_partitions"] = "append",
     where: str | Mapping[str, Any] | bool = True,
     distribution: str | None = None,
+    merge_files: bool = False,
     branch: str = MAIN,
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
@@ -138,7 +144,8 @@ def write(
     An upsert needs `keys`. A delete uses the table's identifier fields by default, or the frame's only column.
     `row_mode` is the mode of `seamark.connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`,
     `columns`, `strategy`, `read_snapshot_id` and `attempts` are as there, but of rows with equal `precombine` values
-    any may be kept. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
+    any may be kept. With `merge_files`, small files of a partition are merged before the commit, and large row groups
+    are copied for it. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
 
     ValueError for an unknown mode or distribution, and for parameters of another mode. Unwritable, before any task
     starts, for columns that the table does not have or that have another type. If values do not fit the table, Spark's
@@ -161,10 +168,26 @@ def write(
         )
     into = open_destination(client, table, mode, where=how.get("where", True), branch=branch)
     check_fits(df.schema, into.target)
-    written = write_files(df, into.target, how.get("distribution"))
+    parts = write_parts(df, into.target, how.get("distribution"))
+    written = WrittenFiles.joined(parts)
+    if how.get("merge_files"):
+        written = _merged(df.sparkSession, client, table, into.target, parts)
     answer = into.commit(client, written, producer=producer, summary=full_summary)
     index_files = min(len(written.index_files), INDEX_FILES_MAX)
-    return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
+    published = {file["file-path"] for file in written.files}
+    merged = sum(file["file-path"] not in published for part in parts for file in part.files)
+    return WriteReport(
+        len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer, merged
+    )
+
+
+def _merged(
+    spark: SparkSession, client: SeamarkClient, table: Name, target: WriteTarget, parts: Sequence[WrittenFiles]
+) -> WrittenFiles:
+    """Each batch of files is a Spark task."""
+    with job_group_kept(spark):
+        slots = max(1, spark.sparkContext.defaultParallelism)
+        return merge_written(client, table, target, parts, runner=partial(run_on_spark, spark), slots=slots)
 
 
 def _changed(
@@ -200,9 +223,14 @@ def _changed(
 
 def write_files(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> WrittenFiles:
     """Writes a DataFrame's rows to files by tasks, without a commit."""
+    return WrittenFiles.joined(write_parts(df, target, distribution))
+
+
+def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> list[WrittenFiles]:
+    """As `write_files`, the files of each task."""
     spread = distribute(df, target, distribution)
     results = collect_results(spread.mapInArrow(partial(write_task, target), RESULT))
-    return WrittenFiles.joined(decode_files(result) for result in results)
+    return [decode_files(result) for result in results]
 
 
 def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -7,8 +7,6 @@ any commit of the session.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import get_type_hints
 
@@ -20,10 +18,9 @@ from seamark.connector.jobs.statement_runs import run_statement
 from seamark.connector.jobs.statements import StatementResult, TableStatement
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.plans.zones import is_utc
-from seamark.connector.spark.rewrites import run_on_spark
+from seamark.connector.spark.rewrites import job_group_kept, run_on_spark
 
 _SCHEMA = ", ".join(f"{name} bigint" for name in get_type_hints(StatementResult))
-_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame | None:
@@ -35,7 +32,7 @@ def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame
     client = SeamarkClient(uri, token=token or None)
     utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     try:
-        with _job_group_kept(spark):
+        with job_group_kept(spark):
             result = run_statement(
                 client, msgspec.structs.replace(statement, table=levels), utc=utc, runner=partial(run_on_spark, spark)
             )
@@ -54,15 +51,3 @@ def _place(spark: SparkSession, name: tuple[str, ...]) -> tuple[str, tuple[str, 
         return catalog, name
     current = spark.sql("SELECT current_schema()").collect()[0][0]
     return catalog, (*str(current).split("."), *name)
-
-
-@contextmanager
-def _job_group_kept(spark: SparkSession) -> Iterator[None]:
-    """The jobs of the session that follow are not in the group of the rewrite."""
-    context = spark.sparkContext
-    before = {name: context.getLocalProperty(name) for name in _GROUP}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None removes it

@@ -41,7 +41,7 @@ MODES = (APPEND, OVERWRITE, PARTITIONS, ERROR, IGNORE, *KEYED)
 _SAVE_MODES = {"Append": APPEND, "Overwrite": OVERWRITE, "ErrorIfExists": ERROR, "Ignore": IGNORE}
 _OPTIONS = frozenset(
     {
-        *("uri", "token", "table", "path", "mode", "branch", "distribution"),
+        *("uri", "token", "table", "path", "mode", "branch", "distribution", "merge-files"),
         *("replace-where", "replace-partitions", "partitionoverwritemode"),
         *("keys", "precombine", "columns", "row-mode", "strategy"),
         *("mergeschema", "partitioning"),
@@ -198,6 +198,7 @@ def _arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
         return {"mode": mode, **arguments}
     if "distribution" in options:
         arguments["distribution"] = options["distribution"]
+    arguments["merge_files"] = flag(options, "merge-files", False)
     dynamic = options.get("partitionoverwritemode", "static").lower()
     if dynamic not in ("static", "dynamic"):
         raise BadRequest(f"partitionOverwriteMode is {dynamic!r}; it may be static or dynamic")

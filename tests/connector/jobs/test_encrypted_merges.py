@@ -9,25 +9,31 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table.sorting import NullOrder
+from pyiceberg.transforms import IdentityTransform
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
+from seamark.connector.jobs.statements import MergeFiles, StatementJob
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.parquet.encryption.keys import KMS_CLASS
+from seamark.connector.parquet.encryption.keys import KMS_CLASS, keys_of_environment
 from seamark.connector.read.lineage import NAMES
 from seamark.connector.read.read_plan import plan_read
-from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.test_file_merges import ARROW, create, rows
+from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted
 from tests.connector.served import Served
+from tests.faults.rigs.mortal_statement import NEVER, killed_at
 from tests.seeds import first_seed
 
 CONFIGURATIONS: list[Any] = [
@@ -129,6 +135,79 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
             secret = {"id": 1, "payload": 3, "price": 4, "place.city": 7}
             bounds = {*(task.file.get("lower-bounds") or {"keys": []})["keys"]}
             assert not bounds & {secret[name] for name, _ in found if name in secret}
+
+
+def test_the_process_of_a_statement_takes_its_keys_from_its_environment(client: IndexClient, served: Served) -> None:
+    """Without them the table stays."""
+    create(served, 2)
+    for number in range(3):
+        append(client, "db.t", rows(random.Random(number), range(number * 700, number * 700 + 700)))
+    for path in paths(client):
+        encrypt(path, CONFIGURATIONS[2])
+    before = read(client)
+    job = StatementJob(served.url, None, MergeFiles(("db", "t")), utc=True)
+    refused = killed_at(NEVER, job)
+    assert refused is not None
+    assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refused.error
+    assert read(client) == before
+    done = killed_at(NEVER, job, {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms"})
+    assert done is not None
+    assert done.error == ""
+    assert done.result is not None
+    assert (done.result.files_before, done.result.files_after) == (6, 2)
+    assert read(client) == before
+    for path in paths(client):
+        assert {key for name, key in protections(path)} == {"k1", "k2"}
+
+
+def test_a_scan_reads_encrypted_files_with_keys_alone(client: IndexClient, served: Served, kms: None) -> None:
+    create(served, 2)
+    given = rows(random.Random(1), range(700))
+    append(client, "db.t", given)
+    for path in paths(client):
+        encrypt(path, CONFIGURATIONS[2])
+    found = scan(client, "db.t", ["id", "payload"], "part = 1 AND id < 100", keys=keys_of_environment())
+    expected = [{"id": row["id"], "payload": row["payload"]} for row in given.slice(0, 100).to_pylist() if row["part"]]
+    assert sorted(found.to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
+    # The variables of the process alone are not enough: a server's process has them for its jobs.
+    with pytest.raises(Unreadable, match="encrypted"):
+        scan(client, "db.t", ["id", "payload"]).to_arrow()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_encrypted_files_of_a_sorted_table_are_sorted_together(
+    client: IndexClient, served: Served, kms: None, version: int
+) -> None:
+    """And stay encrypted; files without encryption are merged apart from them."""
+    create(served, version)
+    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
+        update.desc("price", IdentityTransform(), NullOrder.NULLS_LAST)
+    rng, known, secret = random.Random(first_seed() + version), set[str](), set[int]()
+    for number in range(6):
+        append(client, "db.t", rows(rng, range(number * 400, number * 400 + 400)))
+        new = [path for path in paths(client) if path not in known]
+        known.update(new)
+        if number % 2:
+            secret.update(range(number * 400, number * 400 + 400))
+            for path in new:
+                encrypt(path, CONFIGURATIONS[2])
+    model = read(client, lineage=version == 3)
+    merged = merge_files(client, "db.t")
+    assert merged.errors == []
+    assert merged.files_after < merged.files_before
+    assert set(merged.row_groups_encoded) == {"the table has a sort order"}
+    assert read(client, lineage=version == 3) == model
+    encrypted_ids = set()
+    for path in paths(client):
+        with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
+            table = file.read(["id", "price"])
+        prices = table["price"].to_pylist()
+        assert prices == sorted(prices, reverse=True)
+        if protections(path):
+            assert protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
+            encrypted_ids.update(table["id"].to_pylist())
+    assert encrypted_ids == secret
+    assert {task.file["sort-order-id"] for task in plan(client, open_table(client, "db.t", At(ref=MAIN)))} == {1}
 
 
 def test_small_encrypted_files_are_encoded_and_encrypted(client: IndexClient, served: Served, kms: None) -> None:

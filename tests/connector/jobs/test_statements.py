@@ -29,6 +29,7 @@ from seamark.connector.jobs.statements import (
 from seamark.connector.write.appends import append
 from tests.connector.jobs.test_file_merges import create, read, rows
 from tests.connector.served import Served
+from tests.faults.rigs.mortal_statement import killed_at
 from tests.seeds import first_seed
 
 PROTOTYPE = "day < DATE '2026-01-01'"
@@ -163,46 +164,48 @@ def test_the_process_of_a_statement_says_what_the_table_refuses(client: IndexCli
         run_statement(client, MergeFiles(("db", "t"), "id < 5"), utc=True)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("statement", "version", "step"),
+    [
+        ("ALTER TABLE db.t PARTITION (TRUE) DROP COLUMNS (payload)", 2, 41),
+        pytest.param("ALTER TABLE db.t PARTITION (TRUE) DROP COLUMNS (payload)", 3, 3, marks=pytest.mark.slow),
+        pytest.param("ALTER TABLE db.t MERGE FILES", 3, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_statement_that_is_killed_leaves_the_table_whole_and_its_files_are_removed(
-    client: IndexClient, served: Served
+    client: IndexClient, served: Served, statement: str, version: int, step: int
 ) -> None:
-    create(served, 2)
+    """The process of the statement dies before or after each of its writes and requests, every `step`th of them."""
+    create(served, version)
     rng = random.Random(first_seed())
-    for first in range(0, 4000, 500):
-        append(client, "db.t", rows(rng, range(first, first + 500)))
-    rows_before, dropped = read(client), read(client)
-    for row in dropped.values():
-        row["payload"] = None
-    argv = [sys.executable, "-m", "seamark.connector.jobs.statement_runs"]
-    sent = msgspec.json.encode(StatementJob(served.url, None, DropColumns(("db", "t"), "TRUE", ("payload",)), utc=True))
-    killed = 0
-    for _ in range(8):
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        try:
-            process.communicate(sent, timeout=rng.uniform(0.8, 2.5))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            killed += 1
+    for first in range(0, 2400, 800):
+        append(client, "db.t", rows(rng, range(first, first + 800)))
+    before, after = read(client), read(client)
+    if "DROP" in statement:
+        for row in after.values():
+            row["payload"] = None
+    parsed = parse_statement(statement)
+    assert parsed is not None
+    job = StatementJob(served.url, None, parsed, utc=True)
+    killed, number, answer = 0, rng.randint(1, step), None
+    while answer is None:
+        answer = killed_at(number, job)
         found = read(client)
-        parts = {part: [row for row in found.values() if row["part"] == part] for part in (0, 1)}
-        for part, there in parts.items():
-            expected = [[model[row["id"]] for row in there] for model in (rows_before, dropped)]
-            assert there in expected, part
-        assert len(found) == len(rows_before)
-    assert killed
-    run_statement(client, DropColumns(("db", "t"), "TRUE", ("payload",)), utc=True)
-    assert read(client) == dropped
+        if answer is None:
+            killed += 1
+            assert found in (before, after), number
+        number += step
+    assert killed > 1
+    assert answer.error == ""
+    assert found == after
     location = Path(json.loads(client.load_table("db.t").metadata)["location"].removeprefix("file://"))
     for path in location.rglob("*.parquet"):
         os.utime(path, (1, 1))
     day_ago_ms = time.time_ns() // 1_000_000 - 86_400_000
-    remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms)
-    remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms)
+    assert remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms).is_complete
     known = {path for snapshot in snapshots_of(client) for path in paths_at(client, snapshot)}
-    assert {str(path) for path in location.rglob("*.parquet")} <= known
-    assert read(client) == dropped
+    assert {str(path) for path in location.rglob("*.parquet")} == known
+    assert read(client) == after
 
 
 def snapshots_of(client: IndexClient) -> list[int]:

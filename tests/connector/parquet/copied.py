@@ -67,3 +67,22 @@ def merge(
         except BaseException:
             assembler.abort()
             raise
+
+
+def concatenate(paths: Sequence[Path], out: Path) -> None:
+    """Copies all row groups of files of one schema, which is that of the new file, too: no field ids are needed.
+    Unreadable; `out` does not exist then."""
+    with ExitStack() as opened:
+        sources = [opened.enter_context(SourceFile(str(path), Storage())) for path in paths]
+        columns = range(len(sources[0].leaves))
+        assembler = FileAssembler(open_sink(str(out), Storage()), sources[0].footer)
+        try:
+            for source in sources:
+                assert [leaf.shape for leaf in source.leaves] == [leaf.shape for leaf in sources[0].leaves]
+                for number, group in enumerate(source.footer.groups):
+                    if group.rows:
+                        assembler.add([Pick(source, number, columns, columns)])
+            assembler.close()
+        except BaseException:
+            assembler.abort()
+            raise

@@ -108,6 +108,34 @@ def test_rows_of_a_partition_come_together_into_one_file_and_stay_apart_where_no
     assert rig.sql("SELECT count(*), count(DISTINCT id) FROM {db}.spread").collect()[0] == (8000, 4000)
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: int) -> None:
+    """Static and dynamic partitions; partitions of one file stay as their task has written them."""
+    table = f"merged_{version}"
+    rig.sql(
+        f"CREATE TABLE {{db}}.{table} (id bigint, k bigint) USING iceberg PARTITIONED BY (k) "
+        f"TBLPROPERTIES ('format-version'='{version}')"
+    )
+    made = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id < 1000, 3, id % 3) AS k")
+    report = rig.write(made, table, distribution="none", merge_files=True)
+    assert (report.files, report.merged) == (4, 9)
+    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(made)
+    assert len(rig.files(table)) == 4
+    new = rig.spark.range(5000, 5100, 1, 4).selectExpr("id", "id % 2 AS k")
+    report = rig.write(new, table, mode="overwrite_partitions", distribution="none", merge_files=True)
+    assert (report.files, report.merged) == (2, 8)
+    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(made.where("k > 1").union(new))
+    one = rig.spark.range(6000, 6050, 1, 2).selectExpr("id", "2L AS k")
+    report = rig.write(one, table, mode="overwrite", where="k = 2", distribution="none", merge_files=True)
+    assert (report.files, report.merged) == (1, 2)
+    expected = made.where("k = 3").union(new).union(one)
+    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(expected)
+    sink(rig, one.selectExpr("id + 100 AS id", "k"), table, "append", distribution="none", merge_files="true")
+    assert rig.sql(f"SELECT * FROM {{db}}.{table}.files WHERE partition.k = 2").count() == 2
+    if version == 3:
+        assert rig.sql(f"SELECT count(DISTINCT _row_id) = count(*) FROM {{db}}.{table}").collect() == [(True,)]
+
+
 def test_files_of_a_sorted_table_hold_ranges_of_its_order_each_sorted_by_it(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.ordered (id bigint, v double) USING iceberg")
     rig.sql("ALTER TABLE {db}.ordered WRITE ORDERED BY v DESC NULLS LAST")

@@ -1,0 +1,133 @@
+"""Merges the files of one write before they are published, so that no reader sees small files.
+
+Tasks that write without a shuffle leave a file of each partition each. The files of a partition that are below the
+target size are merged as `MERGE FILES` does it: row groups are copied where that is possible. Partitions whose files
+are large enough, or that have one, do not change. Nothing of it is visible before the commit. A merge that fails
+leaves the files as they were written: a write must not fail because its files are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
+from seamark.connector.client.values import At
+from seamark.connector.jobs.file_merges import GOOD
+from seamark.connector.read.tables import OpenTable, ScanTask, open_table
+from seamark.connector.write.compaction import (
+    BATCH_BYTES,
+    BATCH_FILES,
+    divide_groups,
+    divide_tasks,
+    group_by_partition,
+    rewrite_rows,
+)
+from seamark.connector.write.copies import CopyPolicy
+from seamark.connector.write.replacements import BatchRunner, RewrittenFiles, run_here
+from seamark.connector.write.table_writer import WrittenFiles
+from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+
+_FAILED = (BadRequest, Unreadable, Unwritable, OSError)
+
+
+def merge_written(
+    client: SeamarkClient,
+    table: Name,
+    target: WriteTarget,
+    parts: Sequence[WrittenFiles],
+    *,
+    runner: BatchRunner = run_here,
+    slots: int = 1,
+) -> WrittenFiles:
+    """The files of the tasks of a write, merged to the target size of the table. Files that were merged are deleted.
+
+    `parts`: the files of each task. `slots`: batches that `runner` runs together. On an exception all files are
+    deleted; a batch that cannot be merged is none.
+    """
+    try:
+        return _merged(client, table, target, parts, runner, slots)
+    except BaseException:
+        WrittenFiles.joined(parts).discard(target.storage)
+        raise
+
+
+def _merged(
+    client: SeamarkClient,
+    table: Name,
+    target: WriteTarget,
+    parts: Sequence[WrittenFiles],
+    runner: BatchRunner,
+    slots: int,
+) -> WrittenFiles:
+    policy = CopyPolicy.of(target.properties)
+    tasks = [ScanTask(file, ()) for part in parts for file in part.files]
+    groups = list(_due(tasks, policy.target_bytes, slots))
+    if not groups:
+        return WrittenFiles.joined(parts)
+    opened = open_table(client, table, At())
+    if not _is_same(opened, target):  # its columns or partitions changed meanwhile; the commit decides
+        return WrittenFiles.joined(parts)
+    total_bytes = sum(task.size_bytes for group in groups for task in group)
+    batches = [
+        list(chain.from_iterable(batch)) for batch in divide_groups(groups, max(1, total_bytes // slots), BATCH_FILES)
+    ]
+    how = policy if target.ordering is None else None  # rows of several files are sorted together
+    merged, gone = list[WrittenFiles](), set[str]()
+    work = ((batch, partial(_rewrite, opened, target, batch, how)) for batch in batches)
+    try:
+        for batch, rewrite in runner(work):
+            with suppress(*_FAILED):
+                new = rewrite()
+                if new is not None:
+                    merged.append(new.written)
+                    gone.update(task.path for task in batch)
+    except BaseException:
+        WrittenFiles.joined(merged).discard(target.storage)
+        raise
+    kept, superseded = zip(*(_divided(part, gone) for part in parts), strict=True)
+    WrittenFiles.joined(superseded).discard(target.storage)
+    return WrittenFiles.joined([*kept, *merged])
+
+
+def _due(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:
+    """The small files of each partition that become fewer files, in parts that can be merged apart."""
+    small = [task for task in tasks if task.size_bytes < GOOD * target_bytes]
+    share = sum(task.size_bytes for task in small) // slots
+    for members in group_by_partition(small):
+        limit = min(BATCH_BYTES, max(target_bytes, share))
+        for group in divide_tasks(members, limit, BATCH_FILES):
+            if len(group) > max(1, -(-sum(task.size_bytes for task in group) // target_bytes)):
+                yield group
+
+
+def _is_same(opened: OpenTable, target: WriteTarget) -> bool:
+    metadata = opened.metadata
+    return (metadata.table_uuid or "", metadata.current_schema, metadata.default_spec.spec_id) == (
+        target.table_uuid,
+        target.schema,
+        target.spec.spec_id,
+    )
+
+
+def _rewrite(
+    opened: OpenTable, target: WriteTarget, batch: Sequence[ScanTask], policy: CopyPolicy | None
+) -> RewrittenFiles:
+    return rewrite_rows(opened, target, batch, policy, published=False)
+
+
+def _divided(part: WrittenFiles, gone: set[str]) -> tuple[WrittenFiles, WrittenFiles]:
+    """(what stays of a task's files, what is deleted). An index file has the data files of its task, and stays while
+    one of them does."""
+    files = tuple(file for file in part.files if file["file-path"] not in gone)
+    skipped = tuple(skip for skip in part.skipped if skip[0] not in gone)
+    kept = WrittenFiles(files, part.index_files if files else (), skipped)
+    superseded = tuple(file for file in part.files if file["file-path"] in gone)
+    return kept, replace(part, files=superseded, index_files=() if files else part.index_files, skipped=())

@@ -1,0 +1,149 @@
+"""The files of a write, merged before its commit: the rows are those that were written, and other files stay."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
+from seamark.connector.jobs.written_merges import merge_written
+from seamark.connector.read.lineage import NAMES
+from seamark.connector.read.scans import scan
+from seamark.connector.read.tables import ScanTask, open_table
+from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, append, open_destination
+from seamark.connector.write.replacements import Batches
+from seamark.connector.write.table_writer import WrittenFiles, write_batches
+from tests.connector.jobs.test_file_merges import create, read, rows
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.seeds import first_seed
+
+
+def stored(folder: Path, ending: str = ".parquet") -> set[str]:
+    return {f"file://{path}" for path in folder.rglob(f"*{ending}")}
+
+
+def written_by(client: IndexClient, mode: str, given: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
+    """(the destination, the files of a task for each table)."""
+    into = open_destination(client, "db.t", mode, where=where)
+    return into, [write_batches(into.target, table.to_batches()) for table in given]
+
+
+def partitions(files: Sequence[Any]) -> Counter[str]:
+    return Counter(str(file["partition"]) for file in files)
+
+
+@pytest.mark.parametrize("number", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))])
+def test_rows_are_those_that_the_tasks_have_written(
+    client: IndexClient, served: Served, tmp_path: Path, number: int
+) -> None:
+    seed = first_seed() + number
+    rng = random.Random(seed)
+    version, mode = rng.choice([2, 3]), rng.choice([APPEND, OVERWRITE, OVERWRITE_PARTITIONS])
+    create(served, version)
+    if rng.random() < 0.5:
+        client.put_index("db.t", "ids", kind="bloom", columns=["id"])
+    append(client, "db.t", rows(rng, range(1_000_000, 1_000_100)))
+    before, first, given = read(client), 0, []
+    for size in rng.choices([3, 200, 700, 4000], k=rng.randint(2, 6)):
+        given.append(rows(rng, range(first, first + size)))
+        first += size
+    where = rng.choice(["part = 1", "part = 0"])
+    if mode == OVERWRITE:
+        given = [
+            table.filter(pa.array([part == int(where[-1]) for part in table["part"].to_pylist()])) for table in given
+        ]
+    into, parts = written_by(client, mode, given, where)
+    small = WrittenFiles.joined(parts)
+    merged = merge_written(client, "db.t", into.target, parts, slots=rng.randint(1, 3))
+    assert merged.rows == small.rows
+    assert len(merged.files) < len(small.files), seed
+    gone = {file["file-path"] for file in small.files} - {file["file-path"] for file in merged.files}
+    assert not gone & stored(tmp_path)
+    answer = into.commit(client, merged)
+    assert answer is not None
+    expected = {row["id"]: row for table in given for row in table.to_pylist()}
+    for number_before, row in before.items():
+        replaced = mode == OVERWRITE_PARTITIONS or (mode == OVERWRITE and row["part"] == int(where[-1]))
+        if not replaced:
+            expected[number_before] = row
+    assert read(client) == expected, seed
+    if version == 3:  # each row has its own id, and is of this commit or the one before
+        ids = scan(client, "db.t", [NAMES[0]]).to_arrow()[NAMES[0]].to_pylist()
+        assert None not in ids
+        assert len(set(ids)) == len(expected)
+    assert stored(tmp_path) >= {str(path) for path in client.files("db.t", content="data")["file_path"].to_pylist()}
+    if client.indexes("db.t"):
+        assert client.index("db.t", "ids").health == "ok"
+        assert client.explain("db.t", "id = -5").files == 0
+
+
+def test_partitions_of_large_files_and_of_one_file_stay(client: IndexClient, served: Served) -> None:
+    create(served, 2)
+    rng = random.Random(1)
+    one = rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
+    others = [rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
+    into, parts = written_by(client, APPEND, [one, *others])
+    merged = merge_written(client, "db.t", into.target, parts)
+    large = [file["file-path"] for file in parts[0].files]
+    assert len(large) >= 1
+    assert partitions(merged.files) == Counter({"[0]": len(large), "[1]": 1})
+    assert [file["file-path"] for file in merged.files][: len(large)] == large
+    calls = []
+
+    def runner(batches: Batches) -> Batches:
+        calls.append(1)
+        return batches
+
+    assert merge_written(client, "db.t", into.target, [merged], runner=runner) == merged
+    assert calls == []
+
+
+def test_a_merge_that_fails_leaves_the_files_as_they_were_written(
+    client: IndexClient, served: Served, tmp_path: Path
+) -> None:
+    create(served, 2)
+    into, parts = written_by(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
+
+    def failing() -> Any:
+        raise BadRequest("a Spark task failed: no memory")
+
+    def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
+        yield from ((batch, failing) for batch, _ in batches)
+
+    found = merge_written(client, "db.t", into.target, parts, runner=runner)
+    assert found == WrittenFiles.joined(parts)
+    into.commit(client, found)
+    assert sorted(read(client)) == list(range(27))
+
+
+def test_an_interrupt_leaves_no_file(client: IndexClient, served: Served, tmp_path: Path) -> None:
+    create(served, 2)
+    into, parts = written_by(client, APPEND, [rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)])
+    assert stored(tmp_path)
+
+    def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
+        for batch, rewrite in batches:
+            yield batch, rewrite
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge_written(client, "db.t", into.target, parts, runner=runner)
+    assert stored(tmp_path) == set()
+
+
+def test_a_table_whose_columns_changed_meanwhile_is_not_merged(client: IndexClient, served: Served) -> None:
+    create(served, 2)
+    into, parts = written_by(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
+    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_schema() as update:
+        update.rename_column("payload", "other")
+    assert open_table(client, "db.t", At()).schema != into.target.schema
+    assert merge_written(client, "db.t", into.target, parts) == WrittenFiles.joined(parts)

@@ -1,0 +1,286 @@
+"""Files of many writers, of all types and of odd sizes, become one file: pyarrow, DuckDB, DataFusion and Polars read
+the rows of the files."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import random
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datafusion
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.connector.parquet.copied import concatenate, merge, with_ids
+from tests.seeds import first_seed
+
+Writer = Callable[[random.Random, pa.Table, Path], None]
+Reader = Callable[[Path], pa.Table]
+
+
+def by_duckdb(path: Path) -> pa.Table:
+    return duckdb.sql(f"SELECT * FROM '{path}'").to_arrow_table()
+
+
+def by_datafusion(path: Path) -> pa.Table:
+    session = datafusion.SessionContext()
+    session.register_parquet("t", str(path))
+    return session.sql("SELECT * FROM t").to_arrow_table()
+
+
+READERS: Mapping[str, Reader] = {
+    "pyarrow": lambda path: pq.ParquetFile(path, page_checksum_verification=True).read(),
+    "duckdb": by_duckdb,
+    "datafusion": by_datafusion,
+    "polars": lambda path: pl.read_parquet(path).to_arrow(),
+}
+
+
+def texts(table: pa.Table) -> list[str]:
+    """The rows, to be compared in whatever order an engine gives them."""
+    return sorted(map(repr, table.to_pylist()))
+
+
+# Files of several writers
+
+
+def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
+    plain = rng.random() < 0.6
+    encodings: Mapping[pa.DataType, Sequence[str]] = {
+        pa.int64(): ("PLAIN", "DELTA_BINARY_PACKED"),
+        pa.int32(): ("PLAIN", "DELTA_BINARY_PACKED"),
+        pa.float64(): ("PLAIN", "BYTE_STREAM_SPLIT"),
+        pa.string(): ("PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"),
+        pa.bool_(): ("PLAIN", "RLE"),
+    }
+    chosen = {field.name: rng.choice(encodings[field.type]) for field in rows.schema if field.type in encodings}
+    flat = [name for name in ("long", "text") if name in rows.schema.names]
+    pq.write_table(
+        rows,
+        path,
+        row_group_size=rng.choice([60, 1000]),
+        compression=rng.choice(["none", "snappy", "gzip", "zstd", "lz4", "brotli"]),
+        use_dictionary=not plain,
+        column_encoding=chosen if plain else None,
+        data_page_version=rng.choice(["1.0", "2.0"]),
+        data_page_size=rng.choice([200, 1 << 20]),
+        write_page_index=rng.random() < 0.5,
+        write_page_checksum=rng.random() < 0.5,
+        bloom_filter_options={name: {"ndv": 50} for name in flat} if rng.random() < 0.5 else None,
+    )
+
+
+def _field_ids(schema: pa.Schema | pa.StructType) -> Any:
+    """As DuckDB takes them."""
+    found: dict[str, Any] = {}
+    for field in schema:
+        kind, children = field.type, dict[str, Any]()
+        if pa.types.is_struct(kind):
+            children = _field_ids(kind)
+        elif pa.types.is_map(kind):
+            children = _field_ids(pa.schema([kind.key_field, kind.item_field]))
+            children = {"key": children[kind.key_field.name], "value": children[kind.item_field.name]}
+        elif pa.types.is_list(kind):
+            children = {"element": next(iter(_field_ids(pa.schema([kind.value_field])).values()))}
+        number = int(field.metadata[b"PARQUET:field_id"])
+        found[field.name] = {"__duckdb_field_id": number, **children} if children else number
+    return found
+
+
+def _duckdb(rng: random.Random, rows: pa.Table, path: Path) -> None:
+    with duckdb.connect() as connection:
+        connection.register("given", rows)
+        ids = str(_field_ids(rows.schema)).replace("'", "")
+        codec = rng.choice(["snappy", "gzip", "zstd", "lz4_raw", "brotli", "uncompressed"])
+        version = rng.choice(["V1", "V2"])
+        connection.execute(
+            f"COPY (SELECT * FROM given) TO '{path}' (FORMAT parquet, FIELD_IDS {ids}, CODEC {codec}, "
+            f"PARQUET_VERSION {version}, ROW_GROUP_SIZE 2048)"
+        )
+
+
+def _datafusion(rng: random.Random, rows: pa.Table, path: Path) -> None:
+    session = datafusion.SessionContext()
+    frame = session.create_dataframe([rows.to_batches()], name="given", schema=rows.schema)
+    frame.write_parquet_with_options(
+        str(path),
+        datafusion.ParquetWriterOptions(
+            compression=rng.choice(["snappy", "gzip(6)", "zstd(3)", "lz4_raw", "uncompressed"]),
+            writer_version=rng.choice(["1.0", "2.0"]),
+            dictionary_enabled=rng.random() < 0.5,
+            statistics_enabled=rng.choice(["page", "chunk", "none"]),
+            bloom_filter_on_write=rng.random() < 0.5,
+            data_page_row_count_limit=rng.choice([50, 20_000]),
+            max_row_group_size=rng.choice([64, 1 << 20]),
+        ),
+    )
+
+
+def _large(field: pa.Field) -> pa.Field:
+    """With the types that Polars has."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_large(child) for child in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.large_list(_large(kind.value_field).with_name("item"))
+    elif kind in (pa.string(), pa.binary()):
+        kind = pa.large_string() if kind == pa.string() else pa.large_binary()
+    return field.with_type(kind)
+
+
+def _polars(rng: random.Random, rows: pa.Table, path: Path) -> None:
+    pl.from_arrow(rows).write_parquet(  # type: ignore[union-attr]
+        path,
+        arrow_schema=pa.schema([_large(field) for field in rows.schema]),
+        compression=rng.choice(["snappy", "gzip", "zstd", "lz4", "uncompressed", "brotli"]),
+        row_group_size=rng.choice([70, 1000]),
+        data_page_size=rng.choice([300, 1 << 20]),
+        statistics=rng.random() < 0.5,
+    )
+
+
+WRITERS: Mapping[str, Writer] = {"pyarrow": _pyarrow, "duckdb": _duckdb, "datafusion": _datafusion, "polars": _polars}
+DRAWN: Mapping[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
+    "long": (pa.int64(), lambda rng: rng.randrange(-(1 << 60), 1 << 60)),
+    "int": (pa.int32(), lambda rng: rng.randrange(100)),
+    "text": (pa.string(), lambda rng: rng.choice(["a", "ü" * 5, "x" * rng.randrange(300), ""])),
+    "blob": (pa.binary(), lambda rng: rng.randbytes(rng.randrange(20))),
+    "double": (pa.float64(), lambda rng: rng.choice([rng.random(), float("inf"), -0.0])),
+    "flag": (pa.bool_(), lambda rng: rng.random() < 0.5),
+    "day": (pa.date32(), lambda rng: datetime.date(2020, 1, 1) + datetime.timedelta(rng.randrange(3000))),
+    "place": (
+        pa.struct([pa.field("lat", pa.float64()), pa.field("name", pa.string())]),
+        lambda rng: {"lat": rng.random(), "name": rng.choice(["here", None])},
+    ),
+    "stops": (
+        pa.list_(pa.field("element", pa.struct([pa.field("place", pa.int64()), pa.field("note", pa.string())]))),
+        lambda rng: [{"place": n, "note": rng.choice(["n", None])} for n in range(rng.randrange(4))],
+    ),
+    "words": (
+        pa.list_(pa.field("element", pa.string())),
+        lambda rng: [rng.choice(["x", None, "y" * 50]) for _ in range(rng.randrange(4))],
+    ),
+}
+
+
+@pytest.mark.parametrize("number", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 60))])
+def test_random_files_of_all_writers_become_one(tmp_path: Path, number: int) -> None:
+    seed = first_seed() + number
+    rng = random.Random(seed)
+    names = rng.sample(list(DRAWN), rng.randint(1, len(DRAWN)))
+    schema = with_ids(pa.schema([pa.field(name, DRAWN[name][0]) for name in names]))
+    parts, paths = [], []
+    for part in range(rng.randint(2, 5)):
+        rows = rng.choice([1, 50, 500])
+        drawn = [[None if rng.random() < 0.2 else DRAWN[name][1](rng) for _ in range(rows)] for name in names]
+        parts.append(
+            pa.table([pa.array(values, DRAWN[name][0]) for name, values in zip(names, drawn, strict=True)], schema)
+        )
+        writer = rng.choice(list(WRITERS))
+        paths.append(tmp_path / f"{part}-{writer}.parquet")
+        WRITERS[writer](rng, parts[-1], paths[-1])
+        assert pq.read_metadata(paths[-1]).num_rows == rows
+    kept = rng.sample(names, rng.randint(1, len(names)))
+    out = tmp_path / "out.parquet"
+    merge(paths, out, pa.schema([schema.field(name) for name in kept]))
+    expected = texts(pa.concat_tables(parts).select(kept))
+    for name, read in READERS.items():
+        assert texts(read(out)) == expected, (seed, name, paths)
+
+
+# All types, and odd sizes
+
+
+def _typed() -> pa.Table:
+    at = datetime.datetime(2024, 2, 29, 12, 34, 56, 789012)
+    price = decimal.Decimal("-1234.56")
+    values: list[tuple[str, pa.DataType, Any]] = [
+        *((f"int{bits}", kind, -bits) for bits, kind in ((8, pa.int8()), (16, pa.int16()), (32, pa.int32()))),
+        *((f"uint{bits}", kind, bits) for bits, kind in ((8, pa.uint8()), (32, pa.uint32()), (64, pa.uint64()))),
+        ("half", pa.float16(), np.float16(1.5)),
+        ("float", pa.float32(), 0.5),
+        ("fixed", pa.binary(7), b"1234567"),
+        ("uuid", pa.uuid(), uuid.UUID(int=7).bytes),
+        ("in_int32", pa.decimal128(9, 2), price),
+        ("in_int64", pa.decimal128(18, 2), price),
+        ("in_bytes", pa.decimal128(38, 2), price),
+        ("time_ms", pa.time32("ms"), datetime.time(1, 2, 3, 4000)),
+        ("time_us", pa.time64("us"), datetime.time(1, 2, 3, 4)),
+        ("time_ns", pa.time64("ns"), datetime.time(1, 2, 3, 4)),
+        *((f"at_{unit}", pa.timestamp(unit), at.replace(microsecond=0)) for unit in ("ms", "us", "ns")),
+        ("at_zone", pa.timestamp("us", "UTC"), at.replace(tzinfo=datetime.UTC)),
+        ("large", pa.large_string(), "large"),
+        ("nothing", pa.null(), None),
+        (
+            "list_of_struct",
+            pa.list_(pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])),
+            [{"a": 1, "b": ["x"]}],
+        ),
+        ("map", pa.map_(pa.string(), pa.struct([("v", pa.float64())])), [("k", {"v": 1.0})]),
+        ("lists", pa.list_(pa.list_(pa.int64())), [[1], [], [2, 3]]),
+    ]
+    columns = [pa.array([value, None, value, value], kind) for _, kind, value in values]
+    return pa.table(columns, [name for name, _, _ in values])
+
+
+def _int96(path: Path) -> None:
+    moments = [datetime.datetime(2024, 1, 1, 1), None, datetime.datetime(1999, 1, 1)]
+    rows = pa.table({"at": pa.array(moments, pa.timestamp("ns")), "n": [1, 2, 3]})
+    pq.write_table(rows, path, use_deprecated_int96_timestamps=True)
+    assert pq.ParquetFile(path).schema.column(0).physical_type == "INT96"
+
+
+ODD: Mapping[str, Callable[[Path], None]] = {
+    "all types": lambda path: pq.write_table(_typed(), path, store_decimal_as_integer=True, write_page_index=True),
+    "all types, version 2": lambda path: pq.write_table(
+        _typed(), path, version="2.6", data_page_version="2.0", use_dictionary=False, write_page_checksum=True
+    ),
+    "int96": _int96,
+    "no rows": lambda path: pq.write_table(_typed().slice(0, 0), path),
+    "no row groups": lambda path: pq.ParquetWriter(path, pa.schema([("a", pa.int64())])).close(),
+    "one row": lambda path: pq.write_table(_typed().slice(0, 1), path),
+    "only nulls": lambda path: pq.write_table(_typed().slice(1, 1), path),
+    "5,000 columns": lambda path: pq.write_table(
+        pa.table({f"c{number}": [number, None] for number in range(5000)}), path, write_page_index=True
+    ),
+    "huge values": lambda path: pq.write_table(
+        pa.table({"text": ["x" * (24 << 20), "", "y" * (9 << 20)], "n": [1, 2, 3]}), path, use_dictionary=False
+    ),
+    "split bytes": lambda path: pq.write_table(
+        pa.table({"n": [1, None, 3], "f": pa.array([b"12", b"34", None], pa.binary(2))}),
+        path,
+        use_dictionary=False,
+        column_encoding={"n": "BYTE_STREAM_SPLIT", "f": "BYTE_STREAM_SPLIT"},
+    ),
+    "a row a group": lambda path: pq.write_table(pa.table({"n": range(400)}), path, row_group_size=1),
+}
+UNREAD = {("split bytes", "duckdb"), ("split bytes", "polars")}
+"""What an engine does not read from the original either."""
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_files_are_copied_as_they_are(tmp_path: Path, name: str) -> None:
+    path, out = tmp_path / "given.parquet", tmp_path / "out.parquet"
+    ODD[name](path)
+    before = path.read_bytes()
+    concatenate([path, path], out)
+    assert path.read_bytes() == before
+    for engine, read in READERS.items():
+        if (name, engine) in UNREAD:
+            with pytest.raises((duckdb.Error, pl.exceptions.ComputeError)):
+                read(path)
+            continue
+        given = read(path)
+        assert texts(read(out)) == texts(pa.concat_tables([given, given])), engine
+    with pq.ParquetFile(path) as old, pq.ParquetFile(out) as new:
+        assert new.schema.equals(old.schema)
+        if new.metadata.num_rows:  # types of Arrow are of the copied files
+            assert new.read().equals(pa.concat_tables([old.read(), old.read()]))

@@ -1,0 +1,71 @@
+"""Runs the worker process of a statement, and ends it at one of its writes or requests: before or after it.
+
+    python -m tests.faults.rigs.mortal_statement NUMBER
+
+The statement is read from the input, as `seamark.connector.jobs.statement_runs` does. The process kills itself at the
+event NUMBER; a job with fewer events ends as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.jobs import statement_runs
+from seamark.connector.jobs.statements import StatementAnswer, StatementJob
+from seamark.connector.parquet.copy import sinks
+from seamark.connector.write.data_files import FileWriter
+
+NEVER = 0
+EVENTS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (sinks._LocalSink, ("write", "copy", "close")),
+    (sinks._StreamSink, ("write", "copy", "close")),
+    (FileWriter, ("write", "close")),
+    (SeamarkClient, ("_request",)),
+)
+
+
+def killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None = None) -> StatementAnswer | None:
+    """None if the process was killed."""
+    argv = [sys.executable, "-m", "tests.faults.rigs.mortal_statement", str(number)]
+    given = None if env is None else {**os.environ, **env}
+    done = subprocess.run(argv, input=msgspec.json.encode(job), stdout=subprocess.PIPE, timeout=240, env=given)
+    if done.returncode == -signal.SIGKILL:
+        return None
+    assert done.returncode == 0
+    return msgspec.json.decode(done.stdout, type=StatementAnswer)
+
+
+def main(number: int) -> None:
+    left = number
+
+    def event() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            event()
+            result = method(*arguments, **named)
+            event()
+            return result
+
+        return call
+
+    for kind, names in EVENTS:
+        for name in names:
+            setattr(kind, name, watched(getattr(kind, name)))
+    statement_runs.main()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
