@@ -24,7 +24,7 @@ from heapq import nsmallest
 from typing import Any, cast
 
 import structlog
-from aiohttp import http_exceptions, web
+from aiohttp import StreamReader, http_exceptions, web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
@@ -104,6 +104,7 @@ class Connection(RequestHandler):
         "_handshake",
         "_header_bytes",
         "_header_timer",
+        "_last_body",
         "_leaving",
         "_send_timer",
         "_unsent_bytes",
@@ -120,6 +121,8 @@ class Connection(RequestHandler):
         self._leaving = False
         self._guard = guard
         self._header_bytes = 0
+        # Of the last request that the parser began. While it is incomplete, the next bytes are not those of a header.
+        self._last_body: StreamReader | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
@@ -161,7 +164,7 @@ class Connection(RequestHandler):
         if self._leaving:
             return
         before = self._request_count
-        in_header = self._awaits_header()
+        in_header = self._last_body is None or self._last_body.is_eof()
         try:
             super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
@@ -172,15 +175,14 @@ class Connection(RequestHandler):
         if self._header_bytes > self._guard.limits.header_bytes:
             self._leave_header()
         elif self._request_count != before:
+            self._last_body = self._messages[-1][1]
             self._disarm()
-        elif data and self._header_timer is None and self._current_request is None and not self._messages:
+        elif data and in_header and self._header_timer is None and not self._in_flight():
             self._arm()
 
-    def _awaits_header(self) -> bool:
-        """Whether the next bytes belong to a header."""
-        if self._messages:
-            return self._messages[-1][1].is_eof()
-        return self._current_request is None or self._current_request.content.is_eof()
+    def _in_flight(self) -> bool:
+        """False also between the moment in which a request is taken from the queue and the begin of its task."""
+        return self._current_request is not None or bool(self._messages)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -236,6 +238,9 @@ class Connection(RequestHandler):
     def _stop_waiting(self, count: int) -> None:
         self._header_timer = None
         if count != self._request_count or self.transport is None:
+            return
+        if self._in_flight():  # the header after a request that is in flight
+            self._arm()
             return
         self._refuse("header too slow", self._guard.slow)
         self.force_close()

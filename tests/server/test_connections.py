@@ -211,6 +211,40 @@ async def test_requests_under_way_are_never_cut_off_for_new_connections(tmp_path
             assert (await wire.answer())[0] == 200
 
 
+async def test_a_body_that_arrives_as_its_request_is_taken_is_no_header() -> None:
+    """aiohttp makes a task for a request that it has taken from its queue; bytes may arrive before the task begins."""
+
+    async def slow(request: web.Request) -> web.Response:
+        body = await request.read()
+        await asyncio.sleep(0.6)  # longer than a header may take
+        return web.Response(body=body)
+
+    app = web.Application()
+    app.router.add_post("/", slow)
+    limits = ConnectionLimits(
+        connections=10, per_address=10, header_bytes=1000, header_timeout_s=0.2, send_timeout_s=60
+    )
+    runner = ConnectionRunner(app, limits, Answers(error_response, lambda: None))
+    await runner.setup()
+    guard = runner.server
+    assert isinstance(guard, Connections)
+    make = guard.request_factory
+
+    def take(*arguments: Any) -> Any:
+        request = make(*arguments)
+        arguments[2].data_received(bytes(2000))
+        return request
+
+    guard.request_factory = take
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    async with Wire(*await asyncio.open_connection("127.0.0.1", port)) as wire:
+        await wire.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2001\r\n\r\n1")
+        assert await wire.answer() == (200, b"1" + bytes(2000))
+    await runner.cleanup()
+
+
 async def test_an_answer_that_nobody_reads_does_not_stay_in_memory(tmp_path: Path) -> None:
     async with running(tmp_path, send_timeout_s=2, log_level="error") as server, await Wire.open(server) as wire:
         connections = _connections()
