@@ -98,9 +98,9 @@ def trino_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[Tri
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session's one Spark, without any catalog yet."""
     # PySpark takes a second to import, which most processes of tests need not spend.
-    from tests.services.spark import spark_session
+    from tests.services.spark import INTERPRETED, spark_session
 
-    with spark_session(tmp_path_factory.mktemp("spark")) as session:
+    with spark_session(tmp_path_factory.mktemp("spark"), INTERPRETED) as session:
         yield session
 
 

@@ -16,6 +16,8 @@ from seamark.connector.spark.session import add_catalog, iceberg_jars, open_sess
 from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Spark compiles no Java for a query: of a test's few rows, compiling takes a sixth of all CPU time."""
 _numbers = itertools.count()
 
 
