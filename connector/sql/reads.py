@@ -40,7 +40,7 @@ from seamark.metaserver.iceberg.types.values import FLOATS
 from seamark.metaserver.wire import PLAN_MARK
 
 JOINS_S = 5.0
-"""For all requests for joins of one statement."""
+"""For all requests for joins of one statement; closing the connection may take as long again."""
 LEASE_S = 600
 KEPT_MAX = 0.95
 
@@ -241,6 +241,7 @@ async def _plan_tables(
 ) -> dict[PlannedScan, PlanTableResponse]:
     until_s = asyncio.get_running_loop().time() + JOINS_S
     try:
+        # The requests end at `until_s`, with the plans that have arrived. A limit at the same time would discard these.
         async with (
             asyncio.timeout_at(until_s + JOINS_S),
             open_seamark(client.url, token=client.token, lease_s=LEASE_S) as server,

@@ -49,8 +49,8 @@ _READ_AT_ONCE = 4
 """Data files of one table that are read concurrently."""
 _FOUND_AT_ONCE = 2
 """Tables that are read and evaluated concurrently; others wait, so that the memory is bounded."""
-_KEYS_SHARE = 4
-"""The fraction of the memory for key sets."""
+_KEYS_DIVISOR = 4
+"""Key sets get a quarter of the memory."""
 
 
 class DimensionSkipped(Exception):
@@ -119,7 +119,7 @@ class Dimensions:
         self._objects = objects
         self._clock = clock
         self._limits = limits
-        keys_bytes = limits.memory_bytes // _KEYS_SHARE
+        keys_bytes = limits.memory_bytes // _KEYS_DIVISOR
         self._columns: MemoryCache[tuple[str, DimensionColumn, Hashable], FileColumn] = MemoryCache(
             limits.memory_bytes - keys_bytes, "join-columns"
         )
