@@ -282,7 +282,8 @@ def _commit_group(connection: sqlite3.Connection, jobs: list[_Job]) -> None:
         # After a failed fsync it is unknown what reached the disk.
         unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
         for job in jobs:
-            # A refused transaction changed nothing, but the commits that it was refused for may be rolled back now.
+            # A refusal may rest on earlier transactions of this group, which are now rolled back, so it no longer
+            # holds: the caller retries.
             if unknown and job.error is None:
                 job.error = CommitUnknown(f"The database failed while committing: {error}")
             else:
@@ -310,7 +311,8 @@ def _apply(connection: sqlite3.Connection, job: _Job) -> None:
 
 class _SqliteStore(DrivenStore):
     def __init__(self, path: Path, clock: Clock, writer: _Writer) -> None:
-        super().__init__(clock, None)  # its reads do not wait for another program
+        # Stale reads are for a database server that may not answer; a file always does.
+        super().__init__(clock, stale_reads=None)
         self._path = path
         self._writer = writer
         self._inline = _connect(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
