@@ -146,10 +146,11 @@ def cluster_incrementally(
         client,
         opened,
         tasks,
-        batches if dry_run else runner(announced(batches)),
+        announced(batches),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
+        runner=runner,
         again_s=again_s,
         summary={CLUSTERED_BY: layout.text},
     )

@@ -131,10 +131,11 @@ def compact(
         client,
         opened,
         tasks,
-        batches if dry_run else runner(announced(batches)),
+        announced(batches),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
+        runner=runner,
         again_s=again_s,
         summary={COMPACTED_BY: "seamark"},
     )

@@ -347,6 +347,7 @@ def replace_batches(
     target_bytes: int,
     dry_run: bool,
     branch: str,
+    runner: BatchRunner = run_here,
     summary: Mapping[str, str],
     operation: str = REPLACE,
     again_s: float = 0.0,
@@ -355,9 +356,9 @@ def replace_batches(
     writes its rows to new files, or returns None if it is not worth a commit.
 
     `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
-    estimate. `again_s`: for the report. Refused."""
+    estimate. `runner`: where the files are rewritten. `again_s`: for the report. Refused."""
     report = RewriteReport(files_skipped=sum(not is_rewritable(task) for task in tasks), again_s=again_s)
-    for batch, rewrite in batches:
+    for batch, rewrite in batches if dry_run else runner(batches):
         size_bytes = sum(task.size_bytes for task in batch)
         if dry_run:
             report.files_after += -(-size_bytes // target_bytes)

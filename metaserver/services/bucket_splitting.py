@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from seamark.metaserver.iceberg.metadata.bucket_counts import coarser_specs
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.services.service import NEVER, Job, count_of, rewrite_pause_s
+from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
+from seamark.metaserver.services.service import NEVER, Job, rewrite_pause_s
 from seamark.metaserver.store.model import Entry
 
 ENABLED = "seamark.bucket-splitting.enabled"

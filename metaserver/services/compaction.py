@@ -10,10 +10,15 @@ from seamark.metaserver.iceberg.metadata.compaction import (
     small_below,
 )
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
+from seamark.metaserver.iceberg.metadata.properties import (
+    TARGET_FILE_BYTES,
+    TARGET_FILE_BYTES_DEFAULT,
+    as_bool,
+    count_of,
+)
 from seamark.metaserver.services.clustering import clusters
 from seamark.metaserver.services.launching.launchers import rewrite_job
-from seamark.metaserver.services.service import NEVER, Job, count_of
+from seamark.metaserver.services.service import NEVER, Job
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 7

@@ -27,6 +27,7 @@ from seamark.metaserver.iceberg.metadata.properties import (
     TARGET_FILE_BYTES,
     TARGET_FILE_BYTES_DEFAULT,
     as_bool,
+    count_of,
 )
 from seamark.metaserver.iceberg.metadata.statistics import ENABLED as STATISTICS_ENABLED
 from seamark.metaserver.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
@@ -41,7 +42,6 @@ from seamark.metaserver.services.clustering import clusters
 from seamark.metaserver.services.expiration import ENABLED as EXPIRATION_ENABLED
 from seamark.metaserver.services.launching.launchers import AUTO, why_ignored
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
-from seamark.metaserver.services.service import count_of
 from seamark.metaserver.settings import Settings
 
 _MANY_SNAPSHOTS = 100

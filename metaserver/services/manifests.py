@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from seamark.metaserver.iceberg.metadata.manifest_policy import ENABLED, MARK, MIN_COUNT, MIN_COUNT_DEFAULT
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.services.service import NEVER, Job, count_of
+from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
+from seamark.metaserver.services.service import NEVER, Job
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 8

@@ -7,7 +7,7 @@ commits is atomic. So the queue needs no storage: a new leader looks at every ta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -70,12 +70,6 @@ Report = Callable[[JobProgress], None]
 def rewrite_pause_s(files: int) -> float:
     """Least time between two rewrites of a table by a service, because each plans the whole table."""
     return max(_PAUSE_S, files / _FILES_A_SECOND)
-
-
-def count_of(values: Mapping[str, str], name: str, default: int) -> int:
-    """A number of any size; the default if it is absent or no number. The job reports an invalid property."""
-    text = values.get(name, "")
-    return int(text) if text.isdecimal() and len(text) < 20 else default
 
 
 class JobFailed(Exception):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
 from seamark.metaserver.iceberg.metadata.statistics import ENABLED, StatisticsPolicy, known_statistics
-from seamark.metaserver.services.service import NEVER, Job, count_of, rewrite_pause_s
+from seamark.metaserver.services.service import NEVER, Job, rewrite_pause_s
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 11
