@@ -128,7 +128,7 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
     return (*levels.split("."), name)
 
 
-def find_reads(
+def plan_reads(
     client: SeamarkClient, text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
 ) -> list[TableRead]:
     """Plans each reference. The order is that of `tables`. `today`: the statement's date in UTC."""
@@ -220,7 +220,11 @@ def _with_joins(
         places[at] = PlannedScan(scan, "", named.name)
         if named.opened.snapshot_id is not None:
             known[scan.catalog, scan.schema, scan.table] = KnownTable(
-                "", None, named.opened.snapshot_id, named.bytes, named.files
+                version="",
+                columns=None,
+                snapshot_id=named.opened.snapshot_id,
+                size_bytes=named.bytes,
+                files=named.files,
             )
     dimensions = joining.find_dimensions(places, known)
     if not dimensions:

@@ -120,11 +120,11 @@ def _server(folder: Path) -> Iterator[str]:
             process.wait()
 
 
-def _url(process: subprocess.Popen[bytes], place: Path, log: Path) -> str:
+def _url(process: subprocess.Popen[bytes], server_json: Path, log: Path) -> str:
     ends_s = _CLOCK.monotonic() + START_S
     while process.poll() is None and _CLOCK.monotonic() < ends_s:
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-            return str(msgspec.json.decode(place.read_bytes(), type=dict[str, object])["url"])
+            return str(msgspec.json.decode(server_json.read_bytes(), type=dict[str, object])["url"])
         time.sleep(0.05)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
     raise click.ClickException(f"The server did not start:\n{last}")

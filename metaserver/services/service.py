@@ -16,7 +16,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.store.model import Entry, NamespacePath
 
 NEVER = math.inf
-AGAIN_S = 3600.0
+RECHECK_S = 3600.0
 """Time between two looks of a service that depends on more than the table's metadata."""
 JOB_S_MAX = 3600.0
 """A job that takes longer is stopped; a repeated job continues where its last commit ended."""
@@ -85,7 +85,7 @@ class Service(Protocol):
         """The job that the current state of the table may need; None: none. Pure and cheap: it runs for every change
         of every table."""
 
-    def again_s(self, metadata: TableMetadata) -> float:
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
         """Seconds after which `propose` may answer otherwise although the table has not changed, or its answer be due
         again; NEVER if that depends on changes alone."""
 

@@ -18,7 +18,6 @@ from seamark.metaserver.iceberg.metadata.snapshot import BlobMetadata, Snapshot,
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.types import base_name
 
-ENABLED = "seamark.statistics.enabled"
 COLUMNS = "seamark.statistics.columns"
 CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT = "seamark.statistics.changed-percent", 10
 THETA = "apache-datasketches-theta-v1"

@@ -123,7 +123,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     answers_keys: bool = False
     """Whether the index looks up rows by key. Requires that `open` returns a `Record`."""
 
-    def takes(self, kind: str) -> bool:
+    def supports_type(self, type_name: str) -> bool:
         """Whether terms of this type can be indexed."""
         return True
 
