@@ -163,7 +163,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             drain=drain,
         )
         holder, failed = new_holder(clock), parts.metrics.load.webhook_failures.inc
-        await enter(open_webhooks(settings, store, timeline, clock, holder=holder, failed=failed))
+        await enter(open_webhooks(settings, store, timeline, clock, holder=holder, on_failure=failed))
         if catalog.column_usage.is_on:
             stack.push_async_callback(_flush, catalog.column_usage)
             await enter(running("column usage", catalog.column_usage.run))

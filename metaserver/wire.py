@@ -29,6 +29,8 @@ FORMER_PLANS_FOLDER = "plans"
 """The same of earlier versions, below the metadata folder."""
 PLAN_MARK = "~plan~"
 """Part of a plan table's name, between the table's name and a digest; reserved for plan tables."""
+RECHECK_AFTER = "recheck_after_s"
+"""A name in the totals of a job: seconds after which it is worth another run, though the table may not change."""
 LIKES_MAX, PATTERN_MAX = 16, 1_000
 """Limits of LIKE predicates for one dimension, and of the characters of a pattern."""
 NAME_MAX = 255

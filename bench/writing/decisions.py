@@ -127,14 +127,14 @@ class _Watch:
 
     def _look_at(self, entry: Entry, metadata: TableMetadata) -> float:
         self._looked += 1
-        again_s = NEVER
+        recheck_after_s = NEVER
         for service in self._services:
-            again_s = min(again_s, service.again_s(metadata))
+            recheck_after_s = min(recheck_after_s, service.recheck_after_s(metadata))
             job = service.propose(entry, metadata)
             if job is not None:
                 job = with_budget(job, metadata.properties)
                 self._queue.put(job, delay_s=wait_s(job.window, self._clock.now_ms()))
-        return again_s
+        return recheck_after_s
 
 
 def _peak_bytes() -> int:

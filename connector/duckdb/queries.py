@@ -35,31 +35,23 @@ from seamark.connector.plans.async_client import (
     run_in_thread,
 )
 from seamark.connector.plans.joins import Dimension, PlannedScan
-from seamark.connector.plans.plan_requests import PlanRequests, used_joins
+from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import quoted_name, quoted_text
+from seamark.connector.plans.rewrites import BUDGET_S, KEPT_MAX, LEASE_S, RewrittenStatement, summary_of
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
 from seamark.connector.trino.statements.relative_times import today_for
 from seamark.connector.trino.statements.scans import find_scans
 from seamark.metaserver.wire import PLAN_MARK
 
-LEASE_S = 86_400
-KEPT_MAX = 0.95
-BUDGET_S = 10.0
-"""For all requests of one query."""
 _UTC = frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "zulu"})
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PlannedQuery:
-    """`statement` is None if the text runs unchanged. `summary`: what was done, in one line."""
+class PlannedQuery(RewrittenStatement):
+    """The text reads plan tables."""
 
-    statement: str | None
-    summary: str
-    files: int = 0
-    considered_files: int = 0
-    """Data files of the tables that plan tables replace."""
     bytes: int = 0
     """Of `files`."""
 
@@ -223,10 +215,10 @@ class _Query:
             why = ""
             for catalog, server in servers.items():
                 own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
-                limits = joining.find_dimensions(own, _by_mark(known))
+                of_catalog = joining.find_dimensions(own, _by_mark(known))
                 asking = PlanRequests(server, self._kept_max, until_s)
-                plans |= await asking.plans(list(own.values()), limits)
-                dimensions |= limits
+                plans |= await asking.plans(list(own.values()), of_catalog)
+                dimensions |= of_catalog
                 why = why or asking.why
             if not plans:
                 raise UnsupportedStatement(why or "plans keep too many of the files")
@@ -260,21 +252,15 @@ class _Query:
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     ) -> PlannedQuery:
         marks = {mark_name(number): place for number, place in places.items()}
-        new, counts = [], []
+        new = []
         for scan in scans.values():
             place, plan = marks[scan.scan.table], plans[scan]
             levels = (place.catalog, ".".join(place.name[:-1]), str(plan.name))
             text = ".".join(map(quoted_name, levels)) + (place.reference.alias_needed or "")
             new.append(Replacement(place.reference.start, place.reference.end, text))
-            counts.append(f"{'.'.join(place.name)}={plan.files}/{plan.considered_files}")
-        used = [
-            f"{'.'.join(scan.table)}.{columns}:{keys}"
-            for scan, plan in plans.items()
-            for columns, keys in used_joins(dimensions.get(scan, ()), plan)
-        ]
         return PlannedQuery(
             splice(self._statement.text, new),
-            "; ".join(["rewritten", *counts, *([f"joins={','.join(used)}"] if used else [])]),
+            summary_of({scan: plans[scan] for scan in scans.values()}, dimensions),
             sum(plan.files for plan in plans.values()),
             sum(plan.considered_files for plan in plans.values()),
             sum(plan.bytes for plan in plans.values()),

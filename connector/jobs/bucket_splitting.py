@@ -42,9 +42,9 @@ def split_buckets(
     began_ms = now_ms()
     tasks = list(plan(client, opened, sequence_numbers=settled)) if coarse else []
     due: Sequence[ScanTask] = [task for task in tasks if task.spec_id in coarse and is_rewritable(task)]
-    again_s = 0.0
+    recheck_after_s = 0.0
     if settled:
-        due, again_s = settle(opened, due, lambda tasks: tasks, now_ms() - began_ms)
+        due, recheck_after_s = settle(opened, due, lambda tasks: tasks, now_ms() - began_ms)
     # Partition by partition, so that a commit writes to few of the new buckets.
     ordered = (task for members in group_by_partition(due) for task in members)
     batches = divide_tasks(ordered, BATCH_BYTES, BATCH_FILES)
@@ -57,6 +57,6 @@ def split_buckets(
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
-        again_s=again_s,
+        recheck_after_s=recheck_after_s,
         summary={SPLIT_BY: "seamark"},
     )

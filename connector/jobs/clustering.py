@@ -132,9 +132,9 @@ def cluster_incrementally(
     tasks = list(plan(client, opened, sequence_numbers=settled))
     candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
     choose = partial(_new_layers, layout=layout, policy=policy, full=full)
-    again_s = 0.0
+    recheck_after_s = 0.0
     if settled:
-        candidates, again_s = settle(
+        candidates, recheck_after_s = settle(
             opened, candidates, lambda tasks: chain.from_iterable(choose(tasks)), now_ms() - began_ms
         )
     layers = choose(candidates)
@@ -146,11 +146,12 @@ def cluster_incrementally(
         client,
         opened,
         tasks,
-        batches if dry_run else runner(announced(batches)),
+        announced(batches),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
-        again_s=again_s,
+        runner=runner,
+        recheck_after_s=recheck_after_s,
         summary={CLUSTERED_BY: layout.text},
     )
 

@@ -79,15 +79,15 @@ def merge_files(
         if len(due) > 1 or any(task.deletes for task in due):
             chosen.append(due)
     work = _Work(opened, opened, target, policy if target.ordering is None else None)
-    batches = work.batches(chosen)
     return replace_batches(
         client,
         opened,
         tasks,
-        batches if dry_run else runner(batches),
+        work.batches(chosen),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
+        runner=runner,
         operation=REPLACE,
         summary={"merged-by": "seamark"},
     )
@@ -134,15 +134,15 @@ def drop_columns(
     selected = [task for task in chosen if won_bytes[task.path]]
     trimmed = replace(opened, schema=dropped.rest)
     work = _Work(opened, trimmed, replace(target, schema=dropped.rest), policy, dropped.leaves)
-    batches = work.batches(group_by_partition(selected))
     report = replace_batches(
         client,
         opened,
         tasks,
-        batches if dry_run else runner(batches),
+        work.batches(group_by_partition(selected)),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
+        runner=runner,
         operation=OVERWRITE,
         summary={DROPPED_COLUMNS: ",".join(columns)},
     )

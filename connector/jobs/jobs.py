@@ -20,7 +20,7 @@ from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.replacements import BatchRunner, RewriteReport, run_here
-from seamark.metaserver.iceberg.metadata.compaction import AGAIN
+from seamark.metaserver.wire import RECHECK_AFTER
 
 Table = tuple[str, ...]
 AUDIT_S_MAX = 600.0
@@ -58,7 +58,7 @@ def _alone(
         with rewrite_lease(client, table, wait_s=wait_s):
             report = rewrite()
     except RewriteRunning:
-        return {AGAIN: ANOTHER_RUNS_S}
+        return {RECHECK_AFTER: ANOTHER_RUNS_S}
     return _totals_of(report)
 
 

@@ -34,7 +34,7 @@ from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.files.puffin import Blob, footer_size_bytes, read_footer, write_puffin
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import metadata_folder
+from seamark.metaserver.iceberg.metadata.properties import count_of, metadata_folder
 from seamark.metaserver.iceberg.metadata.snapshot import BlobMetadata, PartitionStatisticsFile, StatisticsFile
 from seamark.metaserver.iceberg.metadata.statistics import (
     NDV,
@@ -140,8 +140,7 @@ class _Computation:
         except (OSError, ValueError, Corrupt):  # it was deleted, or is damaged: the data are read again
             return {}
         for column, sketch in sketches.items():
-            before = (blobs[column].properties or {}).get(REMOVED, "0")
-            removed = known.removed + (int(before) if before.isdecimal() and len(before) < 20 else 0)
+            removed = known.removed + count_of(blobs[column].properties or {}, REMOVED, 0)
             if removed * 100 < self._percent * max(1, known.rows):
                 found[column] = sketch, removed
         return found

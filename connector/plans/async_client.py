@@ -27,6 +27,7 @@ from seamark.connector.client.names import table_path
 from seamark.connector.plans.conditions import Like
 from seamark.metaserver.iceberg.expressions.expression import Expression
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.tls import trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR, PROXY_ENGINE
@@ -421,8 +422,7 @@ def _columns(schema: _Schema) -> dict[str, str] | None:
 
 
 def _total(snapshot: _Snapshot | None, name: str) -> int:
-    text = "" if snapshot is None else snapshot.summary.get(name, "")
-    return int(text) if text.isdecimal() and len(text) < 20 else 0
+    return 0 if snapshot is None else count_of(snapshot.summary, name, 0)
 
 
 def check_url(url: str) -> None:

@@ -17,9 +17,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from seamark.connector.plans.rewrites import KEPT_MAX, LEASE_S
 from seamark.connector.spark.query import queries
 from seamark.connector.spark.query.catalyst import Catalyst
-from seamark.connector.spark.query.queries import KEPT_MAX, LEASE_S
 from seamark.connector.spark.source.frame_writer import catalog_hint, catalogs
 from seamark.connector.spark.statements.execution import execute, is_change
 

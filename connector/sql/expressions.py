@@ -35,17 +35,10 @@ from seamark.connector.sql.types import (
     duckdb_name,
 )
 from seamark.connector.sql.values import cast, check_args, check_comparable, need, together, type_of
+from seamark.connector.trino.statements.conditions import COMPARISONS
 
 QueryTranslator = Callable[[exp.Expr, NameScope], tuple[str, list[tuple[str, SqlType]]]]
 """Translates a nested query: its text, and its columns."""
-_COMPARED: dict[type[exp.Expr], str] = {
-    exp.EQ: "=",
-    exp.NEQ: "<>",
-    exp.LT: "<",
-    exp.LTE: "<=",
-    exp.GT: ">",
-    exp.GTE: ">=",
-}
 _UNITS = {"day": "DAY", "week": "WEEK", "month": "MONTH", "year": "YEAR", "hour": "HOUR", "minute": "MINUTE"}
 _UNITS["second"] = "SECOND"
 _INTERVAL_MAX = 100_000
@@ -73,7 +66,7 @@ class Expressions:
                 word = "AND" if isinstance(node, exp.And) else "OR"
                 sides = [self.condition(one, scope) for one in _flat(node, type(node))]
                 return f"({f' {word} '.join(sides)})"
-        if type(node) in _COMPARED:
+        if type(node) in COMPARISONS:
             return self._compared(node, scope, positive=True).sql
         return need(self.value(node, scope), BOOLEAN, node).sql
 
@@ -81,7 +74,7 @@ class Expressions:
         """BadRequest for an invalid expression; UnsupportedInDuckDB for one that is not translated."""
         kind = type(node)
         method = _METHODS.get(kind)
-        if kind in _COMPARED:
+        if kind in COMPARISONS:
             check_args(node)
             found = self._compared(node, scope, positive=False)
         elif method is not None:
@@ -153,7 +146,7 @@ class Expressions:
 
     def _compared(self, node: exp.Expr, scope: NameScope, *, positive: bool) -> Value:
         sides = together([self.value(node.this, scope), self.value(node.expression, scope)], node)
-        return comparison(_COMPARED[type(node)], sides, node, positive=positive)
+        return comparison(COMPARISONS[type(node)], sides, node, positive=positive)
 
     def _distinct_from(self, node: exp.Expr, scope: NameScope) -> Value:
         check_args(node)

@@ -1,8 +1,8 @@
 """What a query reads of each table: a snapshot, the files that its conditions and joins leave, and the columns it uses.
 
 Conditions come from the analysis of Trino's statements (`connector/trino/statements/`). A scan without joins is planned
-by the standard's route. For scans whose files are left out by the rows of other tables, plan tables are requested, and
-read like tables.
+by Iceberg's planTableScan. For scans whose files are left out by the rows of other tables, plan tables are requested,
+and read like tables.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark, run_in_thread
 from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import PlanRequests, used_joins
+from seamark.connector.plans.rewrites import KEPT_MAX
 from seamark.connector.plans.scan import Scan
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
@@ -36,13 +37,13 @@ from seamark.metaserver.iceberg.expressions.expression import (
     predicates_of,
 )
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.iceberg.types.values import FLOATS
 from seamark.metaserver.wire import PLAN_MARK
 
 JOINS_S = 5.0
-"""For all requests for joins of one statement."""
+"""For all requests for joins of one statement; closing the connection may take as long again."""
 LEASE_S = 600
-KEPT_MAX = 0.95
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
     return (*levels.split("."), name)
 
 
-def find_reads(
+def plan_reads(
     client: SeamarkClient, text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
 ) -> list[TableRead]:
     """Plans each reference. The order is that of `tables`. `today`: the statement's date in UTC."""
@@ -159,12 +160,8 @@ def _named_table(name: Name, opened: OpenTable) -> NamedTable:
         raise UnsupportedInDuckDB(f"{'.'.join(name)} has columns whose names differ only in case")
     snapshot = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
     summary = {} if snapshot is None else snapshot.summary_map()
-    files, size = (_count(summary.get(key)) for key in ("total-data-files", "total-files-size"))
+    files, size = (count_of(summary, key, 0) for key in ("total-data-files", "total-files-size"))
     return NamedTable(name, opened, columns, files, size)
-
-
-def _count(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else 0
 
 
 def _snapshot_id(node: exp.Table) -> int | None:
@@ -173,7 +170,7 @@ def _snapshot_id(node: exp.Table) -> int | None:
         return None
     value = version.expression
     if version.name.upper() != "VERSION" or not isinstance(value, exp.Literal) or not str(value.this).isdigit():
-        raise UnsupportedInDuckDB("Of the past only FOR VERSION AS OF a snapshot id is read")
+        raise UnsupportedInDuckDB("Time travel supports only FOR VERSION AS OF <snapshot id>")
     return int(str(value.this))
 
 
@@ -223,7 +220,11 @@ def _with_joins(
         places[at] = PlannedScan(scan, "", named.name)
         if named.opened.snapshot_id is not None:
             known[scan.catalog, scan.schema, scan.table] = KnownTable(
-                "", None, named.opened.snapshot_id, named.bytes, named.files
+                version="",
+                columns=None,
+                snapshot_id=named.opened.snapshot_id,
+                size_bytes=named.bytes,
+                files=named.files,
             )
     dimensions = joining.find_dimensions(places, known)
     if not dimensions:
@@ -241,6 +242,7 @@ async def _plan_tables(
 ) -> dict[PlannedScan, PlanTableResponse]:
     until_s = asyncio.get_running_loop().time() + JOINS_S
     try:
+        # The requests end at `until_s`, with the plans that have arrived. A limit at the same time would discard these.
         async with (
             asyncio.timeout_at(until_s + JOINS_S),
             open_seamark(client.url, token=client.token, lease_s=LEASE_S) as server,

@@ -31,7 +31,7 @@ from seamark.connector.sql.changes import DuckDBChange, translate_change
 from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Choice, Demand, choose
 from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, registered
 from seamark.connector.sql.queries import DuckDBQuery, translate
-from seamark.connector.sql.reads import CatalogTables, TableRead, find_reads
+from seamark.connector.sql.reads import CatalogTables, TableRead, plan_reads
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import SparkStatements, spark_text
 from seamark.connector.sql.statement import Kind, Statement, parse
@@ -232,7 +232,7 @@ class SqlSession:
     def _reads(
         self, statement: Statement, tables: Sequence[StoredTable], catalog: CatalogTables, now: datetime
     ) -> tuple[TableRead, ...]:
-        reads = find_reads(self._client, statement.query_text, tables, catalog, now.date())
+        reads = plan_reads(self._client, statement.query_text, tables, catalog, now.date())
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 

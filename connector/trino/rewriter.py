@@ -36,6 +36,7 @@ from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResp
 from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import PlanRequests, used_joins
 from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.rewrites import RewrittenStatement
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.trino.protocol.access_rules import PlanInputs, TableName
@@ -90,16 +91,12 @@ class Limits:
     trust_time_zone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RewriteResult:
-    """`statement` is None if the original is to be sent. `summary`: what was done, in one line for a header."""
+@dataclass(frozen=True)
+class RewriteResult(RewrittenStatement):
+    """The summary is for a header."""
 
-    statement: str | None
-    summary: str
     prepared: str | None = None
     """The prepared statement whose new text is `statement`; None if `statement` itself is sent."""
-    files: int = 0
-    considered_files: int = 0
     plans: Sequence[Plan] = ()
     """The plans of tables and views that `statement` reads. The caller releases them (`Rewriter.release`)."""
     used: PlanInputs = field(default_factory=PlanInputs)
@@ -363,9 +360,9 @@ def _rewritten(
     return RewriteResult(
         statement,
         summary[:_TOLD_CHARACTERS_MAX],
-        text.prepared,
         files,
         considered,
+        text.prepared,
         sorted(taken),
         _used(plans, dimensions, views),
         depends_on_data=True,

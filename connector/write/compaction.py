@@ -121,21 +121,22 @@ def compact(
     began_ms = now_ms()
     tasks = list(plan(client, opened, stats=float_columns(opened.schema), sequence_numbers=settled))
     candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
-    again_s = 0.0
+    recheck_after_s = 0.0
     if settled:
         choose = partial(_chosen_of_all, policy=policy)
-        candidates, again_s = settle(opened, candidates, choose, now_ms() - began_ms)
+        candidates, recheck_after_s = settle(opened, candidates, choose, now_ms() - began_ms)
     chosen = divide_tasks(_chosen_of_all(candidates, policy), BATCH_BYTES, BATCH_FILES)
     batches = ((batch, partial(_rewrite, opened, batch)) for batch in chosen)
     return replace_batches(
         client,
         opened,
         tasks,
-        batches if dry_run else runner(announced(batches)),
+        announced(batches),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
-        again_s=again_s,
+        runner=runner,
+        recheck_after_s=recheck_after_s,
         summary={COMPACTED_BY: "seamark"},
     )
 

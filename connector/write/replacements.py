@@ -204,10 +204,10 @@ class RewrittenFiles:
                 living.append(rows[~is_dead])
         files = [(file, self.origins.of(file["file-path"])) for file in self.written.files]
         all_living, all_dead = np.concatenate(living), np.concatenate(dead)
-        if sum(len(origins.places_of(all_living)) for _, origins in files) < len(all_living):
+        if sum(len(origins.positions_of(all_living)) for _, origins in files) < len(all_living):
             raise Overtaken(RETURNED)
         return [
-            DeletedRows(file["file-path"], file["spec-id"], file["partition"], origins.places_of(all_dead))
+            DeletedRows(file["file-path"], file["spec-id"], file["partition"], origins.positions_of(all_dead))
             for file, origins in files
         ]
 
@@ -307,10 +307,10 @@ class RewriteReport:
     `conflicts`: batches that were given up because writers changed too much of them; `bytes_read`: size of the files
     that were rewritten, wasted or not; `bytes_wasted`: the wasted part, with the share of the rows
     that writers deleted meanwhile; `wasted_by`: the same by the reason; `given_up`: batches that are not worth a
-    commit; `again_s`: seconds after which files that were left out, because writers may replace them soon, are worth
-    another run, 0 if there are none; `errors`: why others could not be read; `files_skipped`: files whose format cannot
-    be rewritten; `row_groups_copied`, `bytes_copied`: what was copied without decoding it; `row_groups_encoded`: row
-    groups that were not copied, by the reason (`write/copies.py`)."""
+    commit; `recheck_after_s`: seconds after which files that were left out, because writers may replace them soon, are
+    worth another run, 0 if there are none; `errors`: why others could not be read; `files_skipped`: files whose format
+    cannot be rewritten; `row_groups_copied`, `bytes_copied`: what was copied without decoding it; `row_groups_encoded`:
+    row groups that were not copied, by the reason (`write/copies.py`)."""
 
     commits: int = 0
     conflicts: int = 0
@@ -323,7 +323,7 @@ class RewriteReport:
     bytes_before: int = 0
     bytes_after: int = 0
     rows: int = 0
-    again_s: float = 0.0
+    recheck_after_s: float = 0.0
     deletes_applied: int = 0
     files_skipped: int = 0
     row_groups_copied: int = 0
@@ -347,17 +347,20 @@ def replace_batches(
     target_bytes: int,
     dry_run: bool,
     branch: str,
+    runner: BatchRunner = run_here,
     summary: Mapping[str, str],
     operation: str = REPLACE,
-    again_s: float = 0.0,
+    recheck_after_s: float = 0.0,
 ) -> RewriteReport:
     """Replaces batches of files, each in a separate commit. `tasks`: all of the plan. A batch has a function that
     writes its rows to new files, or returns None if it is not worth a commit.
 
     `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
-    estimate. `again_s`: for the report. Refused."""
-    report = RewriteReport(files_skipped=sum(not is_rewritable(task) for task in tasks), again_s=again_s)
-    for batch, rewrite in batches:
+    estimate. `runner`: where the files are rewritten. `recheck_after_s`: for the report. Refused."""
+    report = RewriteReport(
+        files_skipped=sum(not is_rewritable(task) for task in tasks), recheck_after_s=recheck_after_s
+    )
+    for batch, rewrite in batches if dry_run else runner(batches):
         size_bytes = sum(task.size_bytes for task in batch)
         if dry_run:
             report.files_after += -(-size_bytes // target_bytes)

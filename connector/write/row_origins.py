@@ -1,4 +1,7 @@
-"""Tracks where the rows of written files come from, so that positions in rewritten files translate to new files."""
+"""Tracks where the rows of written files come from, so that positions in rewritten files translate to new files.
+
+An origin is the number of a row in the source, for instance in the rows of all rewritten files, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +19,38 @@ RUNS_MAX = 16 << 20
 
 @dataclass(frozen=True)
 class RowOrigins:
-    """The origins of a file's rows as runs of consecutive numbers: int64[runs] each. Row `places[i] + k` has the origin
-    `starts[i] + k`, for `k` below `lengths[i]`."""
+    """The origins of a file's rows as runs of consecutive numbers: int64[runs] each. Row `positions[i] + k` has the
+    origin `starts[i] + k`, for `k` below `lengths[i]`."""
 
-    places: Longs
+    positions: Longs
     starts: Longs
     lengths: Longs
 
     @staticmethod
-    def of(origins: Longs, first_place: int = 0) -> RowOrigins:
-        """`origins`: those of consecutive rows, the first of which is row `first_place`."""
+    def of(origins: Longs, first_position: int = 0) -> RowOrigins:
+        """`origins`: those of consecutive rows, the first of which is row `first_position`."""
         breaks = np.flatnonzero(np.diff(origins) != 1) + 1
-        places = np.concatenate([np.zeros(min(1, len(origins)), dtype=np.int64), breaks])
-        return RowOrigins(places + first_place, origins[places], np.diff(places, append=len(origins)))
+        positions = np.concatenate([np.zeros(min(1, len(origins)), dtype=np.int64), breaks])
+        return RowOrigins(positions + first_position, origins[positions], np.diff(positions, append=len(origins)))
 
     @staticmethod
     def joined(parts: Iterable[RowOrigins]) -> RowOrigins:
         given = [RowOrigins.of(np.zeros(0, dtype=np.int64)), *parts]
         return RowOrigins(
-            np.concatenate([part.places for part in given]),
+            np.concatenate([part.positions for part in given]),
             np.concatenate([part.starts for part in given]),
             np.concatenate([part.lengths for part in given]),
         )
 
-    def places_of(self, origins: Longs) -> Longs:
+    def positions_of(self, origins: Longs) -> Longs:
         """The rows that have one of these origins, in no order. `origins`: ascending and distinct."""
+        # Each run of origins is an interval; inside it are `counts` of the given origins, from index `low` on.
+        # `matches` lists their indices, run by run.
         low = np.searchsorted(origins, self.starts)
         counts = np.searchsorted(origins, self.starts + self.lengths) - low
         matches = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
-        places: Longs = origins[matches] + np.repeat(self.places - self.starts, counts)
-        return places
+        positions: Longs = origins[matches] + np.repeat(self.positions - self.starts, counts)
+        return positions
 
 
 class OriginLog:
@@ -60,19 +65,19 @@ class OriginLog:
         """False if the files have more than `RUNS_MAX` runs; nothing is recorded then."""
         return self._runs <= RUNS_MAX
 
-    def add(self, location: str, first_place: int, origins: Longs) -> None:
-        """Records the origins of the next rows of a file, the first of which is row `first_place`."""
-        self._add(location, RowOrigins.of(origins, first_place))
+    def add(self, location: str, first_position: int, origins: Longs) -> None:
+        """Records the origins of the next rows of a file, the first of which is row `first_position`."""
+        self._add(location, RowOrigins.of(origins, first_position))
 
-    def add_run(self, location: str, first_place: int, start: int, length: int) -> None:
+    def add_run(self, location: str, first_position: int, start: int, length: int) -> None:
         """The same for rows with consecutive origins from `start` on."""
-        place, first, rows = (np.array([value], dtype=np.int64) for value in (first_place, start, length))
-        self._add(location, RowOrigins(place, first, rows))
+        position, first, rows = (np.array([value], dtype=np.int64) for value in (first_position, start, length))
+        self._add(location, RowOrigins(position, first, rows))
 
     def _add(self, location: str, part: RowOrigins) -> None:
         if not self.is_complete:
             return
-        self._runs += len(part.places)
+        self._runs += len(part.positions)
         self._parts.setdefault(location, []).append(part)
         if self._runs > RUNS_MAX:
             self._parts.clear()

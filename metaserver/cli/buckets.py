@@ -101,7 +101,7 @@ def _show(table: str, columns: list[BucketSizes]) -> None:
             )
             for bucketed in columns
         ),
-        numbers=("buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
+        right_aligned=("buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
     )
     open_console().print(listed)
     for bucketed in columns:

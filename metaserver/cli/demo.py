@@ -62,7 +62,7 @@ class DemoResult:
 
 
 @click.command(context_settings=CONTEXT)
-@click.option("--files", default=2000, show_default=True, help="Data files of the table, at most 20000.")
+@click.option("--files", default=2000, show_default=True, help=f"Data files of the table, at most {FILES_MAX}.")
 @click.option("--keep", is_flag=True, help="Keep the server and the table until Ctrl-C.")
 def demo(files: int, keep: bool) -> None:
     """Looks one user up in 2,000 files, then again with an index.
@@ -71,7 +71,7 @@ def demo(files: int, keep: bool) -> None:
     Takes less than a minute.
     """
     if not 1 <= files <= FILES_MAX:
-        raise click.BadParameter(f"{files} is not within 1 and {FILES_MAX:,}", param_hint="--files")
+        raise click.BadParameter(f"{files} is not between 1 and {FILES_MAX:,}", param_hint="--files")
     console = Console()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server ends as well
     os.environ["no_proxy"] = "127.0.0.1"  # PyIceberg would ask a proxy for the server
@@ -120,11 +120,11 @@ def _server(folder: Path) -> Iterator[str]:
             process.wait()
 
 
-def _url(process: subprocess.Popen[bytes], place: Path, log: Path) -> str:
+def _url(process: subprocess.Popen[bytes], server_json: Path, log: Path) -> str:
     ends_s = _CLOCK.monotonic() + START_S
     while process.poll() is None and _CLOCK.monotonic() < ends_s:
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-            return str(msgspec.json.decode(place.read_bytes(), type=dict[str, object])["url"])
+            return str(msgspec.json.decode(server_json.read_bytes(), type=dict[str, object])["url"])
         time.sleep(0.05)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
     raise click.ClickException(f"The server did not start:\n{last}")

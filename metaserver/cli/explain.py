@@ -155,7 +155,7 @@ def _show(table: str, explanation: Explanation) -> None:
                 )
                 for stage in explanation.stages
             ),
-            numbers=("files in", "removed", "left", "bytes left", "time"),
+            right_aligned=("files in", "removed", "left", "bytes left", "time"),
             title=_title(explanation),
         )
     )
@@ -245,7 +245,7 @@ def _files(explanation: Explanation) -> Table:
             )
             for file in explanation.kept
         ),
-        numbers=("records", "size", "delete files"),
+        right_aligned=("records", "size", "delete files"),
         title=f"The first {len(explanation.kept):,} of {explanation.files:,} files",
     )
 

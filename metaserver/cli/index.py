@@ -191,7 +191,7 @@ def _listed(indexes: list[Index]) -> Table:
             )
             for index in indexes
         ),
-        numbers=("files", "to index", "size"),
+        right_aligned=("files", "to index", "size"),
     )
 
 
@@ -209,6 +209,6 @@ def _files(files: list[dict[str, Any]]) -> Table:
             )
             for file in files
         ),
-        numbers=("level", "files", "rows", "size"),
+        right_aligned=("level", "files", "rows", "size"),
         title=f"{len(files):,} index files",
     )

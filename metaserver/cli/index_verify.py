@@ -112,7 +112,7 @@ def _show(audit: Audit) -> None:
                 )
                 for verdict in audit.verdicts
             ),
-            numbers=("data files", "rows", "read again", "gone"),
+            right_aligned=("data files", "rows", "read again", "gone"),
             title=f"Index {index.name}",
         )
         open_console().print(listed)

@@ -24,7 +24,7 @@ WIDTH = 120
 """The width when the output is not a terminal."""
 _BAR_MIN, _BAR_MAX = 8, 44
 _KEPT = "\n\t"
-_DIRECTIONS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_BIDI_CONTROLS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def printable(text: str) -> str:
@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 
 def _is_control(character: str) -> bool:
-    return character not in _KEPT and (unicodedata.category(character) in ("Cc", "Cs") or character in _DIRECTIONS)
+    return character not in _KEPT and (unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS)
 
 
 def _escaped(character: str) -> str:
@@ -63,26 +63,26 @@ def open_console(*, stderr: bool = False) -> Console:
 
 
 def make_table(
-    heads: Sequence[str],
+    headers: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
-    numbers: Sequence[str] = (),
+    right_aligned: Sequence[str] = (),
     title: str | None = None,
     framed: bool = True,
 ) -> Table:
-    """`numbers`: the columns that are aligned to the right. Cells are no markup: names contain brackets."""
+    """`right_aligned`: the columns that are aligned to the right. Cells are no markup: names contain brackets."""
     table = Table(title=title, title_justify="left")
     if not framed:
         table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="right" if head in numbers else "left", overflow="fold")
+    for header in headers:
+        table.add_column(header, justify="right" if header in right_aligned else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(text)) for text in row))
     return table
 
 
-def print_rows(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    open_console().print(make_table(heads, rows, numbers=numbers, framed=False))
+def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right_aligned: Sequence[str] = ()) -> None:
+    open_console().print(make_table(headers, rows, right_aligned=right_aligned, framed=False))
 
 
 def print_bars(rows: Sequence[tuple[str, float, str]], console: Console) -> None:

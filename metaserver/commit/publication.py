@@ -137,22 +137,22 @@ class Publisher:
         base: TableMetadata,
         metadata: TableMetadata,
         *,
-        instants: Sequence[CommitEvent],
+        events: Sequence[CommitEvent],
         operations: Sequence[Operation],
     ) -> LoadedTable:
         """Makes `metadata`, derived from `base`, the table's current metadata: one attempt, under `lock`.
 
-        `entry` is the pointer that led to `base`. `instants`, at least one, and `operations` are part of the
+        `entry` is the pointer that led to `base`. `events`, at least one, and `operations` are part of the
         transaction that moves the pointer. CommitConflict when the pointer has moved or an operation conflicts. After
         any error but CommitUnknown nothing was committed; after CommitUnknown the outcome is unknown.
         """
         if metadata is base:
             raise ValueError("metadata is unchanged; publish needs changed metadata")
-        if not instants:
-            raise ValueError("instants is empty; publish needs at least one")
-        plan = await self.prepare(caller, (entry.namespace, entry.name), entry, base, metadata)
-        plan.events = instants
-        return (await self.publish_all([plan], operations))[0]
+        if not events:
+            raise ValueError("events is empty; publish needs at least one")
+        prepared = await self.prepare(caller, (entry.namespace, entry.name), entry, base, metadata)
+        prepared.events = events
+        return (await self.publish_all([prepared], operations))[0]
 
     async def prepare(
         self,
@@ -208,7 +208,9 @@ class Publisher:
         `publish`; the files are deleted when the transaction is known to have failed."""
         written: list[str] = []
         try:
-            for location, data in (file for plan in planned if plan.location for file in plan.written_files()):
+            for location, data in (
+                file for prepared in planned if prepared.location for file in prepared.written_files()
+            ):
                 # Recorded before the write: a write with an unknown outcome may have created the file.
                 written.append(location)
                 try:
@@ -222,26 +224,26 @@ class Publisher:
         except (SeamarkError, IdempotencyTaken):
             self._cleanup.remove(written)
             raise
-        return [self._loaded(plan) for plan in planned]
+        return [self._loaded(prepared) for prepared in planned]
 
     async def _swap(self, planned: list[PlannedCommit], further: Sequence[Operation]) -> None:
-        operations: list[Operation] = [claimed for plan in planned for claimed in plan.claims]
-        for plan in planned:
-            if plan.location:
-                operations.append(self._pointer_operation(plan))
-                operations += [self._instant(plan, event) for event in plan.events]
+        operations: list[Operation] = [claim_operation for prepared in planned for claim_operation in prepared.claims]
+        for prepared in planned:
+            if prepared.location:
+                operations.append(self._pointer_operation(prepared))
+                operations += [self._instant(prepared, event) for event in prepared.events]
         operations += further
         if not operations:
             return
         await self._parts.transact(operations)
 
-    def _pointer_operation(self, plan: PlannedCommit) -> Operation:
+    def _pointer_operation(self, prepared: PlannedCommit) -> Operation:
         now = self._parts.clock.now_ms()
-        if plan.entry is None:
-            return CreateEntry(entry=plan.new_entry(now))
-        return swap_of(plan.entry, plan.location, now)
+        if prepared.entry is None:
+            return CreateEntry(entry=prepared.new_entry(now))
+        return swap_of(prepared.entry, prepared.location, now)
 
-    def _instant(self, plan: PlannedCommit, event: CommitEvent) -> RecordInstant:
+    def _instant(self, prepared: PlannedCommit, event: CommitEvent) -> RecordInstant:
         summary: dict[str, Any] = {"updates": list(event.updates[:_UPDATES_RECORDED])}
         if event.snapshot_id is not None:
             recorded = event.summary
@@ -250,35 +252,35 @@ class Publisher:
         now = self._parts.clock.now_ms()
         return self._parts.instant(
             event.caller,
-            plan.new_entry(now),
-            "create" if plan.entry is None else "commit",
+            prepared.new_entry(now),
+            "create" if prepared.entry is None else "commit",
             requested_ms=event.requested_ms,
             snapshot_id=event.snapshot_id,
             fingerprint=event.fingerprint,
             summary=summary,
         )
 
-    def _loaded(self, plan: PlannedCommit) -> LoadedTable:
+    def _loaded(self, prepared: PlannedCommit) -> LoadedTable:
         now = self._parts.clock.now_ms()
-        if not plan.location:
-            assert plan.entry is not None
-            return LoadedTable(entry=plan.entry, metadata=plan.metadata)
-        if plan.location.endswith(".gz.metadata.json"):
-            self._parts.documents.render(plan.location, plan.metadata, "all")
+        if not prepared.location:
+            assert prepared.entry is not None
+            return LoadedTable(entry=prepared.entry, metadata=prepared.metadata)
+        if prepared.location.endswith(".gz.metadata.json"):
+            self._parts.documents.render(prepared.location, prepared.metadata, "all")
         else:
-            self._parts.documents.remember_table(plan.location, plan.metadata, plan.document)
-        if plan.forgotten:
-            shared = partial(self._has_another_name, plan.uuid)
-            self._cleanup.remove(plan.forgotten, unless=shared)
-        entry = plan.new_entry(now)
-        if plan.entry is not None:
+            self._parts.documents.remember_table(prepared.location, prepared.metadata, prepared.document)
+        if prepared.forgotten:
+            shared = partial(self._has_another_name, prepared.uuid)
+            self._cleanup.remove(prepared.forgotten, unless=shared)
+        entry = prepared.new_entry(now)
+        if prepared.entry is not None:
             entry = msgspec.structs.replace(
                 entry,
-                version=plan.entry.version + 1,
-                previous_location=plan.entry.metadata_location,
-                created_ms=plan.entry.created_ms,
+                version=prepared.entry.version + 1,
+                previous_location=prepared.entry.metadata_location,
+                created_ms=prepared.entry.created_ms,
             )
-        return LoadedTable(entry=entry, metadata=plan.metadata)
+        return LoadedTable(entry=entry, metadata=prepared.metadata)
 
     async def _has_another_name(self, uuid: str) -> bool:
         """Whether another name refers to the table, which may still need the files."""

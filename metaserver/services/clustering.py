@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from seamark.metaserver.iceberg.metadata.clustering import CLUSTERED_BY, COLUMNS, ENABLED
+from seamark.metaserver.iceberg.metadata.clustering import CLUSTERED_BY, COLUMNS
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
+from seamark.metaserver.iceberg.metadata.service_switches import CLUSTERING_ENABLED
 from seamark.metaserver.services.launching.launchers import rewrite_job
-from seamark.metaserver.services.service import NEVER, Job, count_of
+from seamark.metaserver.services.service import NEVER, Job
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 8
-"""After indexes, which queries miss more."""
+"""Lower than indexing: a missing index slows queries more than unclustered rows."""
 
 
-def clusters(properties: Mapping[str, str], default: bool) -> bool:
+def is_clustered(properties: Mapping[str, str], default: bool) -> bool:
     """Whether the service, and not that of compaction, rewrites the files of a table."""
-    return bool(properties.get(COLUMNS, "").strip()) and as_bool(properties, ENABLED, default)
+    return bool(properties.get(COLUMNS, "").strip()) and as_bool(properties, CLUSTERING_ENABLED, default)
 
 
 class TableClustering:
@@ -31,10 +32,10 @@ class TableClustering:
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """For each change of the files; the job plans the table and finds what is worth a rewrite."""
         snapshot = metadata.current_snapshot
-        if snapshot is None or metadata.format_version == 1 or not clusters(metadata.properties, self._default):
+        if snapshot is None or metadata.format_version == 1 or not is_clustered(metadata.properties, self._default):
             return None
         files = count_of(snapshot.summary_map(), "total-data-files", 0)
         return rewrite_job(self.name, entry, metadata, _PRIORITY, files, CLUSTERED_BY)
 
-    def again_s(self, metadata: TableMetadata) -> float:
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
         return NEVER

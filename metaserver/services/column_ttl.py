@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.column_ttl import ENABLED, TtlPolicy
+from seamark.metaserver.iceberg.metadata.column_ttl import TtlPolicy
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.iceberg.metadata.service_switches import COLUMN_TTL_ENABLED
 from seamark.metaserver.services.service import NEVER, Job
 from seamark.metaserver.store.model import Entry
 
@@ -30,7 +31,7 @@ class ColumnTtl:
         """Again and again, because partitions expire by time alone; the job finds those that have expired."""
         if metadata.current_snapshot is None or metadata.format_version == 1:
             return None
-        if not as_bool(metadata.properties, ENABLED, self._default):
+        if not as_bool(metadata.properties, COLUMN_TTL_ENABLED, self._default):
             return None
         try:
             policy = TtlPolicy.of(metadata.properties)
@@ -40,8 +41,8 @@ class ColumnTtl:
             return None
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, _pause_s(policy))
 
-    def again_s(self, metadata: TableMetadata) -> float:
-        if not as_bool(metadata.properties, ENABLED, self._default):
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
+        if not as_bool(metadata.properties, COLUMN_TTL_ENABLED, self._default):
             return NEVER
         try:
             policy = TtlPolicy.of(metadata.properties)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from seamark.metaserver.iceberg.metadata.compaction import (
     COMPACTED_BY,
-    ENABLED,
     MIN_FILES,
     MIN_FILES_DEFAULT,
     small_below,
 )
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_bool
-from seamark.metaserver.services.clustering import clusters
+from seamark.metaserver.iceberg.metadata.properties import (
+    TARGET_FILE_BYTES,
+    TARGET_FILE_BYTES_DEFAULT,
+    as_bool,
+    count_of,
+)
+from seamark.metaserver.iceberg.metadata.service_switches import COMPACTION_ENABLED
+from seamark.metaserver.services.clustering import is_clustered
 from seamark.metaserver.services.launching.launchers import rewrite_job
-from seamark.metaserver.services.service import NEVER, Job, count_of
+from seamark.metaserver.services.service import NEVER, Job
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 7
@@ -35,7 +40,7 @@ class Compaction:
         if snapshot is None or metadata.format_version == 1:
             return None
         properties = metadata.properties
-        if not as_bool(properties, ENABLED, self._default) or clusters(properties, self._clusters):
+        if not as_bool(properties, COMPACTION_ENABLED, self._default) or is_clustered(properties, self._clusters):
             return None
         totals = snapshot.summary_map()
         files = count_of(totals, "total-data-files", 0)
@@ -48,5 +53,5 @@ class Compaction:
                 return None
         return rewrite_job(self.name, entry, metadata, _PRIORITY, files, COMPACTED_BY)
 
-    def again_s(self, metadata: TableMetadata) -> float:
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
         return NEVER

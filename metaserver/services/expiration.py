@@ -8,10 +8,10 @@ from seamark.metaserver.commit.expiration.policy import MAX_REF_AGE, ExpirationP
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.services.service import AGAIN_S, NEVER, Job
+from seamark.metaserver.iceberg.metadata.service_switches import EXPIRATION_ENABLED
+from seamark.metaserver.services.service import NEVER, RECHECK_S, Job
 from seamark.metaserver.store.model import Entry
 
-ENABLED = "seamark.expiration.enabled"
 _PRIORITY = 9
 """After compaction, which makes files unused."""
 _PAUSE_S, _PAUSE_MAX_S = 60.0, 3600.0
@@ -30,7 +30,7 @@ class SnapshotExpiration:
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """By the age of the oldest snapshot; the server determines what has expired when the job runs."""
-        if not (as_bool(metadata.properties, ENABLED, self._default) and is_collectable(metadata)):
+        if not (as_bool(metadata.properties, EXPIRATION_ENABLED, self._default) and is_collectable(metadata)):
             return None
         try:
             now_ms = self._clock.now_ms()
@@ -47,6 +47,6 @@ class SnapshotExpiration:
         pause_s = min(max((now_ms - policy.older_than_ms) / 10_000, _PAUSE_S), _PAUSE_MAX_S)
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, pause_s)
 
-    def again_s(self, metadata: TableMetadata) -> float:
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
         """Snapshots become old enough."""
-        return AGAIN_S if as_bool(metadata.properties, ENABLED, self._default) else NEVER
+        return RECHECK_S if as_bool(metadata.properties, EXPIRATION_ENABLED, self._default) else NEVER

@@ -17,31 +17,34 @@ from seamark.metaserver.iceberg.expressions.residuals import Residuals
 from seamark.metaserver.iceberg.metadata.bucket_counts import coarser_specs
 from seamark.metaserver.iceberg.metadata.clustering import ClusteringLayout, layer_of
 from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
-from seamark.metaserver.iceberg.metadata.column_ttl import ENABLED as TTL_ENABLED
 from seamark.metaserver.iceberg.metadata.column_ttl import TtlPolicy, TtlRule
-from seamark.metaserver.iceberg.metadata.compaction import DELETED, ENABLED, MIN_FILES, MIN_FILES_DEFAULT, small_below
-from seamark.metaserver.iceberg.metadata.manifest_policy import ENABLED as MANIFESTS_ENABLED
+from seamark.metaserver.iceberg.metadata.compaction import DELETED, MIN_FILES, MIN_FILES_DEFAULT, small_below
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import (
     PREVIOUS_VERSIONS_MAX,
     TARGET_FILE_BYTES,
     TARGET_FILE_BYTES_DEFAULT,
     as_bool,
+    count_of,
 )
-from seamark.metaserver.iceberg.metadata.statistics import ENABLED as STATISTICS_ENABLED
+from seamark.metaserver.iceberg.metadata.service_switches import (
+    BUCKET_SPLITTING_ENABLED,
+    COLUMN_TTL_ENABLED,
+    COMPACTION_ENABLED,
+    EXPIRATION_ENABLED,
+    MANIFESTS_ENABLED,
+    STATISTICS_ENABLED,
+)
 from seamark.metaserver.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.services.bucket_splitting import ENABLED as SPLITTING_ENABLED
 from seamark.metaserver.services.budgets import WINDOW, wait_s
-from seamark.metaserver.services.clustering import clusters
-from seamark.metaserver.services.expiration import ENABLED as EXPIRATION_ENABLED
+from seamark.metaserver.services.clustering import is_clustered
 from seamark.metaserver.services.launching.launchers import AUTO, why_ignored
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
-from seamark.metaserver.services.service import count_of
 from seamark.metaserver.settings import Settings
 
 _MANY_SNAPSHOTS = 100
@@ -190,7 +193,7 @@ def _layout_problems(view: TableView, metadata: TableMetadata, settings: Setting
             "clustering",
             settings.services_workers > 0
             and metadata.format_version > 1
-            and clusters(metadata.properties, settings.services_clustering),
+            and is_clustered(metadata.properties, settings.services_clustering),
         )
     ]
 
@@ -209,7 +212,7 @@ def _bucket_problems(view: TableView, metadata: TableMetadata, settings: Setting
             "bucket-splitting",
             settings.services_workers > 0
             and metadata.format_version > 1
-            and as_bool(metadata.properties, SPLITTING_ENABLED, settings.services_bucket_splitting),
+            and as_bool(metadata.properties, BUCKET_SPLITTING_ENABLED, settings.services_bucket_splitting),
         )
     ]
 
@@ -234,7 +237,7 @@ def _ttl_problems(view: TableView, metadata: TableMetadata, settings: Settings, 
             "column-ttl",
             settings.services_workers > 0
             and metadata.format_version > 1
-            and as_bool(metadata.properties, TTL_ENABLED, settings.services_column_ttl),
+            and as_bool(metadata.properties, COLUMN_TTL_ENABLED, settings.services_column_ttl),
         )
     ]
 
@@ -312,8 +315,8 @@ def _metadata_problems(health: TableHealth, metadata: TableMetadata) -> list[Pro
 def _problems(health: TableHealth, metadata: TableMetadata, settings: Settings) -> list[Problem]:
     found: list[Problem] = []
     properties, runs = metadata.properties, settings.services_workers > 0
-    by_clustering = clusters(properties, settings.services_clustering)
-    rewrites = by_clustering or as_bool(properties, ENABLED, settings.services_compaction)
+    by_clustering = is_clustered(properties, settings.services_clustering)
+    rewrites = by_clustering or as_bool(properties, COMPACTION_ENABLED, settings.services_compaction)
     service = "clustering" if by_clustering else "compaction"
     compacts = runs and metadata.format_version > 1 and rewrites
     least = max(2, count_of(properties, MIN_FILES, MIN_FILES_DEFAULT)) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import read_definitions
-from seamark.metaserver.services.service import AGAIN_S, NEVER, Job
+from seamark.metaserver.services.service import NEVER, RECHECK_S, Job
 from seamark.metaserver.store.model import Entry
 
 
@@ -19,6 +19,6 @@ class Indexing:
             return None
         return Job(self.name, entry.namespace, entry.name, entry.uuid)
 
-    def again_s(self, metadata: TableMetadata) -> float:
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
         """Indexes are audited from time to time."""
-        return AGAIN_S if read_definitions(metadata).enabled else NEVER
+        return RECHECK_S if read_definitions(metadata).enabled else NEVER

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from seamark.metaserver.iceberg.metadata.manifest_policy import ENABLED, MARK, MIN_COUNT, MIN_COUNT_DEFAULT
+from seamark.metaserver.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.services.service import NEVER, Job, count_of
+from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
+from seamark.metaserver.iceberg.metadata.service_switches import MANIFESTS_ENABLED
+from seamark.metaserver.services.service import NEVER, Job
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 8
@@ -28,7 +29,7 @@ class ManifestRewriting:
         snapshot = metadata.current_snapshot
         if snapshot is None or metadata.format_version == 1:
             return None
-        if not as_bool(metadata.properties, ENABLED, self._default):
+        if not as_bool(metadata.properties, MANIFESTS_ENABLED, self._default):
             return None
         summary = snapshot.summary_map()
         name, value = MARK
@@ -39,5 +40,5 @@ class ManifestRewriting:
             return None
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, _PAUSE_S)
 
-    def again_s(self, metadata: TableMetadata) -> float:
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
         return NEVER

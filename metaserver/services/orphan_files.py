@@ -7,10 +7,10 @@ from seamark.metaserver.commit.expiration.orphan_files import least_age_ms
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.iceberg.metadata.service_switches import ORPHAN_FILES_ENABLED
 from seamark.metaserver.services.service import NEVER, Job
 from seamark.metaserver.store.model import Entry
 
-ENABLED = "seamark.orphan-files.enabled"
 _PRIORITY = 10
 """After all that may leave files."""
 _PAUSE_S = 24 * 3600.0
@@ -27,7 +27,7 @@ class OrphanFileRemoval:
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """Once a day after a change; metadata does not list files that nothing names."""
-        if not (as_bool(metadata.properties, ENABLED, self._default) and is_collectable(metadata)):
+        if not (as_bool(metadata.properties, ORPHAN_FILES_ENABLED, self._default) and is_collectable(metadata)):
             return None
         try:
             least_age_ms(metadata)
@@ -35,6 +35,6 @@ class OrphanFileRemoval:
             return None
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, _PAUSE_S)
 
-    def again_s(self, metadata: TableMetadata) -> float:
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
         """Files become old enough."""
-        return _PAUSE_S if as_bool(metadata.properties, ENABLED, self._default) else NEVER
+        return _PAUSE_S if as_bool(metadata.properties, ORPHAN_FILES_ENABLED, self._default) else NEVER

@@ -12,28 +12,30 @@ from seamark.metaserver.commit.expiration.policy import MAX_AGE, MAX_AGE_DEFAULT
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
 from seamark.metaserver.iceberg.metadata.clustering import CURVE as CLUSTERING_CURVE
-from seamark.metaserver.iceberg.metadata.clustering import ENABLED as CLUSTERING_ENABLED
 from seamark.metaserver.iceberg.metadata.clustering import HILBERT, ClusteringLayout, joins_of
 from seamark.metaserver.iceberg.metadata.clustering import JOINS as CLUSTERING_JOINS
 from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
-from seamark.metaserver.iceberg.metadata.column_ttl import ENABLED as TTL_ENABLED
 from seamark.metaserver.iceberg.metadata.column_ttl import TIME_COLUMN as TTL_TIME_COLUMN
 from seamark.metaserver.iceberg.metadata.column_ttl import TtlPolicy
-from seamark.metaserver.iceberg.metadata.compaction import ENABLED as COMPACTION_ENABLED
 from seamark.metaserver.iceberg.metadata.compaction import MIN_FILES, MIN_FILES_DEFAULT
-from seamark.metaserver.iceberg.metadata.manifest_policy import ENABLED as MANIFESTS_ENABLED
 from seamark.metaserver.iceberg.metadata.manifest_policy import MIN_COUNT as MANIFESTS_MIN_COUNT
 from seamark.metaserver.iceberg.metadata.manifest_policy import MIN_COUNT_DEFAULT as MANIFESTS_MIN_COUNT_DEFAULT
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.service_switches import (
+    BUCKET_SPLITTING_ENABLED,
+    CLUSTERING_ENABLED,
+    COLUMN_TTL_ENABLED,
+    COMPACTION_ENABLED,
+    EXPIRATION_ENABLED,
+    MANIFESTS_ENABLED,
+    ORPHAN_FILES_ENABLED,
+    STATISTICS_ENABLED,
+)
 from seamark.metaserver.iceberg.metadata.statistics import CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT, StatisticsPolicy
 from seamark.metaserver.iceberg.metadata.statistics import COLUMNS as STATISTICS_COLUMNS
-from seamark.metaserver.iceberg.metadata.statistics import ENABLED as STATISTICS_ENABLED
-from seamark.metaserver.services.bucket_splitting import ENABLED as BUCKET_SPLITTING_ENABLED
 from seamark.metaserver.services.budgets import NORMAL, PRIORITIES, PRIORITY, WINDOW, parse_windows
-from seamark.metaserver.services.expiration import ENABLED as EXPIRATION_ENABLED
 from seamark.metaserver.services.launching.launchers import AUTO, CHOICES, why_ignored
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
-from seamark.metaserver.services.orphan_files import ENABLED as ORPHAN_FILES_ENABLED
 from seamark.metaserver.settings import Settings
 
 _DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {
@@ -43,7 +45,7 @@ _DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {
     CLUSTERING_COLUMNS: "",
     CLUSTERING_CURVE: HILBERT,
     CLUSTERING_JOINS: "",
-    TTL_ENABLED: lambda settings: settings.services_column_ttl,
+    COLUMN_TTL_ENABLED: lambda settings: settings.services_column_ttl,
     TTL_COLUMNS: "",
     TTL_TIME_COLUMN: "",
     EXPIRATION_ENABLED: lambda settings: settings.services_expiration,

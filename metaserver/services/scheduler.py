@@ -18,7 +18,6 @@ import structlog
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.metadata.compaction import AGAIN
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.services.budgets import wait_s, with_budget
 from seamark.metaserver.services.jobs import JobQueue
@@ -29,6 +28,7 @@ from seamark.metaserver.services.watch import SWEEP_S, TableWatch
 from seamark.metaserver.store.lease import Lease, LeaseLost
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.timeline.timeline import Timeline
+from seamark.metaserver.wire import RECHECK_AFTER
 
 IDLE_S = 60.0
 """A worker without a job for this long is stopped, which frees its memory."""
@@ -105,9 +105,9 @@ class Scheduler:
 
         def look(entry: Entry, metadata: TableMetadata) -> float:
             nonlocal refused
-            again_s = NEVER
+            recheck_after_s = NEVER
             for service in self._services:
-                again_s = min(again_s, service.again_s(metadata))
+                recheck_after_s = min(recheck_after_s, service.recheck_after_s(metadata))
                 job = service.propose(entry, metadata)
                 if job is None:
                     queue.discard((service.name, entry.uuid))
@@ -115,9 +115,9 @@ class Scheduler:
                 job = with_budget(job, metadata.properties)
                 if not queue.put(job, delay_s=wait_s(job.window, self._clock.now_ms())):
                     refused += 1
-                    again_s = 0.0
+                    recheck_after_s = 0.0
             self._observer.jobs_queued(len(queue))
-            return again_s
+            return recheck_after_s
 
         async def sweep() -> None:
             nonlocal refused
@@ -208,7 +208,7 @@ class Scheduler:
         except JobFailed as failed:
             error = str(failed)
         again_in_s = queue.finish(job, failed=bool(error))
-        if (later_s := totals.pop(AGAIN, 0.0)) > 0:
+        if (later_s := totals.pop(RECHECK_AFTER, 0.0)) > 0:
             queue.put(job, delay_s=later_s)
         seconds = self._clock.monotonic() - began_s
         self._observer.job_ended(job.service, "failed" if error else "completed", seconds, totals)

@@ -7,7 +7,7 @@ commits is atomic. So the queue needs no storage: a new leader looks at every ta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.store.model import Entry, NamespacePath
 
 NEVER = math.inf
-AGAIN_S = 3600.0
+RECHECK_S = 3600.0
 """Time between two looks of a service that depends on more than the table's metadata."""
 JOB_S_MAX = 3600.0
 """A job that takes longer is stopped; a repeated job continues where its last commit ended."""
@@ -72,12 +72,6 @@ def rewrite_pause_s(files: int) -> float:
     return max(_PAUSE_S, files / _FILES_A_SECOND)
 
 
-def count_of(values: Mapping[str, str], name: str, default: int) -> int:
-    """A number of any size; the default if it is absent or no number. The job reports an invalid property."""
-    text = values.get(name, "")
-    return int(text) if text.isdecimal() and len(text) < 20 else default
-
-
 class JobFailed(Exception):
     """The job will be tried again later. The message is one line."""
 
@@ -91,7 +85,7 @@ class Service(Protocol):
         """The job that the current state of the table may need; None: none. Pure and cheap: it runs for every change
         of every table."""
 
-    def again_s(self, metadata: TableMetadata) -> float:
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
         """Seconds after which `propose` may answer otherwise although the table has not changed, or its answer be due
         again; NEVER if that depends on changes alone."""
 

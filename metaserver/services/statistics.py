@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.iceberg.metadata.statistics import ENABLED, StatisticsPolicy, known_statistics
-from seamark.metaserver.services.service import NEVER, Job, count_of, rewrite_pause_s
+from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
+from seamark.metaserver.iceberg.metadata.service_switches import STATISTICS_ENABLED
+from seamark.metaserver.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
+from seamark.metaserver.services.service import NEVER, Job, rewrite_pause_s
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 11
@@ -24,7 +25,7 @@ class TableStatistics:
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """By the summaries of the snapshots since the newest statistics."""
         snapshot = metadata.current_snapshot
-        if snapshot is None or not as_bool(metadata.properties, ENABLED, self._default):
+        if snapshot is None or not as_bool(metadata.properties, STATISTICS_ENABLED, self._default):
             return None
         try:
             policy = StatisticsPolicy.of(metadata.properties)
@@ -35,5 +36,5 @@ class TableStatistics:
         files = count_of(snapshot.summary_map(), "total-data-files", 0)
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, rewrite_pause_s(files))
 
-    def again_s(self, metadata: TableMetadata) -> float:
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
         return NEVER

@@ -83,7 +83,7 @@ def signature(secret: str, at_s: int, body: bytes) -> str:
 
 
 class Deliverer:
-    """Delivers to one URL. `failed` is called once for each failed delivery."""
+    """Delivers to one URL. `on_failure` is called once for each failed delivery."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Deliverer:
         clock: Clock,
         session: aiohttp.ClientSession,
         holder: str,
-        failed: Callable[[], None],
+        on_failure: Callable[[], None],
     ) -> None:
         self._url = url
         self._settings = settings
@@ -103,7 +103,7 @@ class Deliverer:
         self._timeline = timeline
         self._clock = clock
         self._session = session
-        self._failed = failed
+        self._on_failure = on_failure
         # The URL may contain a secret and must not be in the database.
         self._name = "webhook:" + hashlib.sha256(url.encode()).hexdigest()[:32]
         self._lease = Lease(store, clock, self._name, holder, lasts_s=LEASE_S)
@@ -154,18 +154,18 @@ class Deliverer:
         attempt = 0
         while True:
             await self._lease.hold()
-            refused = await self._send(body)
-            if refused is None:
+            failure = await self._send(body)
+            if failure is None:
                 return
             attempt += 1
-            self._failed()
+            self._on_failure()
             pause_s = self._jitter_s(min(BACKOFF_S_MAX, 0.25 * 2 ** min(attempt, 16)))
             _log.warning(
                 "webhook not delivered",
                 url=redact_url(self._url),
                 instant=instant.id,
                 attempt=attempt,
-                reason=refused,
+                reason=failure,
                 pause_s=round(pause_s, 2),
             )
             await asyncio.sleep(pause_s)
@@ -207,7 +207,7 @@ async def open_webhooks(
     clock: Clock,
     *,
     holder: str,
-    failed: Callable[[], None],
+    on_failure: Callable[[], None],
 ) -> AsyncIterator[None]:
     """Delivers to all `webhook_urls` while the block runs. `holder` identifies this worker among all on the store."""
     if not settings.webhook_urls:
@@ -224,7 +224,7 @@ async def open_webhooks(
                 clock=clock,
                 session=session,
                 holder=holder,
-                failed=failed,
+                on_failure=on_failure,
             )
             for url in dict.fromkeys(settings.webhook_urls)
         ]

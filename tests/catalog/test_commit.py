@@ -365,7 +365,7 @@ async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int =
         loaded.entry,
         loaded.metadata,
         apply_updates(loaded.metadata, updates, now_ms=now),
-        instants=happenings,
+        events=happenings,
         operations=[AdvanceProducer(loaded.entry.uuid, "ann", sequence, snapshots[0], now)],
     )
 
@@ -412,9 +412,7 @@ async def test_what_cannot_be_published_has_not_happened(tmp_path: Path) -> None
             await publish(it, loaded, 7)
         assert await it.store.producer(stands.entry.uuid, "ann") is None
         with pytest.raises(ValueError, match="metadata is unchanged"):
-            await it.publisher.publish(
-                CALLER, stands.entry, stands.metadata, stands.metadata, instants=[], operations=[]
-            )
+            await it.publisher.publish(CALLER, stands.entry, stands.metadata, stands.metadata, events=[], operations=[])
         await publish(it, stands, 8, sequence=4)
         stands, before = await it.catalog.tables.load(DB, "t"), await it.files()
         with pytest.raises(CommitConflict, match="has already committed sequence 4"):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from seamark.metaserver.api.console.console import FOLDER, POLICY, load_assets
+from seamark.metaserver.index.kinds.kinds import KINDS
 from tests.console.browser import REPO
 from tests.console.world import create_tokens
 from tests.server.rig import running
@@ -52,6 +53,17 @@ async def test_no_path_leads_out_of_the_assets(tmp_path: Path) -> None:
             status, answer = await server.get(f"/console/{path}")
             assert status == 404, path
             assert answer["error"]["type"] == "NotFoundException"
+
+
+def test_each_stage_of_a_plan_has_a_title() -> None:
+    """Against the names in the planner's code: some stages need a request that the console does not send."""
+    planner = REPO / "metaserver" / "planner"
+    code = "".join((planner / name).read_text() for name in ("plan/stages.py", "indexes/probe.py"))
+    names = {*re.findall(r'(?:yield |Stage\()"(\w+)"', code), *KINDS}
+    assert {"manifests", "column_stats", "join_keys", "bitmap_rows"} <= names
+    titles = re.search(r"export const STAGES = \{(.*)\};", (FOLDER / "pages" / "plan.js").read_text())
+    assert titles is not None
+    assert set(re.findall(r"(\w+):", titles[1])) == names
 
 
 def test_the_vendored_libraries_are_those_of_npm() -> None:

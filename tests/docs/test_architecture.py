@@ -25,6 +25,14 @@ def test_every_path_of_the_page_exists(name: str, least: int) -> None:
     assert {path for path in paths if not (REPO / path).exists()} == set()
 
 
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_every_decorator_of_the_page_exists(name: str) -> None:
+    named = set(re.findall(r"`@(\w+)", (REPO / name).read_text()))
+    defined = set(re.findall(r"^(?:class|def) (\w+)", _code(), flags=re.MULTILINE))
+    assert named or name != "ARCHITECTURE.md"
+    assert named - defined == set()
+
+
 def test_the_map_names_every_package() -> None:
     text = (REPO / "ARCHITECTURE.md").read_text()
     layers = (REPO / ".importlinter").read_text()
@@ -58,11 +66,16 @@ def _named_classes() -> list[str]:
 
 
 @cache
+def _code() -> str:
+    paths = [path for root in ROOTS[:3] for ending in ("py", "pyx") for path in (REPO / root).rglob(f"*.{ending}")]
+    return "\n".join(path.read_text() for path in paths)
+
+
+@cache
 def _sources() -> str:
     """Code and documents, without the glossary, as one text in lower case."""
-    code = [path for root in ROOTS[:3] for ending in ("py", "pyx") for path in (REPO / root).rglob(f"*.{ending}")]
-    pages = [page.path for page in all_pages() if page.path != GLOSSARY]
-    return "\n".join(path.read_text() for path in (*code, *pages)).lower()
+    pages = [page.text for page in all_pages() if page.path != GLOSSARY]
+    return "\n".join((_code(), *pages)).lower()
 
 
 @pytest.mark.parametrize("name", _named_classes())

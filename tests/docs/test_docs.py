@@ -45,7 +45,7 @@ NOT_SETTINGS = {
     *("allow_unsigned_extensions", "default_collation", "old_implicit_casting", "read_parquet"),  # DuckDB
     *("timeout_s", "size_bytes"),  # examples of names
     *("memory_eviction", "memory_rejection", "disk_eviction", "disk_damage"),  # values of a label
-    *("disk_write_dropped", "served_bytes"),
+    *("disk_write_dropped", "served_bytes", "preloaded_file", "preloaded_byte"),
     *("bytes_wasted", "wasted_by"),  # totals of a job
     *("wrap_key", "unwrap_key"),  # pyarrow's KmsClient
 }

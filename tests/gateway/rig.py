@@ -1,4 +1,5 @@
-"""A server with the objects gateway in front of a real S3 server or of a local folder, and clients with vended keys."""
+"""A server with the objects gateway in front of a real S3 server or of a local folder, and clients with vended
+credentials."""
 
 from __future__ import annotations
 

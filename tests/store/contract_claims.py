@@ -19,7 +19,7 @@ from seamark.metaserver.store.operations import (
     RenameEntry,
     RestoreEntry,
 )
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, outcome
 
@@ -29,12 +29,12 @@ def claim(uuid: str, *keys: str, shared: bool = False, fresh: bool = False, chec
     return ClaimLocations(uuid=uuid, locations=locations, fresh=fresh, checked=checked)
 
 
-async def keys(store: DrivenStore, uuid: str) -> list[str]:
+async def keys(store: GeneratorStore, uuid: str) -> list[str]:
     return [found.location for found in await store.claims(uuid)]
 
 
 class ClaimsContract(OpenedStores):
-    async def test_no_two_claims_overlap(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_no_two_claims_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/w/t")])
         for key in ("s3://b/w/t", "s3://b/w/t/x", "s3://b/w/t/x/y", "s3://b/w", "s3://b"):
             with pytest.raises(BadRequest, match="overlaps"):
@@ -46,7 +46,7 @@ class ClaimsContract(OpenedStores):
         assert await store.claims_overlapping([*free], "", 0) != []
         assert await store.claims_overlapping(["s3://b/w/none", "s3://c"], "", 9) == []
 
-    async def test_allowed_locations_are_found_apart_from_claims(self, store: DrivenStore) -> None:
+    async def test_allowed_locations_are_found_apart_from_claims(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/u"), claim("v", "s3://b/v")])
         allowed = (ClaimedLocation(key="s3://b/u/data"), ClaimedLocation(key="s3://b/w"))
         await store.transact([AllowLocations(uuid="v", locations=allowed)])
@@ -56,27 +56,27 @@ class ClaimsContract(OpenedStores):
         assert await store.allowed_overlapping(["s3://b/u"], "v", 9) == []
         assert await store.allowed_overlapping(["s3://b/v", "s3://b/u/d"], "u", 9) == []
 
-    async def test_claims_only_grow_and_are_not_taken_twice(self, store: DrivenStore) -> None:
+    async def test_claims_only_grow_and_are_not_taken_twice(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/t")])
         await store.transact([claim("u", "s3://b/t/in", "s3://b/other")])
         assert await keys(store, "u") == ["s3://b/other", "s3://b/t"]
         with pytest.raises(BadRequest, match="UUID"):
             await store.transact([claim("u", "s3://b/new", fresh=True)])
 
-    async def test_shared_folders_overlap_one_another_and_no_place_of_others(self, store: DrivenStore) -> None:
+    async def test_shared_folders_overlap_one_another_and_no_place_of_others(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/t"), claim("u", "s3://b/common", shared=True)])
         await store.transact([claim("v", "s3://b/common", "s3://b/common/in", shared=True)])
         for wanted in (claim("w", "s3://b/common"), claim("w", "s3://b/t", shared=True), claim("w", "s3://b/common/x")):
             with pytest.raises(BadRequest, match="overlaps"):
                 await store.transact([wanted])
 
-    async def test_a_claim_that_is_refused_undoes_its_transaction(self, store: DrivenStore) -> None:
+    async def test_a_claim_that_is_refused_undoes_its_transaction(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/t")])
         with pytest.raises(BadRequest):
             await store.transact([claim("uuid-of-t", "s3://b/t/x"), CreateEntry(make_entry("t"))])
         assert await store.entry(TABLE, NS, "t") is None
 
-    async def test_claims_stay_with_the_uuid_until_its_last_name_has_gone(self, store: DrivenStore) -> None:
+    async def test_claims_stay_with_the_uuid_until_its_last_name_has_gone(self, store: GeneratorStore) -> None:
         uuid = "uuid-of-t"
         await store.transact([claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
@@ -94,7 +94,7 @@ class ClaimsContract(OpenedStores):
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await keys(store, uuid) == []
 
-    async def test_names_without_claims_are_found_and_claim_without_a_check(self, store: DrivenStore) -> None:
+    async def test_names_without_claims_are_found_and_claim_without_a_check(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry(name)) for name in ("t", "u", "v")])
         keep = DroppedEntry(id="d", entry=make_entry("v"), purge=True, dropped_ms=1, expires_ms=2**60, who="w")
         await store.transact([DropEntry(TABLE, NS, "v", keep=keep)])
@@ -107,7 +107,7 @@ class ClaimsContract(OpenedStores):
         await store.transact(names)
         assert await store.unclaimed("", 9) == []
 
-    async def test_of_claims_that_race_no_two_overlap(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_of_claims_that_race_no_two_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
         chosen = random.Random(7)
         folders = ["s3://b", "s3://b/x", "s3://b/x/y", "s3://b/x/z", "s3://b/y", "s3://b/y/y"]
         wanted = [(f"u{number}", chosen.choice(folders)) for number in range(40)]

@@ -20,7 +20,7 @@ from seamark.metaserver.store.operations import (
     ReplaceIndexFiles,
     RestoreEntry,
 )
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, outcome
 
@@ -51,11 +51,11 @@ def replacing(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:
     return ReplaceIndexFiles(add=files, remove=tuple(f"file:///w/{name}" for name in remove), **given)
 
 
-async def states(store: DrivenStore, uuid: str = UUID) -> dict[str, IndexFileState]:
+async def states(store: GeneratorStore, uuid: str = UUID) -> dict[str, IndexFileState]:
     return {file.location.rpartition("/")[2]: file.state for file in await store.index_files(uuid)}
 
 
-async def version(store: DrivenStore, name: str = "t") -> int:
+async def version(store: GeneratorStore, name: str = "t") -> int:
     entry = await store.entry(TABLE, NS, name)
     assert entry is not None
     return entry.index_version
@@ -63,24 +63,24 @@ async def version(store: DrivenStore, name: str = "t") -> int:
 
 class IndexFilesContract(OpenedStores):
     @pytest.fixture
-    async def indexed(self, store: DrivenStore) -> DrivenStore:
+    async def indexed(self, store: GeneratorStore) -> GeneratorStore:
         await store.transact([CreateEntry(make_entry("t"))])
         return store
 
-    async def test_index_files_read_back_as_they_were_added(self, indexed: DrivenStore) -> None:
+    async def test_index_files_read_back_as_they_were_added(self, indexed: GeneratorStore) -> None:
         first = make_file("a", snapshot_id=None, level=3, created_ms=6)
         second = make_file("b", rows=2**40, created_ms=4)
         await indexed.transact([ReplaceIndexFiles(UUID, "d", (first, second), (), 1)])
         assert await indexed.index_files(UUID) == [second, first]
         assert await indexed.index_files("another") == []
 
-    async def test_more_than_a_statement_holds_is_added_at_once(self, indexed: DrivenStore) -> None:
+    async def test_more_than_a_statement_holds_is_added_at_once(self, indexed: GeneratorStore) -> None:
         files = tuple(make_file(f"{number:03}") for number in range(201))
         await indexed.transact([ReplaceIndexFiles(UUID, "d", files, (), 1)])
         assert await indexed.index_files(UUID) == list(files)
 
     async def test_the_index_version_comes_with_the_entry_and_rises_with_each_change(
-        self, indexed: DrivenStore, other: DrivenStore
+        self, indexed: GeneratorStore, other: GeneratorStore
     ) -> None:
         assert await version(indexed) == 0
         seen = [0]
@@ -96,13 +96,13 @@ class IndexFilesContract(OpenedStores):
             seen.append(told)
         assert seen == sorted(set(seen))
 
-    async def test_what_is_removed_is_superseded_and_says_when(self, indexed: DrivenStore) -> None:
+    async def test_what_is_removed_is_superseded_and_says_when(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("ab")])
         await indexed.transact([replacing("c", "a", now_ms=77)])
         assert await states(indexed) == {"a": SUPERSEDED, "b": LIVE, "c": LIVE}
         assert [file.changed_ms for file in await indexed.index_files(UUID)] == [77, 5, 5]
 
-    async def test_what_is_not_used_any_more_is_told_the_oldest_change_first(self, indexed: DrivenStore) -> None:
+    async def test_what_is_not_used_any_more_is_told_the_oldest_change_first(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("abc")])
         await indexed.transact(
             [replacing("d", "b", now_ms=20), QuarantineIndexFile(UUID, "file:///w/a", "flipped", 10)]
@@ -113,7 +113,7 @@ class IndexFilesContract(OpenedStores):
         assert [file.location[-1] for file in await indexed.index_files_unused(21, 1)] == ["a"]
         assert await indexed.index_files_unused(10, 9) == []
 
-    async def test_tables_with_indexes_are_told_with_all_their_names(self, indexed: DrivenStore) -> None:
+    async def test_tables_with_indexes_are_told_with_all_their_names(self, indexed: GeneratorStore) -> None:
         other = [make_entry(name, uuid="uuid-of-u") for name in ("u", "v")]
         await indexed.transact([*map(CreateEntry, other), CreateEntry(make_entry("plain", uuid="uuid-of-plain"))])
         await indexed.transact([replacing("a"), replacing("b", uuid="uuid-of-u")])
@@ -124,7 +124,7 @@ class IndexFilesContract(OpenedStores):
         assert [entry.name for entry in await indexed.indexed_tables(UUID, 1)] == ["u", "v"]
         assert await indexed.indexed_tables("uuid-of-u", 9) == []
 
-    async def test_replacing_what_is_not_live_is_a_conflict_that_changes_nothing(self, indexed: DrivenStore) -> None:
+    async def test_replacing_what_is_not_live_is_a_conflict_that_changes_nothing(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("ab"), replacing("c", "b")])
         before = await states(indexed), await version(indexed)
         for remove in ("b", "ab", "x"):
@@ -134,7 +134,7 @@ class IndexFilesContract(OpenedStores):
             await indexed.transact([replacing("d", "a", definition="another")])
         assert (await states(indexed), await version(indexed)) == before
 
-    async def test_a_repeat_of_what_was_done_changes_nothing(self, indexed: DrivenStore) -> None:
+    async def test_a_repeat_of_what_was_done_changes_nothing(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("ab")])
         await indexed.transact([replacing("c", "ab")])
         before = await states(indexed)
@@ -142,13 +142,15 @@ class IndexFilesContract(OpenedStores):
         await indexed.transact([replacing("ab")])
         assert await states(indexed) == before
 
-    async def test_an_index_file_belongs_to_one_definition(self, indexed: DrivenStore) -> None:
+    async def test_an_index_file_belongs_to_one_definition(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("a")])
         with pytest.raises(CommitConflict, match="registered for another index: d"):
             await indexed.transact([replacing("ab", definition="another")])
         assert await states(indexed) == {"a": LIVE}
 
-    async def test_of_two_that_replace_the_same_file_one_wins(self, indexed: DrivenStore, other: DrivenStore) -> None:
+    async def test_of_two_that_replace_the_same_file_one_wins(
+        self, indexed: GeneratorStore, other: GeneratorStore
+    ) -> None:
         for step in range(10):
             merged, left, right = (f"{step}{which}" for which in ("merged", "left", "right"))
             await indexed.transact([_of([merged])])
@@ -161,7 +163,7 @@ class IndexFilesContract(OpenedStores):
             assert merged not in live
 
     async def test_registrars_and_committers_do_not_disturb_each_other(
-        self, indexed: DrivenStore, other: DrivenStore
+        self, indexed: GeneratorStore, other: GeneratorStore
     ) -> None:
         names = [f"{number:02}" for number in range(20)]
         await asyncio.gather(
@@ -173,7 +175,7 @@ class IndexFilesContract(OpenedStores):
         assert await states(indexed) == dict.fromkeys(names, LIVE)
 
     async def test_a_table_without_a_name_gets_no_index_files(
-        self, indexed: DrivenStore, clock: SimulatedClock
+        self, indexed: GeneratorStore, clock: SimulatedClock
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
             await indexed.transact([replacing("a", uuid="nobody")])
@@ -181,7 +183,7 @@ class IndexFilesContract(OpenedStores):
         with pytest.raises(NoSuchTable):
             await indexed.transact([replacing("a")])
 
-    async def test_a_damaged_file_is_quarantined_with_its_reason_once(self, indexed: DrivenStore) -> None:
+    async def test_a_damaged_file_is_quarantined_with_its_reason_once(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("ab"), replacing("c", "b")])
         for reason in ("crc of blob 1", "again"):
             await indexed.transact([QuarantineIndexFile(UUID, "file:///w/a", reason, 50)])
@@ -193,7 +195,7 @@ class IndexFilesContract(OpenedStores):
         with pytest.raises(NotFound, match="file:///w/x"):
             await indexed.transact([QuarantineIndexFile(UUID, "file:///w/x", "?", 50)])
 
-    async def test_only_what_is_not_live_is_forgotten(self, indexed: DrivenStore) -> None:
+    async def test_only_what_is_not_live_is_forgotten(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("ab"), replacing("c", "a")])
         with pytest.raises(CommitConflict, match="is live"):
             await indexed.transact([ForgetIndexFile(UUID, "file:///w/c", 1)])
@@ -201,7 +203,7 @@ class IndexFilesContract(OpenedStores):
             await indexed.transact([ForgetIndexFile(UUID, "file:///w/a", 1)])
         assert await states(indexed) == {"b": LIVE, "c": LIVE}
 
-    async def test_index_files_follow_a_rename(self, indexed: DrivenStore) -> None:
+    async def test_index_files_follow_a_rename(self, indexed: GeneratorStore) -> None:
         (told,) = await indexed.transact([replacing("a")])
         await indexed.transact([RenameEntry(TABLE, NS, "t", NS, "u")])
         assert await version(indexed, "u") == told
@@ -209,7 +211,7 @@ class IndexFilesContract(OpenedStores):
         assert await states(indexed) == {"a": LIVE, "b": LIVE}
 
     async def test_index_files_are_there_until_a_drop_can_no_longer_be_undone(
-        self, indexed: DrivenStore, clock: SimulatedClock
+        self, indexed: GeneratorStore, clock: SimulatedClock
     ) -> None:
         (told,) = await indexed.transact([replacing("a")])
         await indexed.transact([DropEntry(TABLE, NS, "t", keep=_kept(clock))])
@@ -220,7 +222,7 @@ class IndexFilesContract(OpenedStores):
         await indexed.transact([ForgetDropped("kept")])
         assert await states(indexed) == {}
 
-    async def test_index_files_go_with_the_last_name(self, indexed: DrivenStore) -> None:
+    async def test_index_files_go_with_the_last_name(self, indexed: GeneratorStore) -> None:
         await indexed.transact([CreateEntry(make_entry("twin", uuid=UUID)), replacing("a")])
         await indexed.transact([DropEntry(TABLE, NS, "t")])
         assert await states(indexed) == {"a": LIVE}
@@ -231,7 +233,7 @@ class IndexFilesContract(OpenedStores):
         assert await version(indexed) > before
 
     async def test_a_drop_and_a_registration_leave_no_index_file_without_a_table(
-        self, indexed: DrivenStore, other: DrivenStore
+        self, indexed: GeneratorStore, other: GeneratorStore
     ) -> None:
         for step in range(10):
             name = f"n{step}"

@@ -28,7 +28,7 @@ from seamark.metaserver.store.operations import (
     RestoreEntry,
     TakeLease,
 )
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import (
     FUNCTION,
@@ -44,23 +44,23 @@ from tests.store.samples import (
 class NamesContract(OpenedStores):
     # Namespaces
 
-    async def test_a_namespace_reads_back_with_its_properties(self, store: DrivenStore) -> None:
+    async def test_a_namespace_reads_back_with_its_properties(self, store: GeneratorStore) -> None:
         properties = {"owner": "ann", "empty": "", "odd ' \" key": "värde\n\U0001f600"}
         assert await store.transact([CreateNamespace(("a",), properties)]) == [None]
         assert await store.namespace(("a",)) == Namespace(("a",), properties, 1)
         assert await store.namespace(("A",)) is None
         assert await store.namespace(()) is None
 
-    async def test_a_second_namespace_of_one_name_is_refused(self, store: DrivenStore) -> None:
+    async def test_a_second_namespace_of_one_name_is_refused(self, store: GeneratorStore) -> None:
         with pytest.raises(AlreadyExists, match=r"^Namespace already exists: ns$"):
             await store.transact([CreateNamespace(NS, {"other": "1"})])
         assert (await store.namespace(NS)) == Namespace(NS, {}, 1)
 
-    async def test_a_namespace_needs_its_parent(self, store: DrivenStore) -> None:
+    async def test_a_namespace_needs_its_parent(self, store: GeneratorStore) -> None:
         with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: no\.such$"):
             await store.transact([CreateNamespace(("no", "such", "child"), {})])
 
-    async def test_namespaces_list_direct_children_in_code_point_order_by_pages(self, store: DrivenStore) -> None:
+    async def test_namespaces_list_direct_children_in_code_point_order_by_pages(self, store: GeneratorStore) -> None:
         leaves = ["a", "B", "ä", "ﬀ", "\U0001f600", "a.b", "a b", "a!"]
         for leaf in leaves:
             await store.transact([CreateNamespace((*NS, leaf), {"leaf": leaf})])
@@ -73,7 +73,7 @@ class NamesContract(OpenedStores):
         assert [child.path for child in await store.namespaces((), "ns", 10)] == [("ns2",)]
         assert await store.namespaces(("nowhere",), None, 10) == []
 
-    async def test_properties_are_replaced_only_at_the_expected_version(self, store: DrivenStore) -> None:
+    async def test_properties_are_replaced_only_at_the_expected_version(self, store: GeneratorStore) -> None:
         await store.transact([ReplaceNamespaceProperties(NS, 1, {"a": "1"})])
         assert await store.namespace(NS) == Namespace(NS, {"a": "1"}, 2)
         with pytest.raises(CommitConflict):
@@ -83,7 +83,9 @@ class NamesContract(OpenedStores):
         assert await store.namespace(NS) == Namespace(NS, {"a": "1"}, 2)
 
     @pytest.mark.parametrize("content", [TABLE, VIEW, FUNCTION, None])
-    async def test_a_namespace_with_anything_in_it_stays(self, store: DrivenStore, content: EntryKind | None) -> None:
+    async def test_a_namespace_with_anything_in_it_stays(
+        self, store: GeneratorStore, content: EntryKind | None
+    ) -> None:
         put = CreateEntry(make_entry("x", content)) if content else CreateNamespace((*NS, "child"), {})
         await store.transact([put])
         with pytest.raises(NamespaceNotEmpty, match=r"^Namespace ns is not empty"):
@@ -96,14 +98,14 @@ class NamesContract(OpenedStores):
 
     # Entries
 
-    async def test_an_entry_reads_back_as_it_was_written(self, store: DrivenStore) -> None:
+    async def test_an_entry_reads_back_as_it_was_written(self, store: GeneratorStore) -> None:
         entry = make_entry("t", previous_location="file:///w/p", version=3, created_ms=5, updated_ms=2**53)
         await store.transact([CreateEntry(entry)])
         assert await store.entry(TABLE, NS, "t") == entry
         assert await store.entry(VIEW, NS, "t") is None
         assert await store.entry(TABLE, NS, "T") is None
 
-    async def test_tables_and_views_share_names_and_functions_do_not(self, store: DrivenStore) -> None:
+    async def test_tables_and_views_share_names_and_functions_do_not(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("v", VIEW))])
         for kind, name, message in [
             (TABLE, "t", "Table already exists: ns.t"),
@@ -118,11 +120,11 @@ class NamesContract(OpenedStores):
         with pytest.raises(AlreadyExists, match=r"^Function already exists: ns\.t$"):
             await store.transact([CreateEntry(make_entry("t", FUNCTION))])
 
-    async def test_an_entry_needs_its_namespace(self, store: DrivenStore) -> None:
+    async def test_an_entry_needs_its_namespace(self, store: GeneratorStore) -> None:
         with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: non-existing$"):
             await store.transact([CreateEntry(make_entry("t", namespace=("non-existing",)))])
 
-    async def test_entries_list_one_kind_in_code_point_order_by_pages(self, store: DrivenStore) -> None:
+    async def test_entries_list_one_kind_in_code_point_order_by_pages(self, store: GeneratorStore) -> None:
         names = ["t", "T", "ä", "ﬀ", "\U0001f600", "t1", "t 1", "t.1"]
         for name in names:
             await store.transact([CreateEntry(make_entry(name))])
@@ -133,7 +135,7 @@ class NamesContract(OpenedStores):
         assert seen == sorted(names)
         assert [entry.name for entry in await store.entries(VIEW, NS, None, 9)] == ["view"]
 
-    async def test_a_swap_moves_the_pointer_once(self, store: DrivenStore) -> None:
+    async def test_a_swap_moves_the_pointer_once(self, store: GeneratorStore) -> None:
         before = make_entry("t")
         await store.transact([CreateEntry(before)])
         await store.transact([make_swap("t", before.metadata_location, "file:///1", now_ms=99)])
@@ -151,7 +153,7 @@ class NamesContract(OpenedStores):
             await store.transact([make_swap("t", "file:///1", "file:///2", uuid="of another")])
         assert await store.entry(TABLE, NS, "t") == after
 
-    async def test_what_is_missing_is_named_by_its_kind(self, store: DrivenStore) -> None:
+    async def test_what_is_missing_is_named_by_its_kind(self, store: GeneratorStore) -> None:
         for kind, error, title in [
             (TABLE, NoSuchTable, "Table"),
             (VIEW, NoSuchView, "View"),
@@ -167,7 +169,7 @@ class NamesContract(OpenedStores):
                     await store.transact([change])
                 assert refused.value.message == f"{title} does not exist: ns.x"
 
-    async def test_a_rename_keeps_all_but_the_name(self, store: DrivenStore) -> None:
+    async def test_a_rename_keeps_all_but_the_name(self, store: GeneratorStore) -> None:
         entry = make_entry("t", version=4, previous_location="file:///p")
         await store.transact(
             [CreateEntry(entry), CreateNamespace(("b",), {}), RenameEntry(TABLE, NS, "t", ("b",), "u")]
@@ -180,7 +182,7 @@ class NamesContract(OpenedStores):
         await store.transact([RenameEntry(TABLE, ("b",), "u", ("b",), "u")])
         assert await store.entry(TABLE, ("b",), "u") is not None
 
-    async def test_a_rename_that_cannot_be_changes_nothing(self, store: DrivenStore) -> None:
+    async def test_a_rename_that_cannot_be_changes_nothing(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("v", VIEW))])
         await store.transact([CreateEntry(make_entry("t2"))])
         for change, message in [
@@ -197,7 +199,7 @@ class NamesContract(OpenedStores):
 
     # Drop and undrop
 
-    async def test_a_drop_without_keep_forgets(self, store: DrivenStore) -> None:
+    async def test_a_drop_without_keep_forgets(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         with pytest.raises(CommitConflict):
             await store.transact([DropEntry(TABLE, NS, "t", "file:///elsewhere")])
@@ -206,7 +208,7 @@ class NamesContract(OpenedStores):
         assert await store.dropped(None, None, 9) == []
 
     async def test_the_lease_of_rewrites_goes_with_the_last_name(
-        self, store: DrivenStore, clock: SimulatedClock
+        self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         entry, now_ms = make_entry("t"), clock.now_ms()
         name = f"{REWRITE}{entry.uuid}"
@@ -220,7 +222,7 @@ class NamesContract(OpenedStores):
         return DroppedEntry(dropped_id, make_entry("placeholder"), purge, 11, expires_ms, "ann")
 
     async def test_a_dropped_entry_is_kept_as_it_was_and_comes_back(
-        self, store: DrivenStore, clock: SimulatedClock
+        self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         entry = make_entry("t", version=7, previous_location="file:///p")
         until = clock.now_ms() + 1000
@@ -237,7 +239,7 @@ class NamesContract(OpenedStores):
             await store.transact([RestoreEntry("d1", NS, "t2")])
 
     async def test_a_restore_that_cannot_be_keeps_the_dropped_entry(
-        self, store: DrivenStore, clock: SimulatedClock
+        self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         keep = self._keep("d1", clock.now_ms() + 1000)
         await store.transact([CreateEntry(make_entry("t")), DropEntry(TABLE, NS, "t", keep=keep)])
@@ -252,7 +254,7 @@ class NamesContract(OpenedStores):
         assert restored.uuid == "uuid-of-t"
 
     async def test_an_expired_dropped_entry_is_only_there_to_be_purged(
-        self, store: DrivenStore, clock: SimulatedClock
+        self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         for number, after_ms in enumerate((300, 100, 200)):
             name = f"t{number}"

@@ -18,7 +18,7 @@ from seamark.metaserver.store.operations import (
     RenewPlanTable,
     RetirePlanTables,
 )
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry
 
@@ -54,17 +54,17 @@ def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) ->
     )
 
 
-async def shown(store: DrivenStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T") -> list[int]:
+async def shown(store: GeneratorStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T") -> list[int]:
     return [one.shown_id - 2**61 for one in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
 
 
-async def keep(store: DrivenStore, one: PlanTable) -> PlanTable:
+async def keep(store: GeneratorStore, one: PlanTable) -> PlanTable:
     (kept,) = await store.transact([KeepPlanTable(one)])
     assert isinstance(kept, PlanTable)
     return kept
 
 
-async def retire(store: DrivenStore, before_ms: int, limit: int = 100) -> int:
+async def retire(store: GeneratorStore, before_ms: int, limit: int = 100) -> int:
     (count,) = await store.transact([RetirePlanTables(before_ms, limit)])
     assert isinstance(count, int)
     return count
@@ -73,7 +73,7 @@ async def retire(store: DrivenStore, before_ms: int, limit: int = 100) -> int:
 class PlanTablesContract(OpenedStores):
     @pytest.mark.parametrize("considered_bytes", [None, 0, 2**50])
     async def test_a_plan_table_reads_back_as_it_was_kept(
-        self, store: DrivenStore, other: DrivenStore, considered_bytes: int | None
+        self, store: GeneratorStore, other: GeneratorStore, considered_bytes: int | None
     ) -> None:
         given = msgspec.structs.replace(plan("a"), considered_bytes=considered_bytes)
         assert await store.plan_table(NS, NAME) is None
@@ -82,7 +82,7 @@ class PlanTablesContract(OpenedStores):
         assert await other.plan_table(NS, NAME.upper()) is None
         assert await other.plan_table(("ns", "x"), NAME) is None
 
-    async def test_the_first_to_be_kept_has_the_name_for_as_long_as_either_asks(self, store: DrivenStore) -> None:
+    async def test_the_first_to_be_kept_has_the_name_for_as_long_as_either_asks(self, store: GeneratorStore) -> None:
         first = plan("a", expires_ms=100)
         await keep(store, first)
         assert await keep(store, plan("b", expires_ms=50)) == first
@@ -92,7 +92,7 @@ class PlanTablesContract(OpenedStores):
         assert await keep(store, elsewhere) == elsewhere
 
     async def test_of_many_that_keep_one_name_all_hear_of_the_same(
-        self, store: DrivenStore, other: DrivenStore
+        self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         for step in range(10):
             name = f"t~plan~{step:032x}"
@@ -102,7 +102,7 @@ class PlanTablesContract(OpenedStores):
             assert len({one.id for one in kept}) == 1
             assert await store.plan_table(NS, name) == kept[0]
 
-    async def test_a_lease_is_made_longer_and_never_shorter(self, store: DrivenStore) -> None:
+    async def test_a_lease_is_made_longer_and_never_shorter(self, store: GeneratorStore) -> None:
         await keep(store, plan("a", expires_ms=100))
         for until_ms, left_ms in ((90, 100), (110, 110), (100, 110)):
             assert await store.transact([RenewPlanTable("a", until_ms)]) == [True]
@@ -111,7 +111,7 @@ class PlanTablesContract(OpenedStores):
             assert found.expires_ms == left_ms
         assert await store.transact([RenewPlanTable("nobody", 500)]) == [False]
 
-    async def test_those_whose_lease_ended_lose_their_names_the_oldest_first(self, store: DrivenStore) -> None:
+    async def test_those_whose_lease_ended_lose_their_names_the_oldest_first(self, store: GeneratorStore) -> None:
         for number in range(5):
             await keep(store, plan(f"p{number}", f"t~plan~{number:032x}", expires_ms=100 - number))
         assert await retire(store, 96) == 0
@@ -128,7 +128,7 @@ class PlanTablesContract(OpenedStores):
         assert retired[0] == msgspec.structs.replace(plan("p1", None), expires_ms=99)
         assert [one.id for one in await store.plan_tables_retired("p3", 3)] == ["p4"]
 
-    async def test_a_retired_plan_is_neither_renewed_nor_in_the_way_of_another(self, store: DrivenStore) -> None:
+    async def test_a_retired_plan_is_neither_renewed_nor_in_the_way_of_another(self, store: GeneratorStore) -> None:
         await keep(store, plan("a"))
         await retire(store, 1000)
         assert await store.transact([RenewPlanTable("a", 5000)]) == [False]
@@ -136,7 +136,7 @@ class PlanTablesContract(OpenedStores):
         assert await retire(store, 1000) == 1
         assert [one.id for one in await store.plan_tables_retired(None, 10)] == ["a", "b"]
 
-    async def test_only_a_retired_plan_is_forgotten(self, store: DrivenStore) -> None:
+    async def test_only_a_retired_plan_is_forgotten(self, store: GeneratorStore) -> None:
         await keep(store, plan("a"))
         await store.transact([ForgetPlanTable("a")])
         assert await store.plan_table(NS, NAME) == plan("a")
@@ -145,7 +145,9 @@ class PlanTablesContract(OpenedStores):
         assert await store.plan_tables_retired(None, 10) == []
         assert await store.plan_table(NS, NAME) is None
 
-    async def test_a_plan_is_renewed_or_retired_and_never_both(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_a_plan_is_renewed_or_retired_and_never_both(
+        self, store: GeneratorStore, other: GeneratorStore
+    ) -> None:
         for step in range(10):
             name = f"t~plan~{step:032x}"
             await keep(store, plan(f"p{step}", name, expires_ms=100))
@@ -156,7 +158,7 @@ class PlanTablesContract(OpenedStores):
             assert (await store.plan_table(NS, name) is not None) == renewed
 
     async def test_plans_stay_until_their_files_are_gone_whatever_becomes_of_their_table(
-        self, store: DrivenStore
+        self, store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("T"))])
         await keep(store, plan("a"))
@@ -165,7 +167,7 @@ class PlanTablesContract(OpenedStores):
         assert [one.id for one in await store.plan_tables_retired(None, 10)] == ["a"]
 
     async def test_plan_snapshots_are_shown_to_their_audience_until_their_leases_end(
-        self, store: DrivenStore, other: DrivenStore
+        self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         for number in (2, 1, 3):
             given = snapshot_plan(number, expires_ms=100 * number)
@@ -183,7 +185,7 @@ class PlanTablesContract(OpenedStores):
         assert [one.shown_id - 2**61 for one in latest] == [2, 3]
 
     async def test_leases_of_plan_snapshots_are_renewed_or_withdrawn_by_their_audience_alone(
-        self, store: DrivenStore
+        self, store: GeneratorStore
     ) -> None:
         for number in (1, 2):
             await keep(store, snapshot_plan(number))
@@ -207,7 +209,7 @@ class PlanTablesContract(OpenedStores):
         await retire(store, 1000)
         assert await lease((1, 2), 5000) == 0
 
-    async def test_a_dropped_plan_snapshot_is_retired_whoever_made_it(self, store: DrivenStore) -> None:
+    async def test_a_dropped_plan_snapshot_is_retired_whoever_made_it(self, store: GeneratorStore) -> None:
         for audience in ("a", "b"):
             for number in (1, 2):
                 await keep(store, snapshot_plan(number, audience))

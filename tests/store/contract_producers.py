@@ -17,7 +17,7 @@ from seamark.metaserver.store.operations import (
     RenameEntry,
     RestoreEntry,
 )
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, make_swap, outcome
 
@@ -32,18 +32,20 @@ def advance(
 
 class ProducersContract(OpenedStores):
     @pytest.fixture
-    async def produced(self, store: DrivenStore) -> DrivenStore:
+    async def produced(self, store: GeneratorStore) -> GeneratorStore:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         return store
 
-    async def test_a_producer_reads_back_as_it_was_advanced(self, produced: DrivenStore, other: DrivenStore) -> None:
+    async def test_a_producer_reads_back_as_it_was_advanced(
+        self, produced: GeneratorStore, other: GeneratorStore
+    ) -> None:
         assert await produced.producer(UUID, "p") is None
         await produced.transact([advance(-3, 2**62, now_ms=1)])
         assert await other.producer(UUID, "p") == ProducerState(-3, 2**62, 1)
         await produced.transact([advance(2**63 - 1, None, now_ms=2)])
         assert await other.producer(UUID, "p") == ProducerState(2**63 - 1, None, 2)
 
-    async def test_only_a_higher_sequence_advances_a_producer(self, produced: DrivenStore) -> None:
+    async def test_only_a_higher_sequence_advances_a_producer(self, produced: GeneratorStore) -> None:
         await produced.transact([advance(5, 50)])
         for sequence in (5, 4, -1):
             with pytest.raises(CommitConflict, match=f"producer p has already committed sequence {sequence}"):
@@ -52,13 +54,15 @@ class ProducersContract(OpenedStores):
         await produced.transact([advance(9, 90)])
         assert await produced.producer(UUID, "p") == ProducerState(9, 90, 9)
 
-    async def test_producers_and_tables_count_apart(self, produced: DrivenStore) -> None:
+    async def test_producers_and_tables_count_apart(self, produced: GeneratorStore) -> None:
         await produced.transact([advance(5, 1), advance(3, 2, producer="P"), advance(1, 3, uuid="uuid-of-u")])
         assert await produced.producer(UUID, "P") == ProducerState(3, 2, 9)
         assert await produced.producer("uuid-of-u", "p") == ProducerState(1, 3, 9)
         assert await produced.producer("uuid-of-u", "P") is None
 
-    async def test_a_sequence_that_was_committed_undoes_the_pointer_swap_beside_it(self, produced: DrivenStore) -> None:
+    async def test_a_sequence_that_was_committed_undoes_the_pointer_swap_beside_it(
+        self, produced: GeneratorStore
+    ) -> None:
         swap = make_swap("t", "file:///w/t/0.json", "file:///w/t/1.json")
         await produced.transact([swap, advance(1, 10)])
         again = make_swap("t", "file:///w/t/1.json", "file:///w/t/2.json")
@@ -72,7 +76,9 @@ class ProducersContract(OpenedStores):
             await produced.transact([advance(2, 20), swap])
         assert await produced.producer(UUID, "p") == ProducerState(1, 10, 9)
 
-    async def test_of_two_that_commit_one_sequence_one_wins(self, produced: DrivenStore, other: DrivenStore) -> None:
+    async def test_of_two_that_commit_one_sequence_one_wins(
+        self, produced: GeneratorStore, other: GeneratorStore
+    ) -> None:
         for sequence in range(10):
             results = await asyncio.gather(
                 outcome(produced.transact([advance(sequence, 1)])), outcome(other.transact([advance(sequence, 2)]))
@@ -83,7 +89,7 @@ class ProducersContract(OpenedStores):
             assert (state.sequence, state.snapshot_id) == (sequence, 1 if results[0] == "won" else 2)
 
     async def test_a_table_without_a_live_name_has_no_producers_that_advance(
-        self, produced: DrivenStore, clock: SimulatedClock
+        self, produced: GeneratorStore, clock: SimulatedClock
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
             await produced.transact([advance(1, uuid="nobody")])
@@ -92,7 +98,7 @@ class ProducersContract(OpenedStores):
             await produced.transact([advance(1)])
 
     async def test_producers_stay_until_the_table_has_no_name(
-        self, produced: DrivenStore, clock: SimulatedClock
+        self, produced: GeneratorStore, clock: SimulatedClock
     ) -> None:
         await produced.transact([advance(4, 40), advance(1, 2, uuid="uuid-of-u")])
         there = ProducerState(4, 40, 9)
@@ -111,7 +117,7 @@ class ProducersContract(OpenedStores):
         assert await produced.producer("uuid-of-u", "p") is None
 
     async def test_a_drop_and_a_commit_leave_no_producer_without_a_table(
-        self, produced: DrivenStore, other: DrivenStore
+        self, produced: GeneratorStore, other: GeneratorStore
     ) -> None:
         for step in range(10):
             name = f"n{step}"

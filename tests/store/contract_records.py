@@ -27,7 +27,7 @@ from seamark.metaserver.store.operations import (
     TakeLease,
 )
 from seamark.metaserver.store.port import IdempotencyTaken
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import (
     NS,
@@ -43,7 +43,7 @@ class RecordsContract(OpenedStores):
     # Idempotency
 
     async def test_the_first_answer_to_a_key_is_kept_and_the_second_undone(
-        self, store: DrivenStore, clock: SimulatedClock
+        self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         record = make_idempotency("k", clock.now_ms() + 100)
         await store.transact([SaveIdempotency(record)])
@@ -56,7 +56,7 @@ class RecordsContract(OpenedStores):
         assert await store.idempotency("k", clock.now_ms()) == record
         assert await store.idempotency("other", clock.now_ms()) is None
 
-    async def test_an_expired_key_is_free_again(self, store: DrivenStore, clock: SimulatedClock) -> None:
+    async def test_an_expired_key_is_free_again(self, store: GeneratorStore, clock: SimulatedClock) -> None:
         await store.transact([SaveIdempotency(make_idempotency("k", clock.now_ms() + 100))])
         clock.advance(100)
         assert await store.idempotency("k", clock.now_ms()) is None
@@ -65,7 +65,7 @@ class RecordsContract(OpenedStores):
         assert await store.idempotency("k", clock.now_ms()) == second
 
     async def test_of_requests_with_one_key_at_once_one_is_recorded(
-        self, store: DrivenStore, other: DrivenStore, clock: SimulatedClock
+        self, store: GeneratorStore, other: GeneratorStore, clock: SimulatedClock
     ) -> None:
         async def attempt(number: int) -> bool:
             record = make_idempotency("k", clock.now_ms() + 100, status=200 + number)
@@ -85,7 +85,7 @@ class RecordsContract(OpenedStores):
 
     # Metrics, audit, tokens, grants, cursors, leases, secrets
 
-    async def test_metrics_reports_are_kept_and_listed(self, store: DrivenStore) -> None:
+    async def test_metrics_reports_are_kept_and_listed(self, store: GeneratorStore) -> None:
         reports = [
             MetricsReport(f"m{n}", ("x", "y")[n % 2], NS, "t", "scan-report", n or None, n, "ann", {"n": n, "e": {}})
             for n in range(6)
@@ -96,7 +96,7 @@ class RecordsContract(OpenedStores):
         assert await store.metrics_reports("x", None, 99) == reports[::2]
         assert await store.metrics_reports("x", "m0", 1) == [reports[2]]
 
-    async def test_audit_records_are_kept_in_batches_of_any_size(self, store: DrivenStore) -> None:
+    async def test_audit_records_are_kept_in_batches_of_any_size(self, store: GeneratorStore) -> None:
         records = tuple(
             AuditRecord(f"a{n:03}", n, "ann", "commitTable", "ns.t", "allowed", 200, f"r{n}", "127.0.0.1")
             for n in range(150)
@@ -106,7 +106,9 @@ class RecordsContract(OpenedStores):
         assert await store.audit(None, 999) == list(records)
         assert await store.audit("a100", 2) == list(records[101:103])
 
-    async def test_what_is_too_old_is_pruned_within_the_limit(self, store: DrivenStore, clock: SimulatedClock) -> None:
+    async def test_what_is_too_old_is_pruned_within_the_limit(
+        self, store: GeneratorStore, clock: SimulatedClock
+    ) -> None:
         now = clock.now_ms()
         await store.transact([SaveIdempotency(make_idempotency(f"k{n}", now - 2 + n)) for n in range(5)])
         await store.transact([SaveAudit((AuditRecord("a1", 5, *("x",) * 4, 200, "r"),))])
@@ -119,7 +121,7 @@ class RecordsContract(OpenedStores):
         assert await store.metrics_reports(None, None, 9) == []
 
     async def test_a_token_holds_its_name_until_it_is_revoked_or_expires(
-        self, store: DrivenStore, clock: SimulatedClock
+        self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         now = clock.now_ms()
         first = Token("1", "ann", "digest1", now, None)
@@ -143,7 +145,7 @@ class RecordsContract(OpenedStores):
         await store.transact([SaveToken(Token("4", "ann", "digest4", now))])
         assert ids(await store.tokens()) == ["1", "3", "4"]
 
-    async def test_grants_are_saved_once_and_removed(self, store: DrivenStore) -> None:
+    async def test_grants_are_saved_once_and_removed(self, store: GeneratorStore) -> None:
         whole, part = Grant("ann", "admin"), Grant("ann", "reader", ("a", "b"))
         await store.transact([SaveGrant(whole), SaveGrant(part), SaveGrant(part), SaveGrant(Grant("bob", "reader"))])
         assert await store.grants("ann") == [whole, part]
@@ -153,7 +155,9 @@ class RecordsContract(OpenedStores):
         with pytest.raises(NotFound, match=r"reader for ann on a\.b"):
             await store.transact([RemoveGrant(part)])
 
-    async def test_a_cursor_moves_only_from_where_it_was_read(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_a_cursor_moves_only_from_where_it_was_read(
+        self, store: GeneratorStore, other: GeneratorStore
+    ) -> None:
         assert await store.cursor("hook") is None
         with pytest.raises(CommitConflict):
             await store.transact([SaveCursor("hook", "5", "6")])
@@ -166,7 +170,9 @@ class RecordsContract(OpenedStores):
         assert sorted(outcomes) == ["commit_conflict", "won"]
         assert await store.cursor("hook") == f"6{outcomes.index('won')}"
 
-    async def test_a_lease_has_one_holder_and_a_rising_fence(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_a_lease_has_one_holder_and_a_rising_fence(
+        self, store: GeneratorStore, other: GeneratorStore
+    ) -> None:
         assert await store.transact([TakeLease("l", "a", now_ms=0, until_ms=10)]) == [1]
         assert await store.transact([TakeLease("l", "a", now_ms=5, until_ms=15)]) == [1]
         with pytest.raises(CommitConflict):
@@ -181,7 +187,7 @@ class RecordsContract(OpenedStores):
             with pytest.raises(CommitConflict):
                 await other.transact([CheckFence(name, fence)])
 
-    async def test_all_replicas_get_the_first_secret(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_all_replicas_get_the_first_secret(self, store: GeneratorStore, other: GeneratorStore) -> None:
         got = await asyncio.gather(
             *((store, other)[n % 2].swap_secret("signing", None, bytes([n, 0, 255])) for n in range(8)),
         )
@@ -191,7 +197,7 @@ class RecordsContract(OpenedStores):
         assert await store.secret("another") is None
 
     async def test_a_secret_is_replaced_only_by_who_knows_what_it_was(
-        self, store: DrivenStore, other: DrivenStore
+        self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         await store.swap_secret("signing", None, b"first")
         assert await other.swap_secret("signing", b"first", b"second") == b"second"

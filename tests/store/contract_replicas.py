@@ -7,7 +7,7 @@ import asyncio
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.operations import RemoveReplica, RenewReplica
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 
 LONG_MS = 600_000
@@ -19,7 +19,7 @@ def replica(address: str, **fields: int | str) -> Replica:
 
 class ReplicasContract(OpenedStores):
     async def test_every_replica_sees_the_others_while_their_leases_last(
-        self, store: DrivenStore, other: DrivenStore
+        self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         assert await store.replicas() == []
         (alone,) = await store.transact([RenewReplica(replica("10.0.0.2:1", weight=3), LONG_MS)])
@@ -33,7 +33,7 @@ class ReplicasContract(OpenedStores):
         assert all(0 < one.expires_in_ms <= LONG_MS for one in both)
 
     async def test_a_lease_ends_by_the_clock_of_the_database(
-        self, store: DrivenStore, other: DrivenStore, clock: SimulatedClock
+        self, store: GeneratorStore, other: GeneratorStore, clock: SimulatedClock
     ) -> None:
         await store.transact([RenewReplica(replica("a:1"), 1), RenewReplica(replica("b:1"), LONG_MS)])
         clock.advance(10 * LONG_MS)  # the clock of the server has no effect
@@ -43,7 +43,7 @@ class ReplicasContract(OpenedStores):
         (again,) = await store.transact([RenewReplica(replica("a:1", version="2.0"), LONG_MS)])
         assert [(one.address, one.version) for one in again] == [("a:1", "2.0"), ("b:1", "1.0")]
 
-    async def test_a_replica_that_leaves_is_gone_at_once(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_a_replica_that_leaves_is_gone_at_once(self, store: GeneratorStore, other: GeneratorStore) -> None:
         await store.transact([RenewReplica(replica("a:1"), LONG_MS), RenewReplica(replica("b:1"), LONG_MS)])
         await other.transact([RemoveReplica("a:1"), RemoveReplica("nobody:1")])
         assert [one.address for one in await store.replicas()] == ["b:1"]

@@ -14,7 +14,7 @@ from seamark.metaserver.errors import (
 from seamark.metaserver.store.model import Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, MoveInstant, RecordInstant
 from seamark.metaserver.store.port import InstantFilter
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import (
     NS,
@@ -27,7 +27,7 @@ from tests.store.samples import (
 class TimelineContract(OpenedStores):
     # Timeline
 
-    async def test_an_instant_reads_back_as_it_was_written(self, store: DrivenStore) -> None:
+    async def test_an_instant_reads_back_as_it_was_written(self, store: GeneratorStore) -> None:
         instant = make_instant(
             "i1",
             who="ann",
@@ -46,7 +46,7 @@ class TimelineContract(OpenedStores):
         with pytest.raises(AlreadyExists, match="i1"):
             await store.transact([RecordInstant(instant)])
 
-    async def test_the_timeline_reads_on_from_any_position_in_both_directions(self, store: DrivenStore) -> None:
+    async def test_the_timeline_reads_on_from_any_position_in_both_directions(self, store: GeneratorStore) -> None:
         for number in range(10):
             await store.transact([RecordInstant(make_instant(f"i{9 - number}"))])
         every = await store.instants(InstantFilter(), 99)
@@ -60,7 +60,7 @@ class TimelineContract(OpenedStores):
                 seen += page
             assert seen == (every[::-1] if newest_first else every)
 
-    async def test_every_condition_of_a_filter_holds(self, store: DrivenStore) -> None:
+    async def test_every_condition_of_a_filter_holds(self, store: GeneratorStore) -> None:
         await store.transact(
             [
                 RecordInstant(make_instant("a")),
@@ -82,7 +82,7 @@ class TimelineContract(OpenedStores):
         ]:
             assert ids(await store.instants(where, 9)) == expected, where
 
-    async def test_an_instant_moves_only_from_the_expected_state_and_is_seen_anew(self, store: DrivenStore) -> None:
+    async def test_an_instant_moves_only_from_the_expected_state_and_is_seen_anew(self, store: GeneratorStore) -> None:
         requested, inflight, done = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED
         await store.transact([RecordInstant(make_instant("p", state=requested, completed_ms=None))])
         await store.transact([RecordInstant(make_instant("q"))])
@@ -99,7 +99,7 @@ class TimelineContract(OpenedStores):
         with pytest.raises(NotFound):
             await store.transact([MoveInstant("nobody", requested, inflight, 1)])
 
-    async def test_the_newest_completed_instant_answers_for_a_fingerprint(self, store: DrivenStore) -> None:
+    async def test_the_newest_completed_instant_answers_for_a_fingerprint(self, store: GeneratorStore) -> None:
         undone = InstantState.ROLLED_BACK
         for name, state in [("a", InstantState.COMPLETED), ("b", InstantState.COMPLETED), ("c", undone)]:
             await store.transact([RecordInstant(make_instant(name, fingerprint="f", state=state))])
@@ -107,7 +107,7 @@ class TimelineContract(OpenedStores):
         assert found is not None
         assert found.id == "b"
 
-    async def test_archived_instants_are_still_read_in_order(self, store: DrivenStore) -> None:
+    async def test_archived_instants_are_still_read_in_order(self, store: GeneratorStore) -> None:
         for number in range(12):
             uuid = ("x", "y")[number % 2]
             await store.transact([RecordInstant(make_instant(f"i{number:02}", uuid=uuid, fingerprint=f"f{number}"))])
@@ -128,7 +128,7 @@ class TimelineContract(OpenedStores):
         await store.transact([RecordInstant(make_instant("later"))])
         assert ids(await store.instants(InstantFilter(since=every[-1].position), 9)) == ["later"]
 
-    async def test_two_replicas_archive_each_instant_once(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_two_replicas_archive_each_instant_once(self, store: GeneratorStore, other: GeneratorStore) -> None:
         for number in range(30):
             await store.transact([RecordInstant(make_instant(f"i{number:02}"))])
         every = await store.instants(InstantFilter(), 99)
@@ -139,7 +139,7 @@ class TimelineContract(OpenedStores):
         assert len(await other.instants(InstantFilter(archived=False), 99)) == 5
 
     async def test_a_reader_of_the_timeline_misses_nothing_while_many_write(
-        self, store: DrivenStore, other: DrivenStore
+        self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         async def write(worker: int) -> None:
             for step in range(15):

@@ -18,7 +18,7 @@ from seamark.metaserver.store.operations import (
     SaveAudit,
     TakeLease,
 )
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import (
     NS,
@@ -34,7 +34,7 @@ from tests.store.samples import (
 class TransactionsContract(OpenedStores):
     # Transactions
 
-    async def test_a_failing_operation_undoes_those_before_it(self, store: DrivenStore) -> None:
+    async def test_a_failing_operation_undoes_those_before_it(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         first = make_entry("t").metadata_location
         with pytest.raises(NoSuchTable):
@@ -50,12 +50,12 @@ class TransactionsContract(OpenedStores):
         assert await store.entry(TABLE, NS, "t") == make_entry("t")
         assert await store.instant("i1") is None
 
-    async def test_each_operation_has_its_result_in_order(self, store: DrivenStore) -> None:
+    async def test_each_operation_has_its_result_in_order(self, store: GeneratorStore) -> None:
         results = await store.transact([CreateEntry(make_entry("t")), TakeLease("l", "me", 0, 10), SaveAudit(())])
         assert results == [None, 1, None]
         assert await store.transact([]) == []
 
-    async def test_another_store_sees_a_commit_at_once(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_another_store_sees_a_commit_at_once(self, store: GeneratorStore, other: GeneratorStore) -> None:
         location = make_entry("t").metadata_location
         await store.transact([CreateEntry(make_entry("t"))])
         for step in range(50):
@@ -67,7 +67,9 @@ class TransactionsContract(OpenedStores):
             assert seen.metadata_location == location
             assert [entry.metadata_location for entry in await reader.entries(TABLE, NS, None, 9)] == [location]
 
-    async def test_fifty_creates_of_one_name_have_one_winner(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_fifty_creates_of_one_name_have_one_winner(
+        self, store: GeneratorStore, other: GeneratorStore
+    ) -> None:
         outcomes = await asyncio.gather(
             *(
                 outcome((store, other)[n % 2].transact([CreateEntry(make_entry("t", (TABLE, VIEW)[n % 3 % 2]))]))
@@ -76,7 +78,9 @@ class TransactionsContract(OpenedStores):
         )
         assert sorted(outcomes) == ["already_exists"] * 49 + ["won"]
 
-    async def test_twenty_swaps_from_one_location_have_one_winner(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_twenty_swaps_from_one_location_have_one_winner(
+        self, store: GeneratorStore, other: GeneratorStore
+    ) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         first = make_entry("t").metadata_location
         outcomes = await asyncio.gather(
@@ -95,7 +99,9 @@ class TransactionsContract(OpenedStores):
         assert after.version == 2
         assert [n for n in range(20) if await store.instant(f"i{n}")] == [outcomes.index("won")]
 
-    async def test_a_namespace_is_dropped_or_filled_never_both(self, store: DrivenStore, other: DrivenStore) -> None:
+    async def test_a_namespace_is_dropped_or_filled_never_both(
+        self, store: GeneratorStore, other: GeneratorStore
+    ) -> None:
         for step in range(20):
             path = (f"race{step}",)
             await store.transact([CreateNamespace(path, {})])
@@ -107,7 +113,7 @@ class TransactionsContract(OpenedStores):
             await store.check_invariants()
 
     async def test_swaps_of_two_tables_in_opposite_order_never_deadlock_for_good(
-        self, store: DrivenStore, other: DrivenStore
+        self, store: GeneratorStore, other: GeneratorStore
     ) -> None:
         locations = {}
         for name in ("t", "u"):
@@ -128,10 +134,10 @@ class TransactionsContract(OpenedStores):
 
     # Odds
 
-    async def test_ping_answers(self, store: DrivenStore) -> None:
+    async def test_ping_answers(self, store: GeneratorStore) -> None:
         await store.ping()
 
-    async def test_a_value_that_does_not_fit_is_the_clients_to_mend(self, store: DrivenStore) -> None:
+    async def test_a_value_that_does_not_fit_is_the_clients_to_mend(self, store: GeneratorStore) -> None:
         for bad in (
             CreateEntry(make_entry("t", version=2**63)),
             RecordInstant(make_instant("i", snapshot_id=-(2**63) - 1)),
@@ -145,7 +151,7 @@ class TransactionsContract(OpenedStores):
             await store.entries(TABLE, NS, "t\ud800", 10)
         await store.transact([CreateEntry(make_entry("t"))])
 
-    async def test_names_are_data_and_never_sql(self, store: DrivenStore) -> None:
+    async def test_names_are_data_and_never_sql(self, store: GeneratorStore) -> None:
         names = ["'; DROP TABLE entries; --", '"', "$1", "?1", "{visible}", "%", "\\", "\\x00"]
         for name in names:
             await store.transact([CreateEntry(make_entry(name))])

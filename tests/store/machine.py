@@ -16,7 +16,7 @@ from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, InstantState
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import InstantFilter
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.model import Model
 from tests.store.samples import make_instant
 
@@ -42,7 +42,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.stack = AsyncExitStack()
         self.count = 0
-        self.store: DrivenStore
+        self.store: GeneratorStore
 
     def run(self, awaitable: Any) -> Any:
         async def main() -> Any:
@@ -53,7 +53,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         opened = self.run(self.stack.enter_async_context(open_store(self.fresh_url(), clock=self.clock)))
-        assert isinstance(opened, DrivenStore)
+        assert isinstance(opened, GeneratorStore)
         self.store = opened
 
     def teardown(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.samples import (
     NS,
 )
@@ -25,15 +25,15 @@ class OpenedStores:
         return SimulatedClock(seed=1)
 
     @pytest.fixture
-    async def store(self, url: str, clock: SimulatedClock) -> AsyncIterator[DrivenStore]:
+    async def store(self, url: str, clock: SimulatedClock) -> AsyncIterator[GeneratorStore]:
         async with open_store(url, clock=clock) as store:
-            assert isinstance(store, DrivenStore)
+            assert isinstance(store, GeneratorStore)
             await store.transact([CreateNamespace(NS, {})])
             yield store
             await store.check_invariants()
 
     @pytest.fixture
-    async def other(self, url: str, clock: SimulatedClock, store: DrivenStore) -> AsyncIterator[DrivenStore]:
+    async def other(self, url: str, clock: SimulatedClock, store: GeneratorStore) -> AsyncIterator[GeneratorStore]:
         async with open_store(url, clock=clock) as other:
-            assert isinstance(other, DrivenStore)
+            assert isinstance(other, GeneratorStore)
             yield other

@@ -18,7 +18,7 @@ from seamark.metaserver.errors import CommitUnknown, ConfigError, RetryLater
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, Operation, RecordInstant
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.store.sql import dispatch as operations
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.postgres import open_postgres
 from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES
 from tests.services.postgres import postgres_server
@@ -37,9 +37,9 @@ class TestPostgres(PointerStoreContract):
 
 
 @pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[DrivenStore]:
+async def store(postgres_url: str) -> AsyncIterator[GeneratorStore]:
     async with open_postgres(postgres_url, clock=CLOCK) as store:
-        assert isinstance(store, DrivenStore)
+        assert isinstance(store, GeneratorStore)
         await store.transact([CreateNamespace(NS, {})])
         yield store
         await store.check_invariants()
@@ -71,7 +71,7 @@ async def _drive(connection: Any, *changes: Operation) -> None:
 
 @pytest.mark.parametrize("recorded_first", [True, False])
 async def test_a_slow_transaction_is_never_missed_by_a_reader_who_goes_on(
-    store: DrivenStore, postgres_url: str, recorded_first: bool
+    store: GeneratorStore, postgres_url: str, recorded_first: bool
 ) -> None:
     async with _raw(postgres_url) as slow:
         await slow.execute("BEGIN")
@@ -90,7 +90,7 @@ async def test_a_slow_transaction_is_never_missed_by_a_reader_who_goes_on(
         assert (await store.instant("quick")) in seen
 
 
-async def test_the_timeline_does_not_wait_for_strangers(store: DrivenStore, postgres_url: str) -> None:
+async def test_the_timeline_does_not_wait_for_strangers(store: GeneratorStore, postgres_url: str) -> None:
     async with _raw(postgres_url) as stranger:
         await stranger.execute("SET application_name = 'vacuum of somebody'")
         await stranger.execute("CREATE TABLE unrelated (x int)")
@@ -101,7 +101,7 @@ async def test_the_timeline_does_not_wait_for_strangers(store: DrivenStore, post
         await stranger.execute("ROLLBACK")
 
 
-async def test_the_watermark_sees_sessions_of_another_role(store: DrivenStore, postgres_url: str) -> None:
+async def test_the_watermark_sees_sessions_of_another_role(store: GeneratorStore, postgres_url: str) -> None:
     role = f"replica_{os.getpid()}"
     async with _raw(postgres_url) as admin:
         await admin.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
@@ -195,7 +195,7 @@ async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> As
 
 @pytest.mark.parametrize("arrived", [True, False])
 async def test_a_connection_lost_while_committing_leaves_the_outcome_unknown_until_read_back(
-    store: DrivenStore, postgres_url: str, arrived: bool
+    store: GeneratorStore, postgres_url: str, arrived: bool
 ) -> None:
     # Opening does not set off the cut: asyncpg's own `transaction()` ends with "COMMIT;", the store's with "COMMIT".
     async with (
@@ -212,7 +212,7 @@ async def test_a_connection_lost_while_committing_leaves_the_outcome_unknown_unt
 
 
 async def test_a_connection_lost_before_the_commit_is_replaced_without_a_word(
-    store: DrivenStore, postgres_url: str
+    store: GeneratorStore, postgres_url: str
 ) -> None:
     async with (
         _cutting_proxy(postgres_url, b"INTO instants ", forward=True, times=2) as (url, cuts),
@@ -223,7 +223,7 @@ async def test_a_connection_lost_before_the_commit_is_replaced_without_a_word(
     assert ids(await store.instants(InstantFilter(), 9)) == ["i"]
 
 
-async def test_a_read_whose_connection_is_lost_is_asked_again(store: DrivenStore, postgres_url: str) -> None:
+async def test_a_read_whose_connection_is_lost_is_asked_again(store: GeneratorStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     async with (
         _cutting_proxy(postgres_url, b"FROM entries", forward=False, times=1) as (url, cuts),
@@ -251,7 +251,7 @@ async def test_a_server_that_went_away_is_found_again_when_it_is_back() -> None:
 # Bounds
 
 
-async def test_a_lock_held_by_another_is_not_waited_for_without_end(store: DrivenStore, postgres_url: str) -> None:
+async def test_a_lock_held_by_another_is_not_waited_for_without_end(store: GeneratorStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
     async with _raw(postgres_url) as holder, open_postgres(postgres_url, clock=CLOCK, timeout_s=2) as hurried:
@@ -262,7 +262,9 @@ async def test_a_lock_held_by_another_is_not_waited_for_without_end(store: Drive
         await hurried.transact([make_swap("t", location, "file:///1")])
 
 
-async def test_when_all_connections_are_busy_the_rest_are_told_to_retry(store: DrivenStore, postgres_url: str) -> None:
+async def test_when_all_connections_are_busy_the_rest_are_told_to_retry(
+    store: GeneratorStore, postgres_url: str
+) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     swap = make_swap("t", make_entry("t").metadata_location, "file:///1")
     async with (
@@ -288,7 +290,7 @@ async def test_when_all_connections_are_busy_the_rest_are_told_to_retry(store: D
 
 
 async def test_a_cancelled_transaction_leaves_no_trace_and_its_connection_behind_clean(
-    store: DrivenStore, postgres_url: str
+    store: GeneratorStore, postgres_url: str
 ) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     location = make_entry("t").metadata_location
@@ -307,7 +309,7 @@ async def test_a_cancelled_transaction_leaves_no_trace_and_its_connection_behind
         await small.transact([make_swap("t", location, "file:///2")])
 
 
-async def test_fifty_openings_leak_no_connection_and_no_task(store: DrivenStore, postgres_url: str) -> None:
+async def test_fifty_openings_leak_no_connection_and_no_task(store: GeneratorStore, postgres_url: str) -> None:
     async def cycle() -> None:
         async with open_postgres(postgres_url, clock=CLOCK, pool_min=2) as opened:
             await opened.ping()

@@ -20,7 +20,7 @@ from seamark.metaserver.errors import BadRequest, ConfigError, Corrupt, RetryLat
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RecordInstant
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.store.sql import migrations, sqlite
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.sqlite import open_sqlite
 from tests.seeds import first_seed
 from tests.store.contract import PointerStoreContract
@@ -114,7 +114,7 @@ async def test_a_database_that_cannot_even_roll_back_fails_each_and_ends_nothing
         def execute(self, sql: str, *params: object) -> None:
             raise sqlite3.OperationalError("injected: disk I/O error")
 
-    job = sqlite._Job(lambda: iter(()), asyncio.get_running_loop().create_future())  # type: ignore[arg-type, return-value]
+    job = sqlite._QueuedTransaction(lambda: iter(()), asyncio.get_running_loop().create_future())  # type: ignore[arg-type, return-value]
     sqlite._commit_group(Broken(), [job])  # type: ignore[arg-type]
     assert isinstance(job.error, StorageError)
 
@@ -268,7 +268,7 @@ async def test_a_row_that_does_not_read_back_is_said_to_be_corrupt(path: Path, c
 
 async def test_broken_invariants_are_found(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock) as store:
-        assert isinstance(store, DrivenStore)
+        assert isinstance(store, GeneratorStore)
         await store.transact([CreateNamespace(NS, {}), CreateEntry(make_entry("t"))])
         await store.check_invariants()
         connection = sqlite3.connect(path, isolation_level=None)
@@ -339,7 +339,7 @@ async def test_what_was_acknowledged_survives_kill_9_and_nothing_is_half_there(p
             rest = process.stdout.read()
             acknowledged.update(rest[: rest.rfind("\n") + 1].split())
         async with open_sqlite(path, clock=SystemClock()) as store:
-            assert isinstance(store, DrivenStore)
+            assert isinstance(store, GeneratorStore)
             await store.check_invariants()
             recorded = {instant.id for instant in await store.instants(InstantFilter(), 1_000_000)}
             assert acknowledged <= recorded

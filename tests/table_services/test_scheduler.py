@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.iceberg.metadata.compaction import AGAIN
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.server import new_holder
 from seamark.metaserver.services import jobs, scheduler, watch
@@ -24,6 +23,7 @@ from seamark.metaserver.services.service import NEVER, Job, JobFailed, JobProgre
 from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.store.model import Entry
+from seamark.metaserver.wire import RECHECK_AFTER
 from tests.catalog.rig import SCHEMA
 from tests.server.rig import Running, running
 from tests.waits import until
@@ -40,7 +40,7 @@ class EveryTable:
             return None
         return Job(self.name, entry.namespace, entry.name, entry.uuid, pause_s=self.pause_s)
 
-    def again_s(self, metadata: TableMetadata) -> float:
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
         return NEVER
 
 
@@ -80,7 +80,7 @@ class Recorder:
             raise JobFailed("not now")
         if self.agains:
             self.agains -= 1
-            return {AGAIN: 0.01}
+            return {RECHECK_AFTER: 0.01}
         return {}
 
     async def close(self) -> None:
@@ -303,7 +303,7 @@ async def test_a_sweep_looks_again_only_at_tables_that_changed_or_wait_for_anoth
         await create(server, "z", "other")
         parts, clock = server.parts, SimulatedClock(1)
         read: list[str] = []
-        again_s = {"refused": 0.0, "late": 100.0}
+        recheck_after_s = {"refused": 0.0, "late": 100.0}
 
         async def load(location: str) -> TableMetadata:
             read.append(location)
@@ -317,7 +317,7 @@ async def test_a_sweep_looks_again_only_at_tables_that_changed_or_wait_for_anoth
 
             def look(entry: Entry, metadata: TableMetadata) -> float:
                 seen.add(entry.name)
-                return again_s.get(entry.name, NEVER)
+                return recheck_after_s.get(entry.name, NEVER)
 
             assert await tables.sweep(look) == len(read) == len(seen)
             return seen

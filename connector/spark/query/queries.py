@@ -29,7 +29,8 @@ from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark, run_in_thread
 from seamark.connector.plans.conditions import all_of, any_of, within_limit
 from seamark.connector.plans.joins import Dimension
-from seamark.connector.plans.plan_requests import PlanRequests, used_joins
+from seamark.connector.plans.plan_requests import PlanRequests
+from seamark.connector.plans.rewrites import BUDGET_S, KEPT_MAX, LEASE_S, RewrittenStatement, summary_of
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn, spark_kind
@@ -43,12 +44,9 @@ from seamark.connector.spark.query.name_positions import (
     replace_names,
 )
 from seamark.connector.spark.query.relations import Relation, Relations, TooLarge
+from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.wire import PLAN_MARK
 
-LEASE_S = 86_400
-KEPT_MAX = 0.95
-BUDGET_S = 10.0
-"""For all requests of one query."""
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
 """With these settings Iceberg reads another snapshot than the table's current one."""
@@ -56,14 +54,9 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RewrittenQuery:
-    """`statement` is None if the text has to run unchanged. `summary`: the result in one line."""
+class RewrittenQuery(RewrittenStatement):
+    """The text reads plan tables."""
 
-    statement: str | None
-    summary: str
-    files: int = 0
-    considered_files: int = 0
-    """Files of the tables that are replaced."""
     schemas: Mapping[Name, int] | None = None
     """The schema ids by which the text was analysed, by plan table."""
 
@@ -254,11 +247,12 @@ class _Query:
         schema, snapshot = self._catalyst.iceberg_schema(table), table.currentSnapshot()
         kinds = {str(one["name"]): spark_kind(one["type"]) for one in schema["fields"]}
         summary = {} if snapshot is None else snapshot.summary()
+        totals = {name: str(summary.get(name) or "") for name in ("total-files-size", "total-data-files")}
         known = KnownTable(
             "",
             None,
             None if snapshot is None else int(snapshot.snapshotId()),
-            *(_number(summary.get(key)) for key in ("total-files-size", "total-data-files")),
+            *(count_of(totals, name, 0) for name in totals),
         )
         # The server would read a name with a dot as a field of a struct.
         columns = {column: kind for column, kind in kinds.items() if kind is not None and "." not in column}
@@ -278,18 +272,18 @@ class _Query:
             own = {mark: scan for mark, scan in scans.items() if scan.catalog == catalog}
             places = {mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own.items()}
             known = {(scan.catalog, scan.schema, scan.table): self._tables[mark].known for mark, scan in own.items()}
-            limits = joining.find_dimensions(places, known)
-            made, reason = self._requested(catalog, list(places.values()), limits)
+            of_catalog = joining.find_dimensions(places, known)
+            made, reason = self._requested(catalog, list(places.values()), of_catalog)
             marks |= {place: mark for mark, place in places.items()}
             plans |= made
-            dimensions |= limits
+            dimensions |= of_catalog
             why = why or reason
         if not plans:
             raise UnsupportedQuery(why or "plans keep too many of the files")
         names = {marks[place]: (place.catalog, *place.table[:-1], str(plan.name)) for place, plan in plans.items()}
         return RewrittenQuery(
             replace_names(self._text, {found[mark]: name for mark, name in names.items()}),
-            _summary(plans, dimensions),
+            summary_of(plans, dimensions),
             sum(plan.files for plan in plans.values()),
             sum(plan.considered_files for plan in plans.values()),
             {name: self._tables[mark].schema_id for mark, name in names.items()},
@@ -312,19 +306,6 @@ class _Query:
         return run_in_thread(ask())
 
 
-def _summary(
-    plans: Mapping[joining.PlannedScan, PlanTableResponse],
-    dimensions: Mapping[joining.PlannedScan, tuple[Dimension, ...]],
-) -> str:
-    counts = [f"{'.'.join(place.table)}={plan.files}/{plan.considered_files}" for place, plan in plans.items()]
-    used = [
-        f"{'.'.join(place.table)}.{columns}:{keys}"
-        for place, plan in plans.items()
-        for columns, keys in used_joins(dimensions.get(place, ()), plan)
-    ]
-    return "; ".join(["rewritten", *counts, *([f"joins={','.join(used)}"] if used else [])])
-
-
 def _analyzed(frame: DataFrame) -> Node:
     return frame._jdf.queryExecution().analyzed()
 
@@ -332,10 +313,6 @@ def _analyzed(frame: DataFrame) -> Node:
 def _name(identifier: Any) -> Name:
     levels = identifier.namespace()
     return (*(str(levels[at]) for at in range(len(levels))), str(identifier.name()))
-
-
-def _number(text: Any) -> int:
-    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 20 else 0
 
 
 def _is_as_understood(frame: DataFrame, done: RewrittenQuery) -> bool:

@@ -40,7 +40,7 @@ from seamark.metaserver.iceberg.types.transforms import IDENTITY
 Resolve: TypeAlias = Callable[[exp.Column], Place | None]
 KindOf: TypeAlias = Callable[[Place], str | None]
 """The Iceberg type of a column with stored values; None if unknown."""
-_COMPARED: dict[type[exp.Expr], str] = {
+COMPARISONS: dict[type[exp.Expr], str] = {
     exp.EQ: "=",
     exp.NEQ: "<>",
     exp.LT: "<",
@@ -158,8 +158,8 @@ class _Reading:
                 one_of, parts = True, [("=", node.this, one) for one in _listed(node.expressions)]
             case exp.Between():
                 one_of, parts = False, [(">=", node.this, node.args["low"]), ("<=", node.this, node.args["high"])]
-            case _ if type(node) in _COMPARED:
-                one_of, parts = True, [(_COMPARED[type(node)], node.this, node.expression)]
+            case _ if type(node) in COMPARISONS:
+                one_of, parts = True, [(COMPARISONS[type(node)], node.this, node.expression)]
             case _:
                 return None
         if negated != bool(node.args.get("negate")):
@@ -225,8 +225,8 @@ class _Reading:
         if not is_plain(node):
             return None
         kind = type(node)
-        if kind in _COMPARED:
-            return self._compared(node, _COMPARED[kind])
+        if kind in COMPARISONS:
+            return self._compared(node, COMPARISONS[kind])
         if kind in _NULL_SAFE:
             term, literal = _term(node.this, self.resolve), self.literal(node.expression)
             return None if term is None or literal is None else term.compared(_NULL_SAFE[kind], (literal,))

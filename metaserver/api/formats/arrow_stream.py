@@ -19,8 +19,8 @@ from seamark.metaserver.planner.lookup import _lookup
 from seamark.metaserver.planner.lookup.lookup import IntegerColumn
 
 _ALIGNMENT = 8
-_CONTINUES = b"\xff\xff\xff\xff"
-_END = _CONTINUES + bytes(4)
+_CONTINUATION = b"\xff\xff\xff\xff"
+_END = _CONTINUATION + bytes(4)
 _VERSION_5, _RECORD_BATCH = 4, 3
 _TABLES = struct.Struct("<I 6H 5H 6x iIqhB5x iIqI4x 4xI")
 """Offset of the message; its vtable and the batch's; message (vtable, header, body's length, version, kind of header);
@@ -29,7 +29,7 @@ _MESSAGE, _BATCH, _NODES = 32, 56, 84
 _MESSAGE_VTABLE, _BATCH_VTABLE = 4, 16
 
 
-class Columns:
+class RecordBatchWriter:
     """The columns of one batch, in order, with `rows` values each."""
 
     def __init__(self, rows: int) -> None:
@@ -42,9 +42,9 @@ class Columns:
         self._fields.append((name, kind))
         self._parts.append(values)
 
-    def stream(self, about: Mapping[str, str]) -> bytearray:
-        """The stream. `about` is the metadata of its schema."""
-        schema = _schema(tuple(self._fields), tuple(about.items()))
+    def stream(self, schema_metadata: Mapping[str, str]) -> bytearray:
+        """The stream."""
+        schema = _schema(tuple(self._fields), tuple(schema_metadata.items()))
         sizes = [self._sizes(kind, part) for (_, kind), part in zip(self._fields, self._parts, strict=True)]
         offsets: list[tuple[int, int]] = []
         at = 0
@@ -100,8 +100,8 @@ def _slice(body: memoryview, place: tuple[int, int]) -> memoryview:
 
 
 @lru_cache(maxsize=256)
-def _schema(fields: tuple[tuple[str, Any], ...], about: tuple[tuple[str, str], ...]) -> bytes:
-    schema = pa.schema([pa.field(name, kind) for name, kind in fields], metadata=dict(about))
+def _schema(fields: tuple[tuple[str, Any], ...], metadata: tuple[tuple[str, str], ...]) -> bytes:
+    schema = pa.schema([pa.field(name, kind) for name, kind in fields], metadata=dict(metadata))
     message: bytes = schema.serialize().to_pybytes()
     return message
 
@@ -122,4 +122,4 @@ def _head(rows: int, nulls: Sequence[int], offsets: Sequence[tuple[int, int]], b
     nodes[:, 1] = nulls
     places = np.array(offsets, dtype="<i8")
     message = b"".join((tables, nodes.tobytes(), bytes(4), len(offsets).to_bytes(4, "little"), places.tobytes()))
-    return _CONTINUES + len(message).to_bytes(4, "little") + message
+    return _CONTINUATION + len(message).to_bytes(4, "little") + message

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seamark.metaserver.api.formats import arrow
-from seamark.metaserver.api.formats.arrow_stream import Columns
+from seamark.metaserver.api.formats.arrow_stream import RecordBatchWriter
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.values import MICROS_PER_DAY, NANOS_PER_MICRO, Value, encode_json
 from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, value_of
@@ -194,7 +194,7 @@ class ColumnStats:
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytearray:
         files = self._files.part(start, end)
         stats = files.stats(self._column)
-        columns = Columns(files.files)
+        columns = RecordBatchWriter(files.files)
         for name in names:
             shown = name.replace("-", "_")
             if name == "file-path":
@@ -208,7 +208,7 @@ class ColumnStats:
                 columns.add(shown, pa.int64(), stats.integer_counts(_COUNTS[name]))
         return columns.stream(about)
 
-    def _add_bounds(self, columns: Columns, name: str, stats: FoundStatistics, side: str) -> None:
+    def _add_bounds(self, columns: RecordBatchWriter, name: str, stats: FoundStatistics, side: str) -> None:
         kind = arrow.arrow_type(self._column.kind)
         packed = stats.integer_bounds(side) if arrow.is_integer(kind) else None
         if packed is not None:

@@ -72,7 +72,10 @@ class ExplainedTerm(msgspec.Struct, rename="kebab"):
     column: Annotated[str | None, doc("The column, if the part is a predicate on one.")]
     files_in: int
     files_left: Annotated[int, doc("Files that partition values and bounds of columns keep for this part alone.")]
-    has_bounds: Annotated[bool, doc("False when no file has bounds for the column.")]
+    has_bounds: Annotated[
+        bool,
+        doc("False when no file has bounds for the column; true for boolean and nested columns, which need none."),
+    ]
     index: Annotated[str | None, doc("An enabled index of the table on the column.")]
     index_kind: Annotated[str | None, doc("The kind of an index that would help, if the table has none.")]
     index_files: Annotated[

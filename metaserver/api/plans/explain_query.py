@@ -24,8 +24,8 @@ from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.services.service import count_of
 from seamark.metaserver.wire import check_name, decode_as, encode_json, show
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from seamark.metaserver.iceberg.expressions.sql import syntax_message
 
 DIALECTS = ("trino", "duckdb")
 _NOT_READ = (
-    "Its tables and conditions are not known, because it is no single query, or has a clause that the analysis does "
+    "Its tables and conditions are not known, because it is not a single query, or has a clause that the analysis does "
     "not read; engines run such a statement without plans of the server"
 )
 
@@ -65,7 +65,8 @@ class _TrinoQuery:
         def keep(names: Names) -> None:
             self.names[names] = tuple(part for part in names if part is not None)
 
-        # The columns of a table at an earlier snapshot are not requested.
+        # `find_scans` asks for each table's columns; `keep` notes the name and gives none. It does not ask for those of
+        # a table at an earlier snapshot.
         for scan in find_scans(text, columns_of=keep, utc=True):
             keep((scan.catalog, scan.schema, scan.table))
         if not self.names:

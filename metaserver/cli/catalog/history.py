@@ -60,7 +60,7 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
             )
             for one in shown
         ),
-        numbers=("rows", "files", "size"),
+        right_aligned=("rows", "files", "size"),
     )
     if len(snapshots) > limit:
         say(f"{len(snapshots) - limit:,} older snapshots are not shown; set --limit")

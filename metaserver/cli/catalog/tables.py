@@ -86,7 +86,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
     print_rows(
         ("id", "column", "type", "required"),
         ((str(f["id"]), f["name"], _type_text(f["type"]), "yes" if f["required"] else "") for f in fields),
-        numbers=("id",),
+        right_aligned=("id",),
     )
     print_properties(metadata)
 

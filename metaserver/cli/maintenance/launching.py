@@ -13,10 +13,10 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import split_table
 from seamark.connector.write.replacements import RewriteReport
 from seamark.metaserver.cli.options import Misconfigured
-from seamark.metaserver.iceberg.metadata.compaction import AGAIN
 from seamark.metaserver.services.launching.launchers import CLUSTER, LOCAL, JobLogin, has_local_spark
 from seamark.metaserver.services.launching.spark_submit import SparkSubmit, submit_program
 from seamark.metaserver.services.service import Job, JobFailed
+from seamark.metaserver.wire import RECHECK_AFTER
 
 PROCESS = "process"
 _LOCAL_MASTER = "local[*]"
@@ -69,6 +69,6 @@ def run_on_spark(
         totals = asyncio.run(launcher.run(job, lambda progress: None))
     except JobFailed as error:
         raise click.ClickException(f"The job on {table} failed: {error}") from None
-    if AGAIN in totals and len(totals) == 1:
+    if RECHECK_AFTER in totals and len(totals) == 1:
         raise click.ClickException(f"Another job rewrites files of {table} now; try again later")
     return RewriteReport(**totals)

@@ -41,5 +41,5 @@ def replicas(client: IndexClient, as_json: bool) -> None:
                 )
                 for one in found
             ),
-            numbers=("weight", "protocol", "lease"),
+            right_aligned=("weight", "protocol", "lease"),
         )

@@ -59,7 +59,7 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
         heads = ("started", "table", "service", "on", "seconds", "result")
         running = sorted(jobs, key=lambda job: -job["started-ms"])
         rows = [*map(_waiting_row, reversed(waiting)), *map(_running_row, running), *map(_row, runs)]
-        print_rows(heads, rows, numbers=("seconds",))
+        print_rows(heads, rows, right_aligned=("seconds",))
 
 
 def _waiting_row(job: dict[str, Any]) -> tuple[str, ...]:

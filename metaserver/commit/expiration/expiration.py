@@ -249,7 +249,7 @@ class Expiration:
             entry,
             removal.before,
             removal.after,
-            instants=[event],
+            events=[event],
             operations=[RecordInstant(instant=instant)],
         )
         return instant

@@ -340,7 +340,7 @@ class Commits:
         operations = [operation for job, made in attempt.made for operation in self._operations(job, made)]
         try:
             loaded = await self._publisher.publish(
-                group[0].caller, entry, attempt.base, attempt.metadata, instants=happened, operations=operations
+                group[0].caller, entry, attempt.base, attempt.metadata, events=happened, operations=operations
             )
         except CommitUnknown as error:
             _fail(group, error)

@@ -227,7 +227,7 @@ class ManifestRewrite:
             now_ms=self._parts.clock.now_ms(),
         )
         event = CommitEvent(caller, requested_ms, made.snapshot.snapshot_id, made.summary, MANIFESTS_REWRITTEN)
-        await self._publisher.publish(caller, entry, metadata, made.metadata, instants=[event], operations=())
+        await self._publisher.publish(caller, entry, metadata, made.metadata, events=[event], operations=())
         groups = [each.group for each in fitting]
         report = _report(listed, groups, stored, conflicts=len(written) - len(fitting))
         return msgspec.structs.replace(report, snapshot_id=made.snapshot.snapshot_id), made.needed

@@ -22,7 +22,6 @@ CURVE = "seamark.clustering.curve"
 JOINS = "seamark.clustering.joins"
 """A JSON object of the tables that `name.column` in the columns refers to, by name."""
 JOINS_MAX = 6
-ENABLED = "seamark.clustering.enabled"
 LINEAR, ZORDER, HILBERT = "linear", "zorder", "hilbert"
 CURVES = (HILBERT, ZORDER, LINEAR)
 COLUMNS_MAX = 6

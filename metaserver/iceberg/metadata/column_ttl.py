@@ -22,7 +22,6 @@ from seamark.metaserver.iceberg.types.schema import Field, StructType, Type
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY, first_day
 from seamark.metaserver.iceberg.types.types import base_name
 
-ENABLED = "seamark.column-ttl.enabled"
 COLUMNS = "seamark.column-ttl.columns"
 TIME_COLUMN = "seamark.column-ttl.time-column"
 DROPPED_COLUMNS = "dropped-columns"

@@ -9,7 +9,6 @@ from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 
 COMPACTED_BY = "compacted-by"
 """A key of the summary of a compaction's snapshot."""
-ENABLED = "seamark.compaction.enabled"
 MIN_FILES, MIN_FILES_DEFAULT = "seamark.compaction.min-files", 5
 """The number of small files of a partition from which on they are merged."""
 SMALL, SMALL_SORTED = 0.75, 0.1
@@ -22,8 +21,6 @@ UNDONE = "undone-snapshot-id"
 """A key of the summary of a snapshot that undoes another: the id of that snapshot."""
 _UNDONE_BYTES = UNDONE.encode()
 UNDONE_KEPT_MS = 3_600_000
-AGAIN = "again_s"
-"""A name in the totals of a job: seconds after which it is worth another run, though the table may not change."""
 DELETED = 0.1
 """Part of the rows: a file, or a table, of which so many are deleted is worth a rewrite."""
 

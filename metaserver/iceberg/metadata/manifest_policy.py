@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-ENABLED = "seamark.manifests.enabled"
 MIN_COUNT, MIN_COUNT_DEFAULT = "seamark.manifests.min-count", 20
 """Manifests of one partition spec and content from which on they are rewritten."""
 MARK = ("manifests-rewritten-by", "seamark")

@@ -106,6 +106,12 @@ def unreserved(properties: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in properties.items() if key not in RESERVED}
 
 
+def count_of(values: Mapping[str, str], name: str, default: int) -> int:
+    """A number of a summary or of properties; the default if it is absent or no number of up to 19 digits."""
+    text = values.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 20 else default
+
+
 def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
     """The property as a 32-bit integer. BadRequest for another value."""
     return _integer(properties, name, default, 32)

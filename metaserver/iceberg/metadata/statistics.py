@@ -13,12 +13,11 @@ import msgspec
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_int
+from seamark.metaserver.iceberg.metadata.properties import as_int, count_of
 from seamark.metaserver.iceberg.metadata.snapshot import BlobMetadata, Snapshot, StatisticsFile
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.types import base_name
 
-ENABLED = "seamark.statistics.enabled"
 COLUMNS = "seamark.statistics.columns"
 CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT = "seamark.statistics.changed-percent", 10
 THETA = "apache-datasketches-theta-v1"
@@ -86,7 +85,7 @@ class KnownStatistics:
 
     @property
     def rows(self) -> int:
-        return _number(self.snapshot.summary_map().get("total-records"))
+        return count_of(self.snapshot.summary_map(), "total-records", 0)
 
     def blobs(self, metadata: TableMetadata) -> dict[int, BlobMetadata]:
         """By column, without columns whose type has changed since: a wider type changes the hashes."""
@@ -155,11 +154,7 @@ def is_replace(snapshot: Snapshot) -> bool:
 
 def _count(snapshot: Snapshot, names: tuple[str, ...]) -> int:
     summary = snapshot.summary_map()
-    return 0 if summary.get("operation") == REPLACE else sum(_number(summary.get(name)) for name in names)
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() and len(text) < 20 else 0
+    return 0 if summary.get("operation") == REPLACE else sum(count_of(summary, name, 0) for name in names)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -255,7 +255,7 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
     if len(terms) > kind.columns_max or len({(term.column_id, term.transform) for term in terms}) < len(terms):
         raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, each named once")
     for term in terms:
-        if not kind.takes(term.kind):
+        if not kind.supports_type(term.kind):
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
 
 

@@ -1,9 +1,11 @@
 """An index kind: one object with everything that the other modules need to know about a kind of index.
 
 A kind is a module of this folder and an entry in `kinds.py`. Definitions, builders, index files, the planner, audits,
-the HTTP interface and the command line call the object and contain no names of kinds. A kind must build, encode, merge
-and open a blob, and turn predicates into queries. The rest has defaults: no parameters, one column of any type, no
-remote reads, and an audit of checksums only.
+the HTTP interface and the command line call the object and contain no names of kinds, except the advice of explain
+(`term_effects.py`, which recommends bloom and bitmap indexes) and what needs more than an `IndexQuery`: rows within
+files by bitmaps, and lookups by record indexes. A kind must build, encode, merge and open a blob, and turn predicates
+into queries. The rest has defaults: no parameters, one column of any type, no remote reads, and an audit of checksums
+only.
 
 A kind has no state. Its methods are pure, except `open_remote`, which reads through its `BlobReader`.
 """
@@ -121,7 +123,7 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     answers_keys: bool = False
     """Whether the index looks up rows by key. Requires that `open` returns a `Record`."""
 
-    def takes(self, kind: str) -> bool:
+    def supports_type(self, type_name: str) -> bool:
         """Whether terms of this type can be indexed."""
         return True
 

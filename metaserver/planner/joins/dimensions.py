@@ -45,12 +45,12 @@ from seamark.metaserver.store.model import Entry
 
 T = TypeVar("T")
 
-_READ_AT_ONCE = 4
+_FILES_CONCURRENT = 4
 """Data files of one table that are read concurrently."""
-_FOUND_AT_ONCE = 2
+_TABLES_CONCURRENT = 2
 """Tables that are read and evaluated concurrently; others wait, so that the memory is bounded."""
-_KEYS_SHARE = 4
-"""The fraction of the memory for key sets."""
+_KEYS_DIVISOR = 4
+"""Key sets get a quarter of the memory."""
 
 
 class DimensionSkipped(Exception):
@@ -97,17 +97,25 @@ class DimensionRequest:
     """All are true for the rows."""
 
     @property
+    def read_columns(self) -> tuple[DimensionColumn, ...]:
+        """Each column that is read of a data file, once: those of the keys, of the filters, and of LIKE."""
+        return tuple(
+            dict.fromkeys(
+                (
+                    *(column for column, _ in self.columns),
+                    *filtered_columns(self.bound_scan.bound, self.bound_scan.dynamic_filters),
+                    *like_columns(self.likes),
+                )
+            )
+        )
+
+    @property
     def key(self) -> Hashable:
         snapshot = self.bound_scan.snapshot
         at = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
-        read = (
-            *(column for column, _ in self.columns),
-            *filtered_columns(self.bound_scan.bound, self.bound_scan.dynamic_filters),
-            *like_columns(self.likes),
-        )
         metadata = self.bound_scan.metadata
         mapping = name_mapping_of(metadata.properties)
-        sources = tuple(_source(metadata, mapping, column) for column in read)
+        sources = tuple(_default_and_names(metadata, mapping, column) for column in self.read_columns)
         return self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text, self.columns, self.likes, sources
 
 
@@ -119,13 +127,13 @@ class Dimensions:
         self._objects = objects
         self._clock = clock
         self._limits = limits
-        keys_bytes = limits.memory_bytes // _KEYS_SHARE
+        keys_bytes = limits.memory_bytes // _KEYS_DIVISOR
         self._columns: MemoryCache[tuple[str, DimensionColumn, Hashable], FileColumn] = MemoryCache(
             limits.memory_bytes - keys_bytes, "join-columns"
         )
         self._keys: MemoryCache[Hashable, tuple[KeySet, ...]] = MemoryCache(keys_bytes, "join-keys")
         self._tasks: dict[Hashable, asyncio.Task[tuple[KeySet, ...]]] = {}
-        self._concurrency = asyncio.Semaphore(_FOUND_AT_ONCE)
+        self._concurrency = asyncio.Semaphore(_TABLES_CONCURRENT)
         self.files_read = 0
         """Data files read since the start."""
 
@@ -140,7 +148,7 @@ class Dimensions:
             return cached
         task = self._tasks.get(key)
         if task is None:
-            task = self._tasks[key] = asyncio.create_task(self._find(request, key), name="dimension")
+            task = self._tasks[key] = asyncio.create_task(self._compute_key_sets(request, key), name="dimension")
             task.add_done_callback(partial(self._done, key))
         await asyncio.wait([task], timeout=max(0.0, until_s - self._clock.monotonic()))
         if not task.done():
@@ -160,31 +168,27 @@ class Dimensions:
         if not task.cancelled():
             task.exception()  # the waiting request reported it
 
-    async def _find(self, request: DimensionRequest, key: Hashable) -> tuple[KeySet, ...]:
+    async def _compute_key_sets(self, request: DimensionRequest, key: Hashable) -> tuple[KeySet, ...]:
         scan = await self._planner.plan(request.bound_scan, request.entry)
         files = await asyncio.to_thread(_files, scan)
         rows = sum(file.records for file in files)
         if rows > self._limits.rows or any(file.records < 0 for file in files):
             raise DimensionSkipped(f"it has {rows:,} rows; the limit is {self._limits.rows:,} rows")
         dynamic_filters, bound = request.bound_scan.dynamic_filters, request.bound_scan.bound
-        columns = [column for column, _ in request.columns]
-        needed = tuple(
-            dict.fromkeys((*columns, *filtered_columns(bound, dynamic_filters), *like_columns(request.likes)))
-        )
         async with self._concurrency:
             try:
-                read = await self._read(scan.metadata, files, needed)
+                read = await self._read(scan.metadata, files, request.read_columns)
             except Unreadable as error:
                 raise DimensionSkipped(f"a data file cannot be read: {error}") from None
 
-            def find() -> tuple[KeySet, ...]:
-                rows = [
-                    both_of(rows_where(bound, dynamic_filters, columns), rows_like(request.likes, columns))
-                    for columns in read
+            def compute() -> tuple[KeySet, ...]:
+                masks = [
+                    both_of(rows_where(bound, dynamic_filters, of_file), rows_like(request.likes, of_file))
+                    for of_file in read
                 ]
-                return tuple(_keys_of(column, kind, read, rows) for column, kind in request.columns)
+                return tuple(_keys_of(column, kind, read, masks) for column, kind in request.columns)
 
-            key_sets = await asyncio.to_thread(find)
+            key_sets = await asyncio.to_thread(compute)
         if scan.complete:
             self._keys.put(
                 key, key_sets, sum(key_set.size_bytes for key_set in key_sets) + 8 * len(request.bound_scan.text)
@@ -198,7 +202,7 @@ class Dimensions:
         mapping = name_mapping_of(metadata.properties)
         loop = asyncio.get_running_loop()
         rows = DataRows(self._objects, loop, mapping, self._limits.read_bytes, self._limits.decoded_bytes)
-        sources = {column: _source(metadata, mapping, column) for column in needed}
+        sources = {column: _default_and_names(metadata, mapping, column) for column in needed}
 
         async def read(file: _File) -> Columns:
             found = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed}
@@ -212,7 +216,7 @@ class Dimensions:
                     found[ref] = column
             return {ref: column for ref, column in found.items() if column is not None}
 
-        return await gathered([partial(read, file) for file in files], _READ_AT_ONCE)
+        return await gathered([partial(read, file) for file in files], _FILES_CONCURRENT)
 
 
 def _files(scan: Scan) -> list[_File]:
@@ -268,7 +272,9 @@ def _newest_first(metadata: TableMetadata) -> list[Schema]:
     )
 
 
-def _source(metadata: TableMetadata, mapping: NameMapping | None, column_ref: DimensionColumn) -> tuple[str, Hashable]:
+def _default_and_names(
+    metadata: TableMetadata, mapping: NameMapping | None, column_ref: DimensionColumn
+) -> tuple[str, Hashable]:
     """The column's value in files that lack it, and its names in files without field ids.
 
     They are part of cache keys, because tables registered from one metadata file share files and column ids, and may

@@ -27,8 +27,9 @@ _UNINDEXED = ("struct", "list", "map", "variant", "boolean")
 
 
 class TermEffect(NamedTuple):
-    """`files_left`: what partition values and bounds keep of `files_in`, the files of the view. `index_name`: of an
-    enabled index on the column; `index_kind`: the kind that would help, and `index_files`, its false positives."""
+    """`files_left`: what partition values and bounds keep of `files_in`, the files of the view. `has_bounds`: whether
+    some file has bounds of the column; True for types that need none. `index_name`: of an enabled index on the column;
+    `index_kind`: the kind that would help, and `index_files`, its false positives."""
 
     expression: Expression
     column: str | None

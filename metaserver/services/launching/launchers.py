@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.service_settings import LAUNCHERS
-from seamark.metaserver.services.service import Job, JobProgress, Launcher, Report, count_of, rewrite_pause_s
+from seamark.metaserver.services.service import Job, JobProgress, Launcher, Report, rewrite_pause_s
 from seamark.metaserver.store.model import Entry, NamespacePath
 
 PROPERTY = "seamark.services.launcher"

@@ -28,7 +28,7 @@ from seamark.metaserver.errors import (
     StorageError,
 )
 from seamark.metaserver.store.port import PointerStore
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.migrations import migrate, renew_epoch
 from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES, Steps
 from seamark.metaserver.store.stale_reads import StaleReads
@@ -165,7 +165,7 @@ async def _drive(connection: Any, steps: Steps[T]) -> T:
         return result
 
 
-class _PostgresStore(DrivenStore):
+class _PostgresStore(GeneratorStore):
     def __init__(
         self,
         pool: Any,
@@ -181,23 +181,23 @@ class _PostgresStore(DrivenStore):
         self._pool_max = pool_max
         self._timeout_s = timeout_s
 
-    async def _change(self, begin: Callable[[], Steps[T]]) -> T:
-        return await self._run_with_retries(self._transaction, begin)
+    async def _change(self, make_steps: Callable[[], Steps[T]]) -> T:
+        return await self._run_with_retries(self._transaction, make_steps)
 
-    async def _point(self, begin: Callable[[], Steps[T]]) -> T:
-        return await self._run_with_retries(_drive_begun, begin)
+    async def _point(self, make_steps: Callable[[], Steps[T]]) -> T:
+        return await self._run_with_retries(_drive_begun, make_steps)
 
-    async def _list(self, begin: Callable[[], Steps[T]]) -> T:
-        return await self._run_with_retries(_drive_begun, begin)
+    async def _list(self, make_steps: Callable[[], Steps[T]]) -> T:
+        return await self._run_with_retries(_drive_begun, make_steps)
 
     async def _run_with_retries(
-        self, run: Callable[[Any, Callable[[], Steps[T]]], Any], begin: Callable[[], Steps[T]]
+        self, run: Callable[[Any, Callable[[], Steps[T]]], Any], make_steps: Callable[[], Steps[T]]
     ) -> T:
         """Runs it on a connection, again when that is certainly safe, and classifies failures."""
         for attempt in range(ATTEMPTS):
             connection = await self._acquire()
             try:
-                result: T = await run(connection, begin)
+                result: T = await run(connection, make_steps)
                 return result
             except _UNDONE:
                 await asyncio.sleep(self._jitter_s(attempt))
@@ -228,10 +228,10 @@ class _PostgresStore(DrivenStore):
         except (asyncpg.PostgresError, *_LOST):
             _terminate(connection)
 
-    async def _transaction(self, connection: Any, begin: Callable[[], Steps[T]]) -> T:
+    async def _transaction(self, connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
         await connection.execute("BEGIN")
         try:
-            result = await _drive(connection, begin())
+            result = await _drive(connection, make_steps())
         except BaseException:
             await _roll_back(connection)
             raise
@@ -260,8 +260,8 @@ class _PostgresStore(DrivenStore):
         return StorageError(f"{self._where} failed: {error}")
 
 
-async def _drive_begun(connection: Any, begin: Callable[[], Steps[T]]) -> T:
-    return await _drive(connection, begin())
+async def _drive_begun(connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
+    return await _drive(connection, make_steps())
 
 
 def _is_lost(error: Exception) -> bool:

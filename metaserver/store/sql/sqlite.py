@@ -35,7 +35,7 @@ from seamark.metaserver.errors import (
     StorageError,
 )
 from seamark.metaserver.store.port import IdempotencyTaken, PointerStore
-from seamark.metaserver.store.sql.driven import DrivenStore
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.migrations import migrate
 from seamark.metaserver.store.sql.statement import SQLITE, Rows, Statement, Steps
 
@@ -112,13 +112,13 @@ def _error(error: Exception) -> SeamarkError:
     return StorageError(f"The database failed: {error}")
 
 
-class _Job:
+class _QueuedTransaction:
     """A queued transaction, and its outcome."""
 
-    __slots__ = ("begin", "error", "future", "result")
+    __slots__ = ("error", "future", "make_steps", "result")
 
-    def __init__(self, begin: Callable[[], Steps[Any]], future: asyncio.Future[Any]) -> None:
-        self.begin = begin
+    def __init__(self, make_steps: Callable[[], Steps[Any]], future: asyncio.Future[Any]) -> None:
+        self.make_steps = make_steps
         self.future = future
         self.result: Any = None
         self.error: Exception | None = None
@@ -132,7 +132,7 @@ class _Writer:
         self._loop = loop
         self._queue_limit = queue_limit
         # `_pending`, on the event loop's side, keeps the bound, so that the stop marker always fits.
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedTransaction | None] = queue.SimpleQueue()
         self._pending = 0
         self._closed = False
         self._opened: asyncio.Future[None] = loop.create_future()
@@ -151,27 +151,27 @@ class _Writer:
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def submit(self, begin: Callable[[], Steps[T]]) -> asyncio.Future[T]:
+    def submit(self, make_steps: Callable[[], Steps[T]]) -> asyncio.Future[T]:
         if self._closed:
             raise RetryLater("The server is shutting down")
         if self._pending >= self._queue_limit:
             raise RetryLater(f"{self._pending} transactions already wait for the database; retry")
         self._pending += 1
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(_Job(begin, future))
+        self._queue.put(_QueuedTransaction(make_steps, future))
         return future
 
-    def _publish_outcomes(self, jobs: list[_Job]) -> None:
-        self._pending -= len(jobs)
-        for job in jobs:
-            if job.future.done():
+    def _publish_outcomes(self, group: list[_QueuedTransaction]) -> None:
+        self._pending -= len(group)
+        for queued in group:
+            if queued.future.done():
                 continue
-            if job.error is not None:
-                job.future.set_exception(job.error)
+            if queued.error is not None:
+                queued.future.set_exception(queued.error)
             else:
-                job.future.set_result(job.result)
+                queued.future.set_result(queued.result)
 
-    def _publish_start(self, error: Exception | None) -> None:
+    def _report_opened(self, error: Exception | None) -> None:
         if self._opened.done():
             return
         if error is not None:
@@ -185,32 +185,32 @@ class _Writer:
         try:
             connection = _open_for_writing(self._path)
         except Exception as error:  # noqa: BLE001  raised by `start`
-            self._loop.call_soon_threadsafe(self._publish_start, error)
+            self._loop.call_soon_threadsafe(self._report_opened, error)
             return
-        self._loop.call_soon_threadsafe(self._publish_start, None)
+        self._loop.call_soon_threadsafe(self._report_opened, None)
         try:
-            while jobs := self._next_group():
-                _commit_group(connection, jobs)
-                self._loop.call_soon_threadsafe(self._publish_outcomes, jobs)
+            while group := self._next_group():
+                _commit_group(connection, group)
+                self._loop.call_soon_threadsafe(self._publish_outcomes, group)
         finally:
             connection.close()
 
-    def _next_group(self) -> list[_Job]:
+    def _next_group(self) -> list[_QueuedTransaction]:
         """Waits for a transaction and takes all others that are queued; empty at the end."""
         first = self._queue.get()
         if first is None:
             return []
-        jobs = [first]
-        while len(jobs) < GROUP_LIMIT:
+        group = [first]
+        while len(group) < GROUP_LIMIT:
             try:
-                job = self._queue.get_nowait()
+                queued = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if job is None:
+            if queued is None:
                 self._queue.put(None)
                 break
-            jobs.append(job)
-        return jobs
+            group.append(queued)
+        return group
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:
@@ -265,52 +265,54 @@ def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
         raise ConfigError(f"The file system of {path} does not support SQLite in WAL mode; use a local disk")
 
 
-def _commit_group(connection: sqlite3.Connection, jobs: list[_Job]) -> None:
-    """Sets each job's result or error. Afterwards no transaction is open."""
+def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction]) -> None:
+    """Sets each transaction's result or error. Afterwards no transaction is open."""
     committing = False
     try:
         connection.execute("BEGIN IMMEDIATE")
-        for job in jobs:
-            _apply(connection, job)
+        for queued in group:
+            _apply(connection, queued)
         committing = True
         connection.execute("COMMIT")
-    except Exception as error:  # noqa: BLE001  each job carries it to its task
+    except Exception as error:  # noqa: BLE001  each transaction carries it to its task
         if connection.in_transaction:
             # Errors are ignored: one here would end the thread, and all waiting callers would wait forever.
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
         # After a failed fsync it is unknown what reached the disk.
         unknown = committing and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR
-        for job in jobs:
-            # A refused transaction changed nothing, but the commits that it was refused for may be rolled back now.
-            if unknown and job.error is None:
-                job.error = CommitUnknown(f"The database failed while committing: {error}")
+        for queued in group:
+            # A refusal may rest on earlier transactions of this group, which are now rolled back, so it no longer
+            # holds: the caller retries.
+            if unknown and queued.error is None:
+                queued.error = CommitUnknown(f"The database failed while committing: {error}")
             else:
-                job.error = _error(error)
+                queued.error = _error(error)
 
 
-def _apply(connection: sqlite3.Connection, job: _Job) -> None:
+def _apply(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
     """Runs one transaction in its savepoint. Raises only errors that end the whole group."""
-    connection.execute("SAVEPOINT job")
+    connection.execute("SAVEPOINT one_transaction")
     try:
-        job.result = _drive(connection, job.begin())
+        queued.result = _drive(connection, queued.make_steps())
     except (SeamarkError, IdempotencyTaken) as error:
-        job.error = error
+        queued.error = error
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
         # Some failures (disk full, I/O) make SQLite roll back the whole transaction.
         if not connection.in_transaction:
             raise
-        job.error = _error(error)
+        queued.error = _error(error)
     except Exception as error:  # noqa: BLE001  a fault of one transaction must not fail the others
-        job.error = error
-    if job.error is not None:
-        connection.execute("ROLLBACK TO job")
-    connection.execute("RELEASE job")
+        queued.error = error
+    if queued.error is not None:
+        connection.execute("ROLLBACK TO one_transaction")
+    connection.execute("RELEASE one_transaction")
 
 
-class _SqliteStore(DrivenStore):
+class _SqliteStore(GeneratorStore):
     def __init__(self, path: Path, clock: Clock, writer: _Writer) -> None:
-        super().__init__(clock, None)  # its reads do not wait for another program
+        # Stale reads are for a database server that may not answer; a file always does.
+        super().__init__(clock, stale_reads=None)
         self._path = path
         self._writer = writer
         self._inline = _connect(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
@@ -328,21 +330,21 @@ class _SqliteStore(DrivenStore):
             connection.close()
         self._inline.close()
 
-    async def _change(self, begin: Callable[[], Steps[T]]) -> T:
-        return await self._writer.submit(begin)
+    async def _change(self, make_steps: Callable[[], Steps[T]]) -> T:
+        return await self._writer.submit(make_steps)
 
-    async def _point(self, begin: Callable[[], Steps[T]]) -> T:
-        return _read(self._inline, begin)
+    async def _point(self, make_steps: Callable[[], Steps[T]]) -> T:
+        return _read(self._inline, make_steps)
 
-    async def _list(self, begin: Callable[[], Steps[T]]) -> T:
+    async def _list(self, make_steps: Callable[[], Steps[T]]) -> T:
         def read() -> T:
-            return _read(self._local.connection, begin)
+            return _read(self._local.connection, make_steps)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
 
-def _read(connection: sqlite3.Connection, begin: Callable[[], Steps[T]]) -> T:
+def _read(connection: sqlite3.Connection, make_steps: Callable[[], Steps[T]]) -> T:
     try:
-        return _drive(connection, begin())
+        return _drive(connection, make_steps())
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
         raise _error(error) from error

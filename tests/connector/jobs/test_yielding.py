@@ -26,7 +26,7 @@ from seamark.connector.write import replacements
 from seamark.connector.write.appends import append, commit
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
-from seamark.metaserver.iceberg.metadata.compaction import AGAIN
+from seamark.metaserver.wire import RECHECK_AFTER
 from tests.connector.jobs.test_expiration import needed, stored
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
@@ -41,7 +41,7 @@ def test_one_job_rewrites_files_of_a_table_and_the_other_is_due_again(client: In
         create(catalog, 2)
     with rewrite_lease(client, "db.t"):
         for service in ("compaction", "bucket-splitting"):
-            assert JOBS[service](client, ("db", "t")).keys() == {AGAIN}
+            assert JOBS[service](client, ("db", "t")).keys() == {RECHECK_AFTER}
         with pytest.raises(RewriteRunning, match="Another job rewrites files"), rewrite_lease(client, "db.t"):
             pass
     with rewrite_lease(client, "db.t"):

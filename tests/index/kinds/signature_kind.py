@@ -52,8 +52,8 @@ class SignatureKind(IndexKind[Signature, Signatures]):
     name = "signature"
     parameters = (IndexParameter("width", "the bits of a signature", 256, 8, 65_536),)
 
-    def takes(self, kind: str) -> bool:
-        return kind != "boolean"
+    def supports_type(self, type_name: str) -> bool:
+        return type_name != "boolean"
 
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> Signature:
         keys, width = columns[0], int(parameters["width"])

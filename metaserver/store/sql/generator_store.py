@@ -43,7 +43,7 @@ from seamark.metaserver.store.stale_reads import StaleReads, entry_key
 T = TypeVar("T")
 
 
-class DrivenStore(ABC):
+class GeneratorStore(ABC):
     """See `PointerStore` for the contract of each method."""
 
     def __init__(self, clock: Clock, stale_reads: StaleReads | None) -> None:
@@ -56,20 +56,20 @@ class DrivenStore(ABC):
         return self._transacting
 
     @abstractmethod
-    async def _change(self, begin: Callable[[], Steps[T]]) -> T:
-        """`begin` starts the generator again for each attempt."""
+    async def _change(self, make_steps: Callable[[], Steps[T]]) -> T:
+        """`make_steps` starts the generator again for each attempt."""
 
     @abstractmethod
-    async def _point(self, begin: Callable[[], Steps[T]]) -> T: ...
+    async def _point(self, make_steps: Callable[[], Steps[T]]) -> T: ...
 
     @abstractmethod
-    async def _list(self, begin: Callable[[], Steps[T]]) -> T: ...
+    async def _list(self, make_steps: Callable[[], Steps[T]]) -> T: ...
 
-    async def _kept(self, key: tuple[object, ...], begin: Callable[[], Steps[T]]) -> T:
+    async def _kept(self, key: tuple[object, ...], make_steps: Callable[[], Steps[T]]) -> T:
         """`_point`, whose last result may be used for a request that allows stale answers."""
         if self._stale_reads is None:
-            return await self._point(begin)
-        return await self._stale_reads.read(key, lambda: self._point(begin))
+            return await self._point(make_steps)
+        return await self._stale_reads.read(key, lambda: self._point(make_steps))
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
         now_ms = self._clock.now_ms()
