@@ -29,17 +29,17 @@ class RewriteRunning(Conflict):
 
 
 @contextmanager
-def rewrite_lease(client: SeamarkClient, table: Name, *, wait_s: float = 0.0) -> Iterator[None]:
+def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float = 0.0) -> Iterator[None]:
     """Holds the lease during the block, and renews it in a thread. RewriteRunning if another job has it for
-    `wait_s`."""
+    `wait_s`. `job`: what others read meanwhile, up to 100 ASCII characters."""
     holder = str(uuid.uuid4())
-    lasts_s = _take(client, table, holder, wait_s)
+    lasts_s = _take(client, table, holder, job, wait_s)
     ended = threading.Event()
 
     def renew() -> None:
         while not ended.wait(lasts_s / _RENEWALS):
             with contextlib.suppress(ClientError):
-                _request(client, table, holder)
+                _request(client, table, holder, job)
 
     thread = threading.Thread(target=renew, name="rewrite-lease", daemon=True)
     thread.start()
@@ -49,15 +49,15 @@ def rewrite_lease(client: SeamarkClient, table: Name, *, wait_s: float = 0.0) ->
         ended.set()
         thread.join()
         with contextlib.suppress(ClientError):
-            _request(client, table, holder, release=True)
+            _request(client, table, holder, job, release=True)
 
 
-def _take(client: SeamarkClient, table: Name, holder: str, wait_s: float) -> float:
+def _take(client: SeamarkClient, table: Name, holder: str, job: str, wait_s: float) -> float:
     """The seconds that the lease lasts."""
     until_s = time.monotonic() + wait_s
     while True:
         try:
-            return float(_request(client, table, holder)["lasts-ms"]) / 1000
+            return float(_request(client, table, holder, job)["lasts-ms"]) / 1000
         except Conflict as error:
             if time.monotonic() >= until_s:
                 waited = f"; waited {wait_s:g} s for it" if wait_s else ""
@@ -65,8 +65,8 @@ def _take(client: SeamarkClient, table: Name, holder: str, wait_s: float) -> flo
         time.sleep(_PAUSE_S)
 
 
-def _request(client: SeamarkClient, table: Name, holder: str, *, release: bool = False) -> dict[str, Any]:
+def _request(client: SeamarkClient, table: Name, holder: str, job: str, *, release: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = client._json(
-        "POST", f"{table_path(table)}/rewrite-lease", {}, {"holder": holder, "release": release}
+        "POST", f"{table_path(table)}/rewrite-lease", {}, {"holder": holder, "job": job, "release": release}
     )
     return found

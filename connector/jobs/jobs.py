@@ -47,15 +47,15 @@ def run_compaction(
     client: IndexClient, table: Table, *, wait_s: float = 0.0, runner: BatchRunner = run_here
 ) -> dict[str, Any]:
     """Compacts a table by its policy. RuntimeError if some files could not be read; the rest is done."""
-    return _alone(client, table, lambda: compact(client, table, settled=True, runner=runner), wait_s)
+    return _alone(client, table, "compaction", lambda: compact(client, table, settled=True, runner=runner), wait_s)
 
 
 def _alone(
-    client: IndexClient, table: Table, rewrite: Callable[[], RewriteReport], wait_s: float = 0.0
+    client: IndexClient, table: Table, job: str, rewrite: Callable[[], RewriteReport], wait_s: float = 0.0
 ) -> dict[str, Any]:
     """Runs a rewrite of a table unless another job rewrites it for so long; then it is due again soon."""
     try:
-        with rewrite_lease(client, table, wait_s=wait_s):
+        with rewrite_lease(client, table, job=job, wait_s=wait_s):
             report = rewrite()
     except RewriteRunning:
         return {RECHECK_AFTER: ANOTHER_RUNS_S}
@@ -71,7 +71,7 @@ def _totals_of(report: RewriteReport) -> dict[str, Any]:
 def run_column_ttl(client: IndexClient, table: Table) -> dict[str, Any]:
     """Removes expired columns by the policy of a table. RuntimeError if some files could not be read; the rest is
     done."""
-    return _alone(client, table, lambda: expire_columns(client, table))
+    return _alone(client, table, "column-ttl", lambda: expire_columns(client, table))
 
 
 def run_clustering(
@@ -80,7 +80,11 @@ def run_clustering(
     """Clusters what is new in a table, by its policy. RuntimeError if some files could not be read; the rest is
     done."""
     return _alone(
-        client, table, lambda: cluster_incrementally(client, table, full=full, settled=not full, runner=runner), wait_s
+        client,
+        table,
+        "clustering",
+        lambda: cluster_incrementally(client, table, full=full, settled=not full, runner=runner),
+        wait_s,
     )
 
 
@@ -113,7 +117,7 @@ def run_manifests(client: IndexClient, table: Table) -> dict[str, Any]:
 
 def run_bucket_splitting(client: IndexClient, table: Table) -> dict[str, Any]:
     """Splits the files of earlier bucket counts. RuntimeError if some could not be read; the rest is done."""
-    return _alone(client, table, lambda: split_buckets(client, table, settled=True))
+    return _alone(client, table, "bucket-splitting", lambda: split_buckets(client, table, settled=True))
 
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {

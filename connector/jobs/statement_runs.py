@@ -44,7 +44,8 @@ def run_statement(
     """`utc`: as in `StatementJob`. `wait_s`: how long to wait for another job that rewrites files of the table; then
     RewriteRunning. BadRequest for a statement that the table refuses, and if files cannot be read; the commits of the
     other files stay."""
-    with rewrite_lease(client, statement.table, wait_s=wait_s):
+    job = "MERGE FILES" if isinstance(statement, MergeFiles) else "DROP COLUMNS"
+    with rewrite_lease(client, statement.table, job=job, wait_s=wait_s):
         return _run(client, statement, utc=utc, runner=runner)
 
 

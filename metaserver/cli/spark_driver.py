@@ -35,7 +35,11 @@ def _leave(value: JobAnswer | JobProgress, place: Path) -> None:
 
 
 def _end_with_server(pipe: Path) -> None:
-    """The pipe ends when the server stops or dies: then the process ends, even in the middle of a job."""
-    with pipe.open("rb") as file:
-        file.read()
+    """The pipe ends when the server stops or dies: then the process ends, even in the middle of a job.
+
+    A plain open would wait for a writer, and never return if the server died while Spark started."""
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    while os.read(descriptor, 1):
+        pass
     os._exit(1)

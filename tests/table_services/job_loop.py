@@ -36,7 +36,7 @@ def run(kind: str, url: str, table: str, log: str, readable_ms: int, yields: boo
             if kind in ("compaction", "clustering"):
                 compacts = kind == "compaction"
                 policy = CompactionPolicy(TARGET_BYTES, 2)
-                with rewrite_lease(client, table) if yields else contextlib.nullcontext():
+                with rewrite_lease(client, table, job=kind) if yields else contextlib.nullcontext():
                     report = (
                         compact(client, table, policy=policy, settled=yields)
                         if compacts
@@ -54,7 +54,7 @@ def run(kind: str, url: str, table: str, log: str, readable_ms: int, yields: boo
                 report = rewrite_manifests(client, table, min_count=2)
                 counts = {"commits": report["snapshot-id"] is not None, "conflicts": report["conflicts"]}
             elif kind == "bucket-splitting":
-                with rewrite_lease(client, table) if yields else contextlib.nullcontext():
+                with rewrite_lease(client, table, job=kind) if yields else contextlib.nullcontext():
                     split = split_buckets(client, table, settled=yields)
                 counts = {"commits": split.commits, "conflicts": split.conflicts}
                 counts |= {"bytes_read": split.bytes_read, "bytes_wasted": split.bytes_wasted, **split.wasted_by}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ from seamark.metaserver.services.launching.launchers import (
     launcher_of,
     why_ignored,
 )
-from seamark.metaserver.services.launching.spark_submit import SparkSubmit, local_limits
+from seamark.metaserver.services.launching.spark_submit import ALIVE, MODULE, REQUEST, SparkSubmit, local_limits
 from seamark.metaserver.services.service import Job, JobFailed, JobProgress, Report
+from tests.waits import PATIENCE_S, block_until
 
 
 class Launched:
@@ -116,6 +119,32 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
     with pytest.raises(JobFailed, match=r"spark\.driver\.memory=1228m"):
         await launcher.run(a_job(1), ignore)
     assert int((tmp_path / "child").read_text()) == 1 << 31
+
+
+@pytest.mark.parametrize("dies", ["before the driver starts", "later"])
+def test_a_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> None:
+    os.mkfifo(tmp_path / ALIVE)
+    os.mkfifo(tmp_path / REQUEST)  # which nobody writes, so the driver has work until its end
+    alive = os.open(tmp_path / ALIVE, os.O_RDWR | os.O_CLOEXEC)
+    if dies == "before the driver starts":
+        os.close(alive)
+    with subprocess.Popen([sys.executable, "-c", f"from {MODULE} import main; main()", tmp_path]) as driver:
+        try:
+            if dies == "later":
+                block_until(lambda: _has_open(driver.pid, tmp_path / ALIVE))
+                assert driver.poll() is None
+                os.close(alive)
+            assert driver.wait(PATIENCE_S) == 1
+        finally:
+            driver.kill()
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found.add(os.readlink(descriptor))
+    return str(path) in found
 
 
 def test_the_bytes_of_a_rewrite_are_those_that_commits_added_since_the_last_one() -> None:

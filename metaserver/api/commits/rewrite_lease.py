@@ -5,6 +5,7 @@ The lease only avoids wasted work: commits do not need it, and two rewrites of t
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
@@ -27,10 +28,26 @@ class RewriteLeaseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
         doc("A random name of the job, the same in each renewal."),
     ]
     release: Annotated[bool, doc("Ends the lease.")] = False
+    job: Annotated[
+        Annotated[str, msgspec.Meta(max_length=100, pattern="^[ -~]*$")],
+        doc("What the job does, which the refusals of other jobs of the table name."),
+    ] = ""
 
 
 class RewriteLease(msgspec.Struct, frozen=True, rename="kebab"):
     lasts_ms: int
+
+
+class _Holder(msgspec.Struct, frozen=True):
+    """What the lease states about its holder, while it is valid."""
+
+    holder: str
+    job: str
+    since_ms: int
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+        return f"{self.job or 'not named by its client'}, since {since}"
 
 
 @Route(
@@ -48,14 +65,27 @@ class RewriteLease(msgspec.Struct, frozen=True, rename="kebab"):
 async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLease:
     entry = await call.app[CATALOG].parts.require_entry(EntryKind.TABLE, call.namespace, call.name)
     now_ms, lasts_ms = call.app[CLOCK].now_ms(), 0 if body.release else LASTS_MS
-    lease = TakeLease(f"{REWRITE}{entry.uuid}", body.holder, now_ms, now_ms + lasts_ms)
+    name = f"{REWRITE}{entry.uuid}"
+    held = await _held(call, name, now_ms)
+    since_ms = held.since_ms if held is not None and held.holder == body.holder else now_ms
+    state = msgspec.json.encode(_Holder(body.holder, body.job, since_ms)).decode()
     try:
-        await call.app[STORE].transact([lease])
+        await call.app[STORE].transact([TakeLease(name, body.holder, now_ms, now_ms + lasts_ms, state)])
     except CommitConflict:
+        held = await _held(call, name, now_ms)
+        shown = f" ({held})" if held is not None else ""
         raise CommitConflict(
-            f"Another job rewrites files of the table {call.name} now; try again in {LASTS_MS // 1000} seconds"
+            f"Another job rewrites files of the table {call.name} now{shown}; try again in {LASTS_MS // 1000} seconds"
         ) from None
     return RewriteLease(lasts_ms)
+
+
+async def _held(call: Call, name: str, now_ms: int) -> _Holder | None:
+    """None if no job has the lease, or a server of another version wrote it."""
+    try:
+        return msgspec.json.decode(await call.app[STORE].lease_state(name, now_ms), type=_Holder)
+    except msgspec.DecodeError:
+        return None
 
 
 def add_routes(app: web.Application) -> None:

@@ -62,7 +62,8 @@ def _running(refusal: str) -> Iterator[None]:
 @contextmanager
 def _alone(client: IndexClient, table: str, wait_s: float, *, dry_run: bool) -> Iterator[None]:
     """Within the block, no other job rewrites files of the table; waits for one that does."""
-    with nullcontext() if dry_run else rewrite_lease(client, table, wait_s=wait_s):
+    job = f"seamark run {click.get_current_context().info_name}"
+    with nullcontext() if dry_run else rewrite_lease(client, table, job=job, wait_s=wait_s):
         yield
 
 

@@ -191,6 +191,9 @@ class ChangeApplication:
             await conflicts.check(parent, self._parts.settings.commit_history_limit)
         else:  # which has checked more than that
             added, counts = await self._restore(undo, metadata), counts_of(undo.restored_files)
+        new = change.deletes if undo is None else undo.restored_files
+        vectors = {file.file_path for file in new if file.is_deletion_vector}
+        found = found._replace(in_use=found.in_use | vectors)
         sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
         if undo is not None and undo.manifests:
             removed = RewrittenManifests(undo.manifests, ())

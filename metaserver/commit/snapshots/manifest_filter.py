@@ -2,12 +2,17 @@
 
 Only manifests that list a removed file are decoded and rewritten, with status EXISTING for the files that remain and
 DELETED for those that this snapshot removes, like Java's `ManifestFilterManager`. The next commit drops manifests
-without live files from the list. ManifestFilter a data file also removes its deletion vector.
+without live files from the list. The removal of a data file also removes its deletion vector.
+
+A deletion vector is one of several in a Puffin file. Its removal is marked as DELETED only when no other vector of the
+file is live, otherwise the entry is left out: Iceberg's incremental clean-up (Java's `IncrementalFileCleanup`, by which
+Trino, Flink and programs expire snapshots) deletes the whole file of each entry with this mark, and with it the live
+vectors. The removal of the last vector is marked, so that the clean-up finally deletes the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from seamark.metaserver.commit.changes.change import Remove
@@ -43,6 +48,8 @@ class FilesToRemove(NamedTuple):
 
     removed: frozenset[Remove]
     listing: tuple[tuple[ManifestFile, Sequence[ManifestEntry]], ...]
+    in_use: frozenset[str] = frozenset()
+    """The Puffin files of removed deletion vectors that also hold vectors that stay."""
 
     @property
     def files(self) -> list[ContentFile]:
@@ -76,7 +83,36 @@ async def find_files(
         if attached:
             listing.setdefault(manifest.manifest_path, (manifest, entries))
             removed |= attached
-    return FilesToRemove(frozenset(removed), tuple(listing.values()))
+    in_use = await puffins_in_use(
+        manifests, listed, removed, metadata, {path: entries for path, (_, entries) in listing.items()}
+    )
+    return FilesToRemove(frozenset(removed), tuple(listing.values()), in_use)
+
+
+async def puffins_in_use(
+    manifests: Manifests,
+    listed: Sequence[ManifestFile],
+    removed: Collection[Remove],
+    metadata: TableMetadata,
+    known: Mapping[str, Sequence[ManifestEntry]],
+) -> frozenset[str]:
+    """The Puffin files of the removed deletion vectors with other live vectors. `listed`: the manifests of which the
+    removed files are left out. `known`: live entries by manifest, which need not be read again."""
+    paths = {remove.file_path for remove in removed if remove.content_offset is not None}
+    if not paths:
+        return frozenset()
+    found: set[str] = set()
+    deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
+    for manifest in await manifests.listing(deletes, paths):
+        entries = known.get(manifest.manifest_path)
+        if entries is None:
+            entries = await manifests.entries(manifest, metadata)
+        found |= {
+            entry.file.file_path
+            for entry in entries
+            if entry.file.file_path in paths and key_of(entry.file) not in removed
+        }
+    return frozenset(found)
 
 
 async def referring(
@@ -94,7 +130,9 @@ def _applies_to_one(file: ContentFile, paths: Collection[str]) -> bool:
 
 class _Rewritten(NamedTuple):
     removed: frozenset[Remove]
-    written: StoredManifest
+    unmarked: frozenset[Remove]
+    written: StoredManifest | None
+    """None if nothing is left of the manifest."""
     files: tuple[ContentFile, ...]
 
 
@@ -114,13 +152,16 @@ class ManifestFilter:
         sequence_number: int,
     ) -> RewrittenManifests:
         """The parent's manifests without the files that `found` lists."""
-        replaced: dict[str, ManifestFile] = {}
+        replaced: dict[str, ManifestFile | None] = {}
         files: list[ContentFile] = []
         for manifest, entries in found.listing:
-            made = await self._rewritten(manifest, entries, found.removed, metadata)
-            replaced[manifest.manifest_path] = made.written.described(self._writer.snapshot_id, sequence_number)
+            made = await self._rewritten(manifest, entries, found, metadata)
+            stored = made.written
+            replaced[manifest.manifest_path] = (
+                None if stored is None else stored.described(self._writer.snapshot_id, sequence_number)
+            )
             files += made.files
-        fresh = list(replaced.values())
+        fresh = [manifest for manifest in replaced.values() if manifest is not None]
         kept = [manifest for manifest in live(parents) if manifest.manifest_path not in replaced]
         return RewrittenManifests((*fresh, *kept), tuple(files))
 
@@ -128,19 +169,28 @@ class ManifestFilter:
         self,
         manifest: ManifestFile,
         entries: Sequence[ManifestEntry],
-        removed: frozenset[Remove],
+        found: FilesToRemove,
         metadata: TableMetadata,
     ) -> _Rewritten:
-        own = frozenset(named for entry in entries if (named := key_of(entry.file)) in removed)
+        own = frozenset(named for entry in entries if (named := key_of(entry.file)) in found.removed)
+        unmarked = frozenset(
+            named for named in own if named.content_offset is not None and named.file_path in found.in_use
+        )
         # The new manifest stores what its files inherit.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
         made = self._made.get(key)
-        if made is None or made.removed != own:
-            written = [self._carry_over(entry, key_of(entry.file) in own) for entry in entries]
+        if made is None or (made.removed, made.unmarked) != (own, unmarked):
+            written = [
+                self._carry_over(entry, named in own)
+                for entry in entries
+                if (named := key_of(entry.file)) not in unmarked
+            ]
             content = 0 if entries[0].file.content == DATA else 1
-            stored = await self._writer.manifest(written, metadata, manifest.partition_spec_id, content)
+            stored = None
+            if written:
+                stored = await self._writer.manifest(written, metadata, manifest.partition_spec_id, content)
             files = tuple(entry.file for entry in entries if key_of(entry.file) in own)
-            made = self._made[key] = _Rewritten(own, stored, files)
+            made = self._made[key] = _Rewritten(own, unmarked, stored, files)
         return made
 
     def _carry_over(self, entry: ManifestEntry, is_removed: bool) -> ManifestEntry:

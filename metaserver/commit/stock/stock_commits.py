@@ -25,6 +25,7 @@ from seamark.metaserver.catalog.pointers import (
 from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange
 from seamark.metaserver.commit.publication import CommitEvent, PlannedCommit, Publisher, pointer_moved
 from seamark.metaserver.commit.stock.rebase import Rebased, rebase
+from seamark.metaserver.commit.stock.shared_puffins import SharedPuffins
 from seamark.metaserver.commit.stock.snapshot_commit import requested_snapshot
 from seamark.metaserver.errors import BadRequest, CommitConflict, NoSuchTable, NotFound, RequestError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -58,6 +59,7 @@ class StockCommits:
         self._parts = catalog.parts
         self._tables = catalog.tables
         self._plans = catalog.plan_tables
+        self._puffins = SharedPuffins(catalog.parts)
         self.publisher = publisher
 
     async def commit_table(
@@ -175,6 +177,14 @@ class StockCommits:
         plan = await self.publisher.prepare(request.caller, (change.namespace, change.name), entry, base, metadata)
         if requested is not None:
             await check_added(self._parts, request.caller, uuid_of(entry, metadata), base, metadata, requested)
+        if base is not None and metadata is not base:
+            uuid, folder = uuid_of(entry, base), checked_folder(self._parts, base.location, base.properties)
+            kept = await self._puffins.keep(uuid, folder, base, metadata, change.updates, files)
+            if kept is not None:
+                metadata, files = self._apply(base, kept.updates), kept.files
+                plan = await self.publisher.prepare(
+                    request.caller, (change.namespace, change.name), entry, base, metadata
+                )
         plan.events, plan.files = [_commit_event(request, change)], files
         return plan
 

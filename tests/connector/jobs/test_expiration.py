@@ -41,7 +41,7 @@ _CONTENT: dict[Path, frozenset[Path]] = {}
 
 
 def path_of(location: str) -> Path:
-    return Path(location.removeprefix("file://"))
+    return Path(location.removeprefix("file://").removeprefix("file:"))  # Spark writes file:/p
 
 
 def needed(table: Table) -> set[Path]:

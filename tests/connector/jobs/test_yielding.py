@@ -39,12 +39,13 @@ SMALL = CompactionPolicy(1 << 20, 2)
 def test_one_job_rewrites_files_of_a_table_and_the_other_is_due_again(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
-    with rewrite_lease(client, "db.t"):
+    with rewrite_lease(client, "db.t", job="a merge"):
         for service in ("compaction", "bucket-splitting"):
             assert JOBS[service](client, ("db", "t")).keys() == {RECHECK_AFTER}
-        with pytest.raises(RewriteRunning, match="Another job rewrites files"), rewrite_lease(client, "db.t"):
+        named = r"Another job rewrites files of the table t now \(a merge, since 20\d\d-.*\+00:00\); try again"
+        with pytest.raises(RewriteRunning, match=named), rewrite_lease(client, "db.t", job="another"):
             pass
-    with rewrite_lease(client, "db.t"):
+    with rewrite_lease(client, "db.t", job="a merge"):
         pass
     assert JOBS["compaction"](client, ("db", "t")) == {}
 
@@ -56,12 +57,15 @@ def test_a_statement_waits_for_a_rewrite_of_the_table_and_then_says_so(client: I
         append(client, "db.t", rows([number]))
     statement = parse_statement("ALTER TABLE db.t MERGE FILES")
     assert statement is not None
-    with rewrite_lease(client, "db.t"), pytest.raises(RewriteRunning, match=r"rewrites files .* waited 0\.1 s"):
+    with (
+        rewrite_lease(client, "db.t", job="a merge"),
+        pytest.raises(RewriteRunning, match=r"rewrites files .* waited 0\.1 s"),
+    ):
         run_statement(client, statement, utc=True, wait_s=0.1)
     held, waits = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with rewrite_lease(client, "db.t"):
+        with rewrite_lease(client, "db.t", job="a merge"):
             held.set()
             waits.wait(60)
 

@@ -1,0 +1,79 @@
+"""No snapshot marks a Puffin file as removed while one of its deletion vectors is live, by PyIceberg.
+
+Iceberg's incremental clean-up deletes the file of each entry with status DELETED of an expired snapshot.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntryStatus
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import Table
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import BY_PART, create, read, rows
+from tests.seeds import first_seed
+
+
+class Vectors:
+    """Puffin files of a table's snapshots: `live` in the current one, `marked` as removed by any, and `all`."""
+
+    def __init__(self, table: Table) -> None:
+        self.live = Counter[str]()
+        self.marked: set[str] = set()
+        self.all: set[str] = set()
+        for snapshot in table.metadata.snapshots:
+            is_current = snapshot.snapshot_id == table.metadata.current_snapshot_id
+            for manifest in snapshot.manifests(table.io):
+                if manifest.content != ManifestContent.DELETES:
+                    continue
+                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+                    assert entry.data_file.content == DataFileContent.POSITION_DELETES
+                    path = entry.data_file.file_path
+                    self.all.add(path)
+                    if entry.status == ManifestEntryStatus.DELETED:
+                        self.marked.add(path)
+                    elif is_current:
+                        self.live[path] += 1
+
+
+@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + 4))
+def test_a_puffin_file_is_marked_with_its_last_vector(client: IndexClient, served: Served, seed: int) -> None:
+    rng = random.Random(seed)
+    with catalog_at(served.url) as catalog:
+        merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
+        create(catalog, 3, rng.choice([PartitionSpec(), BY_PART]), **merges)
+        model: dict[int, str] = {}
+        shared = 0
+        for step in range(14):
+            ids = rng.sample(range(60), rng.randint(1, 12))
+            action = rng.random()
+            if action < 0.3:
+                new = list(range(100 * step + 100, 100 * step + 110))
+                append(client, "db.t", rows(new, f"{step}:"))
+                model.update((one, f"{step}:{one}") for one in new)
+            elif action < 0.6:
+                upsert(client, "db.t", rows(ids, f"{step}:"), keys=["id"], mode=MERGE_ON_READ)
+                model.update((one, f"{step}:{one}") for one in ids)
+            elif action < 0.9:
+                gone = [*ids, *rng.sample(sorted(model), min(len(model), 6))]
+                delete(client, "db.t", keys=pa.table({"id": sorted(set(gone))}), mode=MERGE_ON_READ)
+                for one in gone:
+                    model.pop(one, None)
+            else:
+                compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
+            found = Vectors(catalog.load_table("db.t"))
+            shared += sum(count > 1 for count in found.live.values())
+            assert not found.marked & found.live.keys(), step
+            assert found.all - found.live.keys() <= found.marked, step
+        assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+        assert shared, "no Puffin file with two live vectors"

@@ -1,0 +1,193 @@
+"""Iceberg's own clean-up deletes no live file: after the undo of a job, and of Puffin files with several vectors.
+
+`expireSnapshots()` of Iceberg's Java library is what Trino, Flink and programs call. It deletes the files that expired
+snapshots of the history have marked as removed, without a look at the files that are live. Spark's procedure compares.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionSpec
+from pyspark.sql import SparkSession
+
+from seamark.connector.client.errors import Conflict
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT
+from seamark.connector.jobs.rollback import undo_job
+from seamark.connector.read.tables import open_table
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.metaserver.iceberg.metadata.compaction import UNDONE_KEPT_MS
+from tests.connector.jobs.test_expiration import needed, snapshots, stored
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import BY_PART, create, read, rows
+from tests.connector.write.test_shared_puffins import Vectors
+from tests.seeds import first_seed
+from tests.server.rig import LateClock
+from tests.services.spark import new_catalog
+
+pytestmark = pytest.mark.spark
+
+SMALL = CompactionPolicy(1 << 20, 2)
+FUTURE_MS = 1 << 45
+BEHIND_MS = 1000 * UNDONE_KEPT_MS
+"""Of the server at first: Iceberg refuses to write metadata of the future."""
+
+
+class Lake:
+    """`catalog`: the server's name in Spark."""
+
+    def __init__(self, spark: SparkSession, home: Path) -> None:
+        self.clock = LateClock()
+        self.clock.ahead_ms = -BEHIND_MS
+        self.served = Served(home, warehouse=home.as_uri(), clock=self.clock)
+        self.served.start()
+        self.client = IndexClient(self.served.url)
+        self.spark = spark
+        self.catalog = new_catalog(spark, self.served.url)
+
+    def close(self) -> None:
+        self.client.close()
+        self.served.stop()
+
+    def expire(self, *, by_procedure: bool) -> None:
+        """Removes all snapshots but the current one, by Iceberg's library or by Spark's procedure."""
+        if by_procedure:
+            self.spark.sql(
+                f"CALL {self.catalog}.system.expire_snapshots(table => 'db.t', "
+                "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1)"
+            ).collect()
+        else:
+            self._table().expireSnapshots().expireOlderThan(FUTURE_MS).retainLast(1).commit()
+
+    def _table(self) -> Any:
+        jvm = self.spark._jvm
+        assert jvm is not None
+        return jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+            self.spark._jsparkSession, f"{self.catalog}.db.t"
+        )
+
+    def rows(self) -> Counter[tuple[Any, ...]]:
+        self.spark.sql(f"REFRESH TABLE {self.catalog}.db.t")
+        return Counter(tuple(row) for row in self.spark.table(f"{self.catalog}.db.t").collect())
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
+    made = Lake(spark, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_icebergs_clean_up_after_undone_jobs_leaves_live_files(lake: Lake, version: int, rounds: int) -> None:
+    rng = random.Random(f"{first_seed()} {version} {rounds}")
+    outcomes = Counter[str]()
+    for number in range(rounds):
+        with catalog_at(lake.served.url) as catalog:
+            merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
+            create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **merges)
+            model: dict[int, str] = {}
+            for step in range(rng.randint(3, 6)):
+                _change(lake.client, rng, model, f"{step}:")
+            for attempt in range(rng.randint(1, 2)):
+                if not compact(lake.client, "db.t", policy=SMALL).commits:
+                    continue
+                job = open_table(lake.client, "db.t", CURRENT).snapshot_id
+                for step in range(rng.randint(0, 2)):
+                    _append(lake.client, rng, model, f"after {attempt} {step}:")
+                try:
+                    undo_job(lake.client, "db.t", job)
+                except Conflict:
+                    outcomes["refused"] += 1
+                else:
+                    outcomes["undone"] += 1
+                if rng.random() < 0.5:
+                    _change(lake.client, rng, model, f"then {attempt}:")
+            expected = Counter((one, one % 3, text) for one, text in model.items())
+            assert read(lake.client) == expected
+            for by_procedure in (number % 3 == 2, False):
+                if rng.random() < 0.5:  # otherwise the undone snapshots stay at first
+                    lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
+                lake.expire(by_procedure=by_procedure)
+                table = catalog.load_table("db.t")
+                assert [path for path in needed(table) if not path.exists()] == []
+                assert read(lake.client) == expected
+                assert lake.rows() == expected
+            lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
+            lake.expire(by_procedure=False)
+            assert len(snapshots(catalog.load_table("db.t"))) == 1
+            assert lake.rows() == expected
+            catalog.drop_table("db.t")
+    assert outcomes["undone"], outcomes
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_icebergs_clean_up_leaves_puffin_files_with_a_live_vector(lake: Lake, rounds: int) -> None:
+    """Of Spark's writers and of ours, each of which replaces vectors of the other."""
+    rng = random.Random(f"{first_seed()} {rounds}")
+    lake.clock.ahead_ms = 0
+    name, shared = f"{lake.catalog}.db.t", 0
+    for _ in range(rounds):
+        with catalog_at(lake.served.url) as catalog:
+            create(catalog, 3, **{"write.delete.mode": "merge-on-read"})
+            model: dict[int, str] = {}
+            for step in range(3):
+                first = 20 * step
+                append(lake.client, "db.t", rows(range(first, first + 20)))
+                model.update((one, str(one)) for one in range(first, first + 20))
+            lake.rows()
+            for _ in range(5):
+                gone = rng.sample(sorted(model), 3 if rng.random() < 0.5 else 1)
+                if rng.random() < 0.6:
+                    lake.spark.sql(f"DELETE FROM {name} WHERE id IN ({','.join(map(str, gone))})")
+                else:
+                    delete(lake.client, "db.t", keys=pa.table({"id": gone}), mode="merge-on-read")
+                    lake.spark.sql(f"REFRESH TABLE {name}")
+                for one in gone:
+                    del model[one]
+                found = Vectors(catalog.load_table("db.t"))
+                shared += sum(count > 1 for count in found.live.values())
+                assert not found.marked & found.live.keys()
+                assert found.all - found.live.keys() <= found.marked
+            append(lake.client, "db.t", rows([999]))
+            model[999] = "999"
+            lake.spark.sql(f"REFRESH TABLE {name}")
+            lake.expire(by_procedure=False)
+            table = catalog.load_table("db.t")
+            assert len(snapshots(table)) == 1
+            assert [path for path in needed(table) if not path.exists()] == []
+            puffins = {path for path in stored(table) if path.suffix == ".puffin"}
+            assert puffins == {path for path in needed(table) if path.suffix == ".puffin"}
+            expected = Counter((one, one % 3, text) for one, text in model.items())
+            assert read(lake.client) == lake.rows() == expected
+            catalog.drop_table("db.t")
+    assert shared, "no Puffin file with two live vectors"
+
+
+def _change(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:
+    ids = rng.sample(range(40), rng.randint(1, 8))
+    if rng.random() < 0.7:
+        upsert(client, "db.t", rows(ids, text), keys=["id"], mode=rng.choice(MODES))
+        model.update((one, f"{text}{one}") for one in ids)
+    else:
+        delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
+        for one in ids:
+            model.pop(one, None)
+
+
+def _append(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:
+    first = 100 + len(model) + 1000 * rng.randint(0, 1000)
+    ids = [one for one in range(first, first + 5) if one not in model]
+    append(client, "db.t", rows(ids, text))
+    model.update((one, f"{text}{one}") for one in ids)
