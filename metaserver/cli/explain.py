@@ -22,7 +22,7 @@ from seamark.connector.client.values import CURRENT, At, Explanation
 from seamark.metaserver.cli.catalog.expression_text import expression_text
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option
-from seamark.metaserver.cli.terminal import make_table, open_console, print_json, printable, show_size
+from seamark.metaserver.cli.terminal import make_table, open_console, print_json, printable, show_count, show_size
 from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.index.keys.terms import format_term
@@ -160,14 +160,15 @@ def _show(table: str, explanation: Explanation) -> None:
         )
     )
     for index in explanation.indexes:
-        left_out = f"{index['files-removed']:,} of {index['files-in']:,} files"
+        left_out = f"{index['files-removed']:,} of {show_count(index['files-in'], 'file')}"
         console.print(f"Index {index['name']} ({index['kind']}) left out {left_out}.", markup=False)
     for join in explanation.joins:
-        outcome = f"{join['keys']:,} keys" if join["used"] else f"left out, {join['reason']}"
+        outcome = show_count(join["keys"], "key") if join["used"] else f"left out, {join['reason']}"
         console.print(f"Join with {'.'.join(join['table'])}: {outcome}.", highlight=False, markup=False)
     console.print(
-        f"To read: {explanation.files:,} files, {show_size(explanation.bytes)}, {explanation.records:,} records; "
-        f"{explanation.delete_files:,} delete files apply.",
+        f"To read: {show_count(explanation.files, 'file')}, {show_size(explanation.bytes)}, "
+        f"{show_count(explanation.records, 'record')}; {show_count(explanation.delete_files, 'delete file')} "
+        f"{'applies' if explanation.delete_files == 1 else 'apply'}.",
         highlight=False,
         markup=False,
     )
@@ -179,12 +180,13 @@ def _show(table: str, explanation: Explanation) -> None:
     for sentence in advice(table, explanation):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     for residual in explanation.residuals if explanation.files else ():
+        files = show_count(residual["files"], "file")
         if residual["residual"] is True:
-            text = f"Nothing to check in {residual['files']:,} files: all their rows satisfy what was used."
+            text = f"Nothing to check in {files}: all rows satisfy what was used."
             if explanation.not_used:
-                text = f"Readers check the rows of {residual['files']:,} files by what is not used."
+                text = f"Readers check the rows of {files} by what is not used."
         else:
-            text = f"Readers check the rows of {residual['files']:,} files by: {expression_text(residual['residual'])}"
+            text = f"Readers check the rows of {files} by: {expression_text(residual['residual'])}"
         console.print(text, highlight=False, markup=False)
     if not explanation.residuals_complete:
         console.print("… and more in other partitions.")
@@ -205,14 +207,14 @@ def advice(table: str, explanation: Explanation) -> Iterator[str]:
             continue
         # A writer of the table chose the name, and a reader copies the command.
         column = shlex.quote(format_term(IDENTITY, name))
-        why = f"bounds of {name} allow it in {left:,} of {files_in:,} files"
+        why = f"bounds of {name} allow it in {left:,} of {show_count(files_in, 'file')}"
         if not term["has-bounds"]:
             why = f"no file has bounds of {name}"
         yield f"{name} {'did not prune' if left == files_in else 'prunes little'}: {why}."
         if term["index"] is not None:
             yield f"  The index {term['index']} is on {name}; its coverage: seamark index list {table}"
         elif term["index-kind"] is not None:
-            kept = f"the files that hold a value and about {term['index-files']:,} others"
+            kept = f"the files that hold a value and about {show_count(term['index-files'], 'other')}"
             if term["index-kind"] == "bitmap":
                 kept = "the files that hold a matching row"
             kind = term["index-kind"]
@@ -221,10 +223,8 @@ def advice(table: str, explanation: Explanation) -> Iterator[str]:
         columns = ", ".join(layout["columns"])
         what = f"Sorted by {columns}" if len(layout["columns"]) == 1 else f"Clustered by {columns}"
         setting = shlex.quote(f"{CLUSTERING}={','.join(layout['columns'])}")
-        yield (
-            f"{what}, the table would be read from about {layout['files']:,} of {layout['files-in']:,} files: "
-            f"seamark table set {table} {setting}"
-        )
+        files = f"{layout['files']:,} of {show_count(layout['files-in'], 'file')}"
+        yield f"{what}, the table would be read from about {files}: seamark table set {table} {setting}"
 
 
 def _title(explanation: Explanation) -> str:
@@ -246,7 +246,7 @@ def _files(explanation: Explanation) -> Table:
             for file in explanation.kept
         ),
         right_aligned=("records", "size", "delete files"),
-        title=f"The first {len(explanation.kept):,} of {explanation.files:,} files",
+        title=f"The first {len(explanation.kept):,} of {show_count(explanation.files, 'file')}",
     )
 
 

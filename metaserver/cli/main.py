@@ -6,13 +6,14 @@ command are imported when it runs.
 
 from __future__ import annotations
 
+import json
 import platform
 from typing import TYPE_CHECKING
 
 import click
 
 from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
-from seamark.metaserver.cli.options import CONTEXT
+from seamark.metaserver.cli.options import CONTEXT, json_option
 from seamark.metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
@@ -124,9 +125,13 @@ def cli() -> None:
 
 
 @cli.command(context_settings=CONTEXT)
-def version() -> None:
+@json_option
+def version(as_json: bool) -> None:
     """Prints the versions of Seamark and of Python."""
-    click.echo(f"seamark {metadata.version('seamark')} (Python {platform.python_version()})")
+    seamark, python = metadata.version("seamark"), platform.python_version()
+    click.echo(
+        json.dumps({"seamark": seamark, "python": python}) if as_json else f"seamark {seamark} (Python {python})"
+    )
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from seamark.metaserver.cli.options import CONTEXT, load_settings, refuse, setti
 from seamark.metaserver.cli.workers import supervise
 from seamark.metaserver.errors import ConfigError, SeamarkError
 from seamark.metaserver.home import PRIVATE_UMASK, locked_home, prepare_home, write_server_file
+from seamark.metaserver.objects.router import check_local_warehouse
 from seamark.metaserver.server import bind, log_repaired, open_certificate, run, url_of
 from seamark.metaserver.settings import Settings, redact_url
 
@@ -41,6 +42,7 @@ def _serve(settings: Settings) -> None:
     settings = dataclasses.replace(settings, warehouse_umask=settings.warehouse_umask or f"{umask:03o}")
     configure_logging(settings)
     log_repaired(prepare_home(settings))
+    check_local_warehouse(settings)
     with locked_home(settings):
         _serve_locked(settings)
 

@@ -115,6 +115,11 @@ def time_text(epoch_ms: int | None) -> str:
     return "" if epoch_ms is None else f"{datetime.fromtimestamp(epoch_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
+def show_count(count: int, noun: str) -> str:
+    """A number of things whose plural ends in s, such as "1 file" or "1,000 files"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def show_size(count: int) -> str:
     """A size in bytes, in a suitable unit."""
     size = float(count)

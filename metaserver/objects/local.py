@@ -82,6 +82,7 @@ class LocalObjects:
             except NotADirectoryError as error:
                 raise StorageError(f"{location!r} is below a path that is a file, not a folder") from error
             except FileNotFoundError as error:
+                check_writable(root, self._umasks.get(root))
                 raise RetryLater(f"The folder of {location!r} was deleted concurrently; retry") from error
 
         await self.run(location, create)
@@ -110,7 +111,7 @@ class LocalObjects:
 
     async def ping(self) -> None:
         for root in self._roots:
-            await self.run(f"file://{root}", lambda path, _: _check_writable(path))
+            await self.run(f"file://{root}", lambda path, _: check_writable(path, self._umasks.get(path)))
 
     async def run(self, location: str, work: Callable[[str, str], T]) -> T:
         """Runs `work` with the checked path and its root in a thread, so that a hanging file system does not block the
@@ -322,7 +323,13 @@ def _walk(folder: str) -> Iterator[ObjectInfo]:
                         yield ObjectInfo(f"file://{entry.path}", status.st_size, status.st_mtime_ns // 1_000_000)
 
 
-def _check_writable(root: str) -> None:
-    os.makedirs(root, exist_ok=True)
+def check_writable(root: str, umask: int | None) -> None:
+    """Creates the folder if it does not exist. StorageError, with the reason, if files cannot be created in it."""
+    try:
+        if not os.path.isdir(root):
+            _make_parents(root, umask)
+        os.stat(root + "/.")  # fails for a file
+    except OSError as error:
+        raise StorageError(f"Cannot create the folder {root}: {error.strerror}") from error
     if not os.access(root, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, "not writable")
+        raise StorageError(f"This process may not create files in the folder {root}")

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import ConfigError, StorageError
 from seamark.metaserver.home import is_in_home
 from seamark.metaserver.objects.folder import FolderObjects
-from seamark.metaserver.objects.local import LocalObjects
+from seamark.metaserver.objects.local import LocalObjects, check_writable
 from seamark.metaserver.objects.locations import Location, Warehouse
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
 from seamark.metaserver.objects.s3 import S3Objects
@@ -99,6 +100,18 @@ async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[Object
             stack.push_async_callback(files.close)
             s3 = FolderObjects(files, settings.s3_folder)
         yield RoutedObjects(warehouse, local=local, s3=s3, concurrency=CONCURRENCY)
+
+
+def check_local_warehouse(settings: Settings) -> None:
+    """Creates the warehouse's folder, if it is to be a local one. ConfigError if no files can be created there."""
+    warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
+    root = warehouse.roots[0]
+    if root.scheme != "file":
+        return
+    try:
+        check_writable(root.file_path, _umasks(warehouse, settings).get(root.file_path))
+    except StorageError as error:
+        raise ConfigError(f"{error.message}; choose another warehouse with --warehouse") from None
 
 
 def _s3_roots(warehouse: Warehouse) -> list[Location]:

@@ -58,7 +58,7 @@ def test_a_term_that_did_not_prune_says_why_and_what_would_help(url: str) -> Non
         "Sorted by data, the table would be read from about 1 of 4 files: "
         "seamark table set db.t seamark.clustering.columns=data",
         "data did not prune: bounds of data allow it in 4 of 4 files",
-        "files that hold a value and about 1 others: seamark index create db.t --kind bloom --columns data",
+        "files that hold a value and about 1 other: seamark index create db.t --kind bloom --columns data",
         "Not used: id <> 'abc': 'abc' is not a literal of id, which is long; write a number",
         "Readers check the rows of 4 files by: ",
     ):
@@ -67,7 +67,7 @@ def test_a_term_that_did_not_prune_says_why_and_what_would_help(url: str) -> Non
     assert "id prunes little: bounds of id allow it in 3 of 4 files" in text
     _, text = seamark("db.t", "id = 15", "--url", url)
     assert "prune" not in text
-    assert "check the rows of 1 files" in text
+    assert "check the rows of 1 file by" in text
 
 
 def test_a_column_without_bounds_is_told(served: Served) -> None:

@@ -15,10 +15,17 @@ from typing import Any
 import pytest
 
 from seamark.metaserver.clock import SimulatedClock, SystemClock
-from seamark.metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError
+from seamark.metaserver.errors import (
+    BadRequest,
+    ConfigError,
+    ObjectExists,
+    ObjectMissing,
+    RetryLater,
+    StorageError,
+)
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.objects.router import check_local_warehouse, open_objects
 from seamark.metaserver.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 
@@ -105,7 +112,7 @@ async def test_a_process_killed_between_sync_and_link_leaves_no_object(tmp_path:
 import asyncio, os, signal, sys
 from pathlib import Path
 from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.objects.router import check_local_warehouse, open_objects
 from seamark.metaserver.settings import Settings
 os.link = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 async def main():
@@ -247,6 +254,23 @@ async def test_a_full_disk_commits_nothing_and_says_which(small_disk: Path) -> N
         assert sorted(path.name for path in (small_disk / "wh").iterdir()) == ["small"]
         await objects.create(f"file://{small_disk}/wh/big", b"x" * 1000)
         assert await objects.read(f"file://{small_disk}/wh/small") == b"x" * 1000
+
+
+async def test_a_warehouse_that_cannot_be_created_is_named_with_the_reason() -> None:
+    async with open_objects(Settings(warehouse="file:///proc/nope"), SystemClock()) as objects:
+        for call in (objects.create("file:///proc/nope/t/x", b"x"), objects.ping()):
+            with pytest.raises(StorageError, match=r"Cannot create the folder /proc/nope: No such file"):
+                await call
+
+
+async def test_a_folder_without_the_right_to_write_is_named(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)  # for the superuser, too
+    settings = Settings(warehouse=f"file://{small_disk}")
+    with pytest.raises(ConfigError, match=f"may not create files in the folder {small_disk}; choose another"):
+        check_local_warehouse(settings)
+    async with open_objects(settings, SystemClock()) as objects:
+        with pytest.raises(StorageError, match="may not create files"):
+            await objects.ping()
 
 
 async def test_fifty_cycles_leak_no_descriptor_and_no_thread(tmp_path: Path) -> None:

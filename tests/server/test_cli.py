@@ -53,7 +53,10 @@ def test_no_secret_default_or_environment_value_appears_in_help() -> None:
 def test_version_is_the_distributions() -> None:
     code, text = run("version")
     assert code == 0
-    assert re.match(r"seamark \d+\.\d+\.\d+ \(Python 3\.\d+", text)
+    told = re.fullmatch(r"seamark (\d+\.\d+\.\d+) \(Python (3\.\d+\S*)\)\n", text)
+    assert told is not None, text
+    code, text = run("version", "--json")
+    assert (code, json.loads(text)) == (0, {"seamark": told[1], "python": told[2]})
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,11 @@ def test_version_is_the_distributions() -> None:
         (["--database", "sqlite://"], "SQLite database URL"),
         (["--auth", "oidc"], "oidc_issuer"),
         (["--warehouse", "s3://"], "warehouse"),
+        (
+            ["--warehouse", "file:///proc/nope/lake"],
+            "Cannot create the folder /proc/nope/lake: No such file or directory; choose another warehouse",
+        ),
+        (["--warehouse", "file:///proc/version"], "Cannot create the folder /proc/version: Not a directory"),
     ],
 )
 def test_wrong_settings_stop_the_start_with_code_2_and_no_traceback(

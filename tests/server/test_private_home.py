@@ -108,7 +108,8 @@ def test_tables_outside_the_home_stay_readable_for_engines_of_other_accounts(
         os.umask(before)
     metadata = Path(make_table(server))
     assert stat.S_IMODE(metadata.stat().st_mode) == mode
-    assert stat.S_IMODE(metadata.parent.stat().st_mode) == mode | 0o111 & ~int(umask or "027", 8)
+    for folder in (metadata.parent, tmp_path / "lake"):
+        assert stat.S_IMODE(folder.stat().st_mode) == mode | 0o111 & ~int(umask or "027", 8)
 
 
 def settings_of(home: Path) -> Settings:
