@@ -22,7 +22,8 @@ def into_blocks(tree: exp.Expr) -> None:
         if select.args.get("qualify") is not None:
             _move_windows(select)
     for rows in list(tree.find_all(exp.Values, exp.Unnest)):
-        _name_columns(rows)
+        if rows.expressions and isinstance(rows.parent, exp.From | exp.Join):
+            _name_columns(rows)
 
 
 def into_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
@@ -118,9 +119,9 @@ def _move_windows(select: exp.Select) -> None:
     order = select.args.get("order") or exp.Order(expressions=[])
     order.append("expressions", exp.Ordered(this=hidden(list(_windows_and_queries(qualify.this)))))
     select.set("order", order)
-    parent, name, index = select.parent, select.arg_key, select.index
-    if isinstance(parent, exp.SetOperation):  # ORDER BY needs brackets there
-        parent.set(name, exp.Subquery(this=select), index)
+    parent = select.parent
+    if isinstance(parent, exp.SetOperation) and select.arg_key:  # ORDER BY needs brackets there
+        parent.set(select.arg_key, exp.Subquery(this=select))
 
 
 def _windows_and_queries(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -131,10 +132,8 @@ def _windows_and_queries(node: exp.Expr) -> Iterator[exp.Expr]:
         yield from _windows_and_queries(one)
 
 
-def _name_columns(rows: exp.Values | exp.Unnest) -> None:
+def _name_columns(rows: exp.Expr) -> None:
     """Gives columns without an alias the names that they have in DuckDB."""
-    if not rows.expressions or not isinstance(rows.parent, exp.From | exp.Join):
-        return
     first = rows.expressions[0]
     if isinstance(rows, exp.Values):
         names = [f"col{number}" for number in range(len(first.expressions) if isinstance(first, exp.Tuple) else 1)]
