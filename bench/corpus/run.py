@@ -72,7 +72,7 @@ class Measured:
     duckdb: int
     ours: int
     told: str
-    """What became of the query, and the conditions and joins of its tables."""
+    """The outcome of the planning, and the conditions and joins of its tables."""
 
     @property
     def row(self) -> Row:

@@ -104,7 +104,7 @@ def literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
 def _literal_kind(node: exp.Expr) -> str | None:
     number = node.this if isinstance(node, exp.Neg) else node
     if isinstance(number, exp.Literal) and not number.is_string:
-        # A longer one may be a DOUBLE.
+        # DuckDB reads longer numbers as DOUBLE.
         return "integer" if str(number.this).isdigit() and len(str(number.this)) <= _DIGITS_MAX else None
     text, target = _text(node)
     if text is None or target not in (None, _Type.DATE):
