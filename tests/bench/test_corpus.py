@@ -19,6 +19,7 @@ def test_the_corpus_has_each_query_once() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_queries_read_fewer_files_than_by_duckdb_alone(tmp_path: Path) -> None:
     report = asyncio.run(run(tmp_path, quick=True))  # raises AnswersDiffer
     rows = {(row.case, row.measure): row for row in report.rows}
