@@ -42,6 +42,9 @@ def into_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
     for case in list(tree.find_all(exp.Case)):
         if case.this is not None:
             _settle_operand(case, kinds)
+    for counted in list(tree.find_all(exp.CountIf)):
+        # Without rows it is null in DuckDB, and 0 for rows that do not count: these must stay.
+        counted.set("this", hidden([counted.this]))
     for division in list(tree.find_all(exp.IntDiv)):
         # Both truncate. DuckDB's `/` is a division of doubles.
         if kinds.kind(division.this) == "integer" and is_whole(division.expression):

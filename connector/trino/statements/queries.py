@@ -320,6 +320,8 @@ def _counted(aggregate: exp.Expr) -> list[exp.Expr]:
     if type(aggregate) not in _WITHOUT_NULLS or _given(aggregate, set(aggregate.args) - {"this", "big_int"}):
         return []
     value = aggregate.this
+    if value is None:  # count()
+        return []
     if isinstance(value, exp.Distinct):
         if _given(value, ("on",)) or len(value.expressions) != 1:
             return []

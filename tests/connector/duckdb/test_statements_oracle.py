@@ -240,7 +240,10 @@ def test_a_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
         ("SELECT * FROM t WHERE CASE WHEN a < 5 THEN 'old' ELSE 'new' END = 'old'", '"a" < 5'),
         ("SELECT * FROM t WHERE CASE b WHEN 1 THEN 'old' END = 'old'", None),
         ("SELECT * FROM t WHERE CASE WHEN b = 'x' THEN a ELSE FALSE END", "\"b\" = 'x'"),
-        ("SELECT sum(CASE WHEN a = 1 THEN 2 END), count_if(a = 3) FROM t", '("a" = 3 OR "a" = 1)'),
+        ("SELECT sum(CASE WHEN a = 1 THEN 2 END), max(CASE b WHEN 'x' THEN a END) FROM t", '("b" = \'x\' OR "a" = 1)'),
+        ("SELECT sum(CASE WHEN a = 1 THEN 2 END), count_if(a = 3) FROM t", None),
+        ("SELECT count_if(b = 'x') FILTER (a = 3) FROM t", '"a" = 3'),
+        ("SELECT count(), sum(CASE WHEN a = 1 THEN 2 END) FROM t WHERE b = 'x'", "\"b\" = 'x'"),
         ("SELECT * FROM t WHERE a = 1 QUALIFY row_number() OVER (PARTITION BY b) = 1", '"a" = 1'),
         ("SELECT * FROM (SELECT * FROM t QUALIFY count(*) OVER (PARTITION BY a) = 1) WHERE a = 1", '"a" = 1'),
         ("SELECT * FROM (SELECT * FROM t QUALIFY count(*) OVER (PARTITION BY b) = 1) WHERE a = 1", None),
@@ -252,6 +255,17 @@ def test_what_trino_writes_in_another_way_gives_conditions(statement: str, predi
     marked = DuckDBStatement(statement).marked({0: columns}, utc=True)
     (scan,) = find_scans(marked, columns_of=lambda _: columns)
     assert scan.predicate == predicate
+
+
+def test_count_if_is_null_without_rows() -> None:
+    """So its condition must not leave out all files."""
+    rows = "FROM (VALUES (1)) AS t (a)"
+    assert duckdb.sql(f"SELECT count_if(a = 2) {rows}").fetchall() == [(0,)]
+    assert duckdb.sql(f"SELECT count_if(a = 2) {rows} WHERE a = 2").fetchall() == [(None,)]
+    for name in ("count_if", "countif"):
+        marked = DuckDBStatement(f"SELECT {name}(a = 2) FROM t").marked({0: {"a": "int"}}, utc=True)
+        (scan,) = find_scans(marked, columns_of=lambda _: {"a": "int"})
+        assert scan.predicate is None
 
 
 def _is_read(statement: str) -> bool:
