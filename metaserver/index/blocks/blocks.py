@@ -57,8 +57,8 @@ class Blocks:
         self._changes: deque[int] = deque()
         """By what derived values grew, and the negative sizes of freed blocks. They come from any thread, and appending
         is atomic."""
-        self._damaged: deque[str] = deque()
-        """Keys of blocks that are damaged; from any thread."""
+        self._damaged: deque[tuple[str, weakref.ref[Block]]] = deque()
+        """Damaged blocks, with their keys; from any thread. Another block may be in use for the key by then."""
         self.decoded = 0
         """Manifests decoded since the start."""
 
@@ -79,14 +79,15 @@ class Blocks:
 
     def damaged(self) -> set[Block]:
         """Those of the damaged blocks that are still in use."""
-        return {block for key in list(self._damaged) if (block := self._alive.get(key)) is not None}
+        return {block for _, reference in list(self._damaged) if (block := reference()) is not None}
 
     async def remove_damaged(self) -> None:
         """Removes damaged blocks from the caches, so that their manifests are decoded again."""
         while self._damaged:
-            key = self._damaged.popleft()
-            self._alive.pop(key, None)
-            await self._stack.remove(key)
+            key, reference = self._damaged.popleft()
+            if self._alive.get(key) in (None, reference()):  # not yet replaced
+                self._alive.pop(key, None)
+                await self._stack.remove(key)
 
     async def manifest_list(self, location: str, known: DecodedList | None = None) -> DecodedList:
         """A manifest list. `known`: that of a neighbouring snapshot. Corrupt if the file is missing or invalid."""
@@ -145,7 +146,7 @@ class Blocks:
         if known is not None:
             return known
         self._alive[key] = block
-        block.on_damage = partial(self._damaged.append, key)
+        block.on_damage = partial(self._damaged.append, (key, weakref.ref(block)))
         memory = block.memory
         memory.on_growth = self._changes.append
         self._live_bytes += memory.size_bytes

@@ -17,10 +17,11 @@ from seamark.cache.envelope import HEADER_BYTES
 from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.packing import Packed
+from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Api
 from tests.api.plans.planned import append, file_of
-from tests.planner.lakes.tables import Table, between, numbers, numbers_of, planning
+from tests.planner.lakes.tables import Table, Watched, between, numbers, numbers_of, planning
 from tests.server.rig import running
 from tests.waits import until
 
@@ -152,6 +153,40 @@ async def test_plans_beside_one_that_finds_damage_are_right(folder: Path, table:
         counts = [len(scan.rows) for scan in await asyncio.gather(*plans)]
         assert counts == [11] * len(wanted)
         assert planner.stats().decoded == 1
+        planner.check_invariants()
+
+
+async def test_a_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_path: Path) -> None:
+    """It has the damaged block, which is not the block that is in use by then."""
+    table = Table(tmp_path / "t")
+    table.commit(1, [first := table.manifest("m", range(FILES))])
+    async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
+        await planner.scan(table.metadata, ScanRequest())
+    path = stored(tmp_path / "home")
+    at, found = columns(path.read_bytes())
+    data = bytearray(path.read_bytes())
+    for packed in found:
+        data[at + packed.start] ^= 1
+    path.write_bytes(data)
+    table.commit(2, [first, table.manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
+    watched: list[Watched] = []
+
+    def watch(inner: ObjectStore) -> ObjectStore:
+        watched.append(Watched(inner))
+        watched[0].hold = "n.avro"
+        return watched[0]
+
+    async with planning(tmp_path, watch, plan_disk_bytes=FOLDER_BYTES) as planner:
+        old = ScanRequest(snapshot_id=1, filter=parse_expression(between(10, 19)))
+        await planner.view(table.metadata, ScanRequest(snapshot_id=1))
+        loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
+        await until(lambda: watched[0].held)
+        assert len((await planner.scan(table.metadata, old)).rows) == 10
+        watched[0].let_go()
+        await loading
+        for at_snapshot in (2, 1):
+            planned = await numbers(planner, table.metadata, between(20, 29), snapshot_id=at_snapshot)
+            assert planned == list(range(20, 30))
         planner.check_invariants()
 
 
