@@ -118,7 +118,10 @@ class DiskTier:
 
     def may_have(self, key: str) -> bool:
         """Whether there is a file for the key: cheap, not counted as a use, and no proof of a value."""
-        return not self._closed and (self._folder / file_name(key_digest(key))).exists()
+        try:
+            return not self._closed and (self._folder / file_name(key_digest(key))).exists()
+        except OSError:
+            return True  # `get` counts the error
 
     def put(self, key: str, payload: Payload, holder: str = "") -> bool:
         """As `Tier.put`. The value counts for `holder`, which is any text."""

@@ -5,6 +5,7 @@ Whatever happens: a right value or a miss, no exception, a counter, and work aga
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 import sqlite3
@@ -201,6 +202,18 @@ def test_a_folder_deleted_under_us_is_made_again(tmp_path: Path) -> None:
         assert right_or_missing(tier) == set(SIZES), "reading needs no account"
         assert tier.put("more", b"x")
         tier.check_invariants()
+
+
+def test_a_disk_whose_files_cannot_be_looked_up_only_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
+        fill(tier)
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "stat", fail)
+            assert all(tier.may_have(key) for key in SIZES), "`get` counts the error"
+        assert not tier.may_have("absent")
 
 
 def test_a_folder_that_is_a_file_only_misses(tmp_path: Path) -> None:
