@@ -165,6 +165,13 @@ WRITING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         for peer in ("Iceberg, sort", "Iceberg, z-order")
     ),
 }
+CORPUS_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
+    "corpus": tuple(
+        (f"{schema} queries", measure)
+        for schema in ("all: 119", "tpch: 22", "ssb: 13", "retail: 84")
+        for measure in ("read fewer than all files", "read fewer files than DuckDB alone", "files read")
+    )
+}
 TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     "trino_point": (
         ("by record index", "a statement"),
@@ -231,7 +238,8 @@ def section(folder: Path = RESULTS) -> str:
     indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
     written = {name: Report.load(name, folder) for name in WRITING_CLAIMS if (folder / f"{name}.json").exists()}
     adapted = {name: Report.load(name, folder) for name in TRINO_CLAIMS if (folder / f"{name}.json").exists()}
-    if not shown and not plans and not indexes and not written and not adapted:
+    asked = {name: Report.load(name, folder) for name in CORPUS_CLAIMS if (folder / f"{name}.json").exists()}
+    if not any((shown, plans, indexes, written, adapted, asked)):
         return "No measurements yet: run `make bench`.\n"
     lines = []
     if shown:
@@ -275,6 +283,14 @@ def section(folder: Path = RESULTS) -> str:
             f" ({_machine(adapted)}). SSB: geometric means over its 13 queries; the bound is the number of files"
             " with a row of the answer.",
             *_busy(adapted),
+            "",
+        ]
+    if asked:
+        lines += _table(asked, CORPUS_CLAIMS)
+        lines += [
+            "Queries of TPC-H, the Star Schema Benchmark and a retail star in DuckDB, with `seamark.duckdb` and alone:"
+            f" the data files that DuckDB reads ({_machine(asked)}). The results give the reason for each query without"
+            " fewer files.",
             "",
         ]
     return "\n".join(lines)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from sqlglot import exp
 
 _KINDS = {"int": "integer", "long": "integer", "string": "text"}
 _UNCHANGED = frozenset({"boolean", "date", "double", "timestamp", "timestamptz", "uuid"})
+_DIGITS_MAX = 18
 _NUMERIC = frozenset({"integer", "double"})
 _DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _DATE = re.compile(_DAY, re.ASCII)
@@ -59,8 +60,8 @@ class NameKinds:
             else:
                 self._found[name].add(None)
         for named in tree.find_all(exp.TableAlias):
-            for column in named.columns:
-                self._found[column.name.lower()].add(None)
+            for number, column in enumerate(named.columns):
+                self._found[column.name.lower()].add(literal_kind(_values(named.parent, number)))
         for several in tree.find_all(exp.SetOperation):
             self._mark_conversions(several, renamed)
         self._follow(renamed)
@@ -92,6 +93,40 @@ class NameKinds:
             if name != other:
                 renamed[name].add(other)
                 renamed[other].add(name)
+
+
+def literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
+    """The kind of constants that DuckDB gives one type, without the columns that they are compared with."""
+    found = {_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _literal_kind(node: exp.Expr) -> str | None:
+    number = node.this if isinstance(node, exp.Neg) else node
+    if isinstance(number, exp.Literal) and not number.is_string:
+        # DuckDB reads longer numbers as DOUBLE.
+        return "integer" if str(number.this).isdigit() and len(str(number.this)) <= _DIGITS_MAX else None
+    text, target = _text(node)
+    if text is None or target not in (None, _Type.DATE):
+        return None
+    return "text" if target is None else "date" if _DATE.fullmatch(text) else None
+
+
+def _values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
+    """The values of a column of VALUES or of UNNEST of a list; empty if they are not known."""
+    if isinstance(rows, exp.CTE):  # WITH v (a) AS (VALUES …)
+        query = rows.this
+        source = query.args.get("from_") if isinstance(query, exp.Select) and query.is_star else None
+        rows = source.this if source is not None and isinstance(source.this, exp.Values) else None
+        if rows is None or {name for name, value in query.args.items() if value} != {"expressions", "from_"}:
+            return []
+    match rows:
+        case exp.Values():
+            each = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in rows.expressions]
+            return [row[number] for row in each] if all(number < len(row) for row in each) else []
+        case exp.Unnest() if len(rows.expressions) == 1 and number == 0 and isinstance(rows.expressions[0], exp.Array):
+            return list(rows.expressions[0].expressions)
+    return []
 
 
 def _projections(query: exp.Expr) -> list[exp.Expr]:

@@ -16,19 +16,29 @@ from typing import Any
 from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from seamark.connector.duckdb.kinds import NameKinds, columns_in, constant
+from seamark.connector.duckdb.kinds import NameKinds, columns_in, constant, literal_kind
+from seamark.connector.duckdb.shapes import (
+    HIDDEN,
+    hidden,
+    into_blocks,
+    into_conditions,
+    is_counted_if_true,
+    is_of_values,
+    is_whole,
+    listed,
+    results_of,
+)
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
 
 STATEMENT_MAX = 200_000
 _DUCKDB = Dialect.get_or_raise("duckdb")
 _TRINO = Dialect.get_or_raise("trino")
-_UNREAD = (exp.Qualify, exp.Pivot, exp.TableSample, exp.Lateral, exp.Columns, exp.Lambda, exp.Into)
+_UNREAD = (exp.Pivot, exp.TableSample, exp.Lateral, exp.Columns, exp.Lambda, exp.Into)
 _JOINS = ("", "INNER", "CROSS", "OUTER")
 _JOIN_ARGS = {"this", "side", "kind", "on", "using"}
 _COMPARED = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _TABLE_ARGS = {"this", "db", "catalog", "alias", "joins"}
-_HIDDEN = "seamark_hidden"
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ class DuckDBStatement:
         self._tree = _parsed(text)
         _check(self._tree)
         _fill(text, self._tree, parameters)
+        into_blocks(self._tree)
         named = {one.alias.lower() for one in self._tree.find_all(exp.CTE)}
         self._nodes = [
             node
@@ -65,6 +76,7 @@ class DuckDBStatement:
         """The statement in Trino's SQL, with `mark_name(n)` for reference n. `tables`: the columns, with Iceberg types,
         of the references that are the catalog's; `utc`: the session's time zone is UTC."""
         kinds = NameKinds(self._tree, tables.values(), self._sure_qualifiers(tables))
+        into_conditions(self._tree, kinds)
         for join in self._tree.find_all(exp.Join):
             for name in join.args.get("using") or ():
                 if kinds.kind(exp.column(name.name)) in (None, "double"):
@@ -79,9 +91,10 @@ class DuckDBStatement:
             _settle(condition, kinds, utc=utc)
         # contains(): true or false for NULL and NaN in DuckDB, where Trino's has neither value.
         for function in list(self._tree.find_all(exp.Contains, exp.ArrayContains, exp.Anonymous)):
-            if not (isinstance(function, exp.Anonymous) and function.name == _HIDDEN):
-                for column in list(columns_in(function)):
-                    _hide(column)
+            if isinstance(function, exp.Anonymous) and function.name == HIDDEN:
+                continue
+            for column in list(columns_in(function)):
+                _hide(column)
         for column in list(self._tree.find_all(exp.Column)):
             if _is_condition(column) and kinds.kind(column) != "boolean":
                 _hide(column)
@@ -95,7 +108,7 @@ class DuckDBStatement:
         if len(tables) == len(self._nodes):
             return None
         others = {node.alias_or_name.lower() for number, node in enumerate(self._nodes) if number not in tables}
-        others |= {one.alias.lower() for one in self._tree.find_all(exp.CTE, exp.Subquery, exp.Unnest)}
+        others |= {one.alias.lower() for one in self._tree.find_all(exp.CTE, exp.Subquery, exp.Unnest, exp.Values)}
         return frozenset(self._nodes[number].alias_or_name.lower() for number in tables) - others
 
     def _reference(self, node: exp.Table) -> NamedRelation | None:
@@ -157,7 +170,9 @@ def _check(tree: exp.Expr) -> None:
             case exp.Column() if node.args.get("db"):
                 raise UnsupportedStatement("a column qualified by its schema")
             case exp.Unnest() | exp.Explode() if not isinstance(node.parent, exp.From | exp.Join):
-                raise UnsupportedStatement("unnest() among the columns")
+                query = node.find_ancestor(exp.In)
+                if query is None or listed(query.args.get("query")) is None:
+                    raise UnsupportedStatement("unnest() among the columns")
         if isinstance(node, _UNREAD):
             raise UnsupportedStatement(f"{type(node).__name__} is not read")
 
@@ -235,6 +250,14 @@ def _same_meaning(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp
             return [] if type(node.this) is exp.Column else None
         case exp.Between() if not node.args.get("symmetric"):
             return compared(node.this, [node.args["low"], node.args["high"]])
+        case exp.In() | exp.EQ() if isinstance(node.this, exp.Tuple):
+            return [] if is_of_values(node, kinds) else None
+        case exp.EQ() if any(isinstance(one, exp.Subquery) for one in (node.this, node.expression)):
+            sides = [
+                _only_column(one) if isinstance(one, exp.Subquery) else one for one in (node.this, node.expression)
+            ]
+            ours, theirs = map(kinds.kind, sides)
+            return [] if ours not in (None, "double") and ours == theirs else None
         case exp.In() if node.args.get("query") is not None:
             ours, theirs = kinds.kind(node.this), kinds.kind(_only_column(node.args["query"]))
             return [] if ours not in (None, "double") and ours == theirs else None
@@ -286,10 +309,7 @@ def _is_false_for_nan(node: exp.Expr) -> bool:
             fits = isinstance(node.expression, exp.Column)
         case _:
             fits = False
-    parent = node.parent
-    while isinstance(parent, exp.Paren | exp.And | exp.Or):
-        parent = parent.parent
-    return fits and isinstance(parent, exp.Where | exp.Having | exp.Join)
+    return fits and is_counted_if_true(node)
 
 
 def _term(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
@@ -313,7 +333,14 @@ def _term(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence
         case exp.Coalesce():
             kind = kinds.kind(node.this)
             return (None if kind == "double" else kind), node.expressions
-        case exp.Add() | exp.Sub() | exp.Mul() if kinds.kind(node.this) == "integer" and _is_integer(node.expression):
+        case exp.Case() | exp.If():
+            return _result(results_of(node), kinds)
+        case exp.Nullif():
+            kind = kinds.kind(node.this)
+            return (None if kind == "double" else kind), [node.expression]
+        case exp.Div() if node.args.get("typed"):  # of integers
+            return "integer", ()
+        case exp.Add() | exp.Sub() | exp.Mul() if kinds.kind(node.this) == "integer" and is_whole(node.expression):
             return "integer", ()
         case exp.Add() | exp.Sub() if of_time and isinstance(node.expression, exp.Interval):
             return kinds.kind(node.this), ()
@@ -333,8 +360,13 @@ def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
     return False
 
 
-def _is_integer(node: exp.Expr) -> bool:
-    return isinstance(node, exp.Literal) and not node.is_string and str(node.this).isdigit()
+def _result(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
+    """The kind of what CASE has, and the constants among its results."""
+    columns = [one for one in results if type(one) is exp.Column]
+    given = [one for one in results if type(one) is not exp.Column]
+    found = {kinds.kind(one) for one in columns} or {literal_kind(given)}
+    kind = found.pop() if len(found) == 1 else None
+    return (None if kind == "double" else kind), given
 
 
 def _only_column(query: exp.Expr) -> exp.Expr | None:
@@ -342,20 +374,25 @@ def _only_column(query: exp.Expr) -> exp.Expr | None:
         query = query.this
     if not isinstance(query, exp.Select) or len(query.expressions) != 1:
         return None
-    column: exp.Expr = query.expressions[0]
-    return column.unalias()
+    column: exp.Expr = query.expressions[0].unalias()
+    if isinstance(column, exp.Min | exp.Max) and not column.args.get("expressions"):
+        return column.this if isinstance(column.this, exp.Column) else None
+    return column
 
 
 def _is_condition(column: exp.Column) -> bool:
-    """Whether the column itself is a condition."""
+    """Whether the column itself is a condition, also as a result of CASE."""
     node: exp.Expr = column
-    while isinstance(node.parent, exp.Paren):
-        node = node.parent
-    parent = node.parent
-    if isinstance(parent, exp.If | exp.Join):
-        return any(parent.args.get(one) is node for one in ("this", "on"))
-    return isinstance(parent, exp.Not | exp.And | exp.Or | exp.Where | exp.Having | exp.Filter)
+    while True:
+        parent = node.parent
+        if isinstance(parent, exp.If | exp.Join) and any(parent.args.get(one) is node for one in ("this", "on")):
+            return True
+        if isinstance(parent, exp.Case) and parent.this is node:
+            return False
+        if not isinstance(parent, exp.Paren | exp.If | exp.Case):
+            return isinstance(parent, exp.Not | exp.And | exp.Or | exp.Where | exp.Having | exp.Filter)
+        node = parent
 
 
 def _hide(column: exp.Expr) -> None:
-    column.replace(exp.Anonymous(this=_HIDDEN, expressions=[column.copy()]))
+    column.replace(hidden([column.copy()]))

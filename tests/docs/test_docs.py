@@ -42,7 +42,13 @@ NOT_SETTINGS = {
     *("merge_files", "keys_of_environment"),  # seamark.spark.write, seamark.connector.parquet.encryption.keys
     *("file_path", "delete_files"),  # seamark.connector.client.row_answers
     *("add_files", "current_user", "current_date"),  # PyIceberg, Trino
-    *("allow_unsigned_extensions", "default_collation", "old_implicit_casting", "read_parquet"),  # DuckDB
+    *(
+        "allow_unsigned_extensions",
+        "default_collation",
+        "old_implicit_casting",
+        "read_parquet",
+        "list_contains",
+    ),  # DuckDB
     *("timeout_s", "size_bytes"),  # examples of names
     *("memory_eviction", "memory_rejection", "disk_eviction", "disk_damage"),  # values of a label
     *("disk_write_dropped", "served_bytes", "preloaded_file", "preloaded_byte"),

@@ -22,8 +22,12 @@ Node: TypeAlias = Any
 """A node of a plan or expression in the JVM."""
 T = TypeVar("T")
 _SCHEMAS = "org.apache.iceberg.SchemaParser"
+_SNAPSHOTS = "org.apache.iceberg.SnapshotParser"
 _ATTRIBUTE = re.compile(r"(.*)#([0-9]+)[A-Za-z]?", re.DOTALL)
 """The text of an attribute in Spark."""
+_LEVEL = re.compile(r"[A-Za-z0-9_]+|`[^`]+`")
+_IDENTIFIER = re.compile(rf"Some\(((?:{_LEVEL.pattern})(?:\.(?:{_LEVEL.pattern}))*)\)")
+"""The text of a defined identifier. Spark quotes all levels but plain words, and doubles the quotes in them."""
 _SPARK = "org.apache.spark.sql."
 _OPTIMIZER, _ANALYSIS = f"{_SPARK}catalyst.optimizer.", f"{_SPARK}catalyst.analysis."
 _FIRST = (
@@ -84,6 +88,10 @@ class _Statics:
         return getattr(self._jvm, _SCHEMAS).toJson
 
     @cached_property
+    def snapshot_json(self) -> Any:
+        return getattr(self._jvm, _SNAPSHOTS).toJson
+
+    @cached_property
     def plan_expression(self) -> Any:
         return getattr(self._jvm, f"{_SPARK}catalyst.trees.TreePattern").PLAN_EXPRESSION()
 
@@ -133,6 +141,11 @@ class Catalyst:
         """The schema of an Iceberg table, as in its metadata."""
         schema: dict[str, Any] = json.loads(self._statics.schema_json(table.schema()))
         return schema
+
+    def iceberg_snapshot(self, table: Any) -> dict[str, Any] | None:
+        """The current snapshot of an Iceberg table, as in its metadata."""
+        snapshot = table.currentSnapshot()
+        return None if snapshot is None else json.loads(self._statics.snapshot_json(snapshot))
 
     def has_cached(self) -> bool:
         return not self.session.sharedState().cacheManager().isEmpty()
@@ -218,6 +231,24 @@ class Catalyst:
         """Ids and names, in one call to the JVM, because tables may have a thousand columns."""
         found = [_ATTRIBUTE.fullmatch(one) for one in strings(leaf.output())]
         return [(int(one[2]), one[1]) for one in found if one is not None]
+
+    def class_of(self, node: Node) -> str:
+        """The full name of its class."""
+        return str(self._statics.name_of(node, ""))
+
+    def identifier_of(self, relation: Node) -> tuple[str, ...] | None:
+        """The namespace's levels and the name of a table of a catalog; None for another relation.
+
+        The text is read, because each level takes a call to the JVM, and each object a further call for its
+        release."""
+        identifier = relation.identifier()
+        plain = _IDENTIFIER.fullmatch(str(identifier.toString()))
+        if plain is not None:
+            return tuple(level.strip("`") for level in _LEVEL.findall(plain[1]))
+        if identifier.isEmpty():
+            return None
+        found = identifier.get()
+        return (*found.namespace(), str(found.name()))
 
     def is_relation(self, leaf: Node) -> bool:
         """Whether it is a table of a catalog."""

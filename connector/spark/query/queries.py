@@ -143,6 +143,7 @@ class _Query:
         self._lease_s = lease_s
         self._kept_max = kept_max
         self._catalyst = Catalyst(spark)
+        self._settings: dict[str, str] = {}
         self._tables: dict[int, _Table] = {}
         """By marker."""
         self._marks: dict[int, int] = {}
@@ -234,32 +235,34 @@ class _Query:
         """None unless it is a table of an Iceberg REST catalog."""
         if not self._catalyst.is_relation(leaf):
             return None
-        catalog, identifier = leaf.catalog(), leaf.identifier()
-        if catalog.isEmpty() or identifier.isEmpty():
+        name, catalog = self._catalyst.identifier_of(leaf), leaf.catalog()
+        if name is None or catalog.isEmpty():
             return None
         catalog = catalog.get()
-        if catalog.getClass().getName() != _CATALOG_CLASS:
+        if self._catalyst.class_of(catalog) != _CATALOG_CLASS:
             return None
-        name, catalog_name = _name(identifier.get()), str(catalog.name())
+        catalog_name = str(catalog.name())
         if not self._setting(catalog_name, "uri").startswith("http") or PLAN_MARK in name[-1]:
             return None
         table = leaf.table().table()
-        schema, snapshot = self._catalyst.iceberg_schema(table), table.currentSnapshot()
+        schema, snapshot = self._catalyst.iceberg_schema(table), self._catalyst.iceberg_snapshot(table)
         kinds = {str(one["name"]): spark_kind(one["type"]) for one in schema["fields"]}
-        summary = {} if snapshot is None else snapshot.summary()
-        totals = {name: str(summary.get(name) or "") for name in ("total-files-size", "total-data-files")}
+        summary = {} if snapshot is None else snapshot.get("summary", {})
         known = KnownTable(
             "",
             None,
-            None if snapshot is None else int(snapshot.snapshotId()),
-            *(count_of(totals, name, 0) for name in totals),
+            None if snapshot is None else int(snapshot["snapshot-id"]),
+            *(count_of(summary, name, 0) for name in ("total-files-size", "total-data-files")),
         )
         # The server would read a name with a dot as a field of a struct.
         columns = {column: kind for column, kind in kinds.items() if kind is not None and "." not in column}
         return _Table(catalog_name, name, known, int(schema["schema-id"]), columns)
 
     def _setting(self, catalog: str, name: str) -> str:
-        return str(self._spark.conf.get(f"spark.sql.catalog.{catalog}.{name}", "") or "")
+        key = f"spark.sql.catalog.{catalog}.{name}"
+        if key not in self._settings:
+            self._settings[key] = str(self._spark.conf.get(key, "") or "")
+        return self._settings[key]
 
     # Plan requests
 
@@ -310,18 +313,12 @@ def _analyzed(frame: DataFrame) -> Node:
     return frame._jdf.queryExecution().analyzed()
 
 
-def _name(identifier: Any) -> Name:
-    levels = identifier.namespace()
-    return (*(str(levels[at]) for at in range(len(levels))), str(identifier.name()))
-
-
 def _is_as_understood(frame: DataFrame, done: RewrittenQuery) -> bool:
     """Whether each plan table exists, with the schema by which its conditions were read."""
     catalyst = Catalyst(frame.sparkSession)
     found = {}
     for leaf in catalyst.leaves(_analyzed(frame)):
-        if catalyst.is_relation(leaf) and leaf.identifier().isDefined():
-            name = (str(leaf.catalog().get().name()), *_name(leaf.identifier().get()))
-            if PLAN_MARK in name[-1]:
-                found[name] = int(leaf.table().table().schema().schemaId())
+        name = catalyst.identifier_of(leaf) if catalyst.is_relation(leaf) else None
+        if name is not None and PLAN_MARK in name[-1]:
+            found[(str(leaf.catalog().get().name()), *name)] = int(leaf.table().table().schema().schemaId())
     return found == done.schemas

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
@@ -39,7 +39,7 @@ from seamark.connector.plans.conditions import (
     weaken,
 )
 from seamark.connector.plans.literals import Literal
-from seamark.connector.trino.statements.conditions import ConditionReader
+from seamark.connector.trino.statements.conditions import ConditionReader, is_plain
 from seamark.connector.trino.statements.joined_sources import JoinedSource, Tree, inner_joins, sources_of
 from seamark.connector.trino.statements.partners import (
     Equal,
@@ -236,16 +236,21 @@ class Block:
             self._ask(side, all_of(parts))
 
     def _ask_outer(self, tree: JoinedSource, wanted: Condition | None) -> None:
-        equal = [*self._equals_on(tree), *self._merges(tree)]
         left, right = sources_of(tree.left), sources_of(tree.right)
+        # A row with nulls for the other side does not meet the condition from above: the side is not kept.
+        keeps_left = tree.keeps_left and not rejects_null(restricted(wanted, right))
+        keeps_right = tree.keeps_right and not rejects_null(restricted(wanted, left))
+        tree = replace(tree, keeps_left=keeps_left, keeps_right=keeps_right)
+        if not (keeps_left or keeps_right):
+            self._ask_inner(tree, wanted)
+            return
+        equal = [*self._equals_on(tree), *self._merges(tree)]
         on = restricted(self._held(tree.on, equal, left | right), left | right)
         for side, own, other, kept, other_kept in (
             (tree.left, left, right, tree.keeps_left, tree.keeps_right),
             (tree.right, right, left, tree.keeps_right, tree.keeps_left),
         ):
-            asked = restricted(wanted, own)
-            if other_kept and not rejects_null(asked):
-                asked = None
+            asked = None if other_kept else restricted(wanted, own)
             if not kept:  # a row is used only with a partner that matters and meets ON
                 beside = self._implied(all_of([restricted(wanted, other), on]), equal)
                 asked = all_of([asked, restricted(beside, own)])
@@ -330,6 +335,8 @@ class Block:
         names = None if query is None else query.names()
         if query is None or names is None or len(names) != len(columns):
             return
+        if len(names) == 1 and isinstance(query, Block):
+            yield from self._extremes(columns[0], query)
         pairs = []
         for column, name in zip(columns, names, strict=True):
             place = self._place(column) if type(column) is exp.Column else None
@@ -337,6 +344,16 @@ class Block:
                 pairs.append((place, name))
         if pairs:
             yield from partner_values(pairs, query)
+
+    def _extremes(self, column: exp.Expr, query: Block) -> Iterator[Condition]:
+        """`c = (SELECT max(x) …)`: a value of x."""
+        extreme = query.projections[0].unalias()
+        if type(extreme) not in (exp.Min, exp.Max) or not is_plain(extreme) or extreme.args.get("expressions"):
+            return
+        place = self._place(column) if type(column) is exp.Column else None
+        inner = query._place(extreme.this) if type(extreme.this) is exp.Column else None
+        if place is not None and inner is not None and comparable(self._kind(place), query._kind(inner)):
+            yield from partner_values([(place, inner[1])], query.sources[inner[0]].result)
 
     def _query(self, node: exp.Expr) -> Scope | None:
         return next((result for one, result in self.inner if one is node), None)

@@ -90,6 +90,8 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
             return reader.compared(op, node.this, literal)
         case exp.Add() | exp.Sub() | exp.Mul() | exp.Neg() | exp.DateAdd():
             return _moved(op, node, literal, reader)
+        case exp.Div() if node.args.get("typed"):  # `/` of a dialect that divides integers as integers
+            return _quotient(op, node.this, literal, node.expression, reader)
         case exp.DateDiff() if unit_of(node) == "DAY":
             return _days_between(op, node, literal, reader)
     return None
@@ -393,6 +395,31 @@ def _divided(op: str, side: exp.Expr, literal: Literal, by: int, reader: Compari
         case "<" | ">=":
             return reader.compared(op, side, _number(Decimal(down + bool(rest))))
     return reader.compared(op, side, _number(Decimal(down)))
+
+
+def _quotient(op: str, side: exp.Expr, literal: Literal, by: exp.Expr, reader: Comparisons) -> Condition | None:
+    """`c / 100` of integers, which is truncated towards zero."""
+    divisor = reader.literal(by)
+    if divisor is None or {literal.kind, divisor.kind} != {"integer"} or int(divisor.value) < 1:
+        return None
+    if (reader.kind(side) or "") not in ("int", "long"):
+        return None
+    count, value = int(divisor.value), int(literal.value)
+    first, last = count * value, count * value
+    first -= count - 1 if value <= 0 else 0
+    last += count - 1 if value >= 0 else 0
+
+    def column(op: str, bound: int) -> Condition | None:
+        return reader.column(op, side, Literal("integer", str(bound)))
+
+    match op:
+        case "=":
+            return all_of([column(">=", first), column("<=", last)])
+        case "<>":
+            return any_of([column("<", first), column(">", last)])
+        case "<" | ">=":
+            return column(op, first)
+    return column(op, last)
 
 
 def _innermost(node: exp.Expr) -> exp.Expr:

@@ -42,7 +42,11 @@ _SET = frozenset(("with_", "this", "expression", "distinct", *_CUTS))
 _SUBQUERY = frozenset(("with_", "this", "alias", "joins", *_CUTS))
 _TABLE = frozenset(("this", "db", "catalog", "alias", "version", "sample", "joins"))
 _JOIN = frozenset(("this", "side", "kind", "on", "using"))
-_AROUND_FILTERED = (exp.Alias, exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Cast, exp.Coalesce, exp.Literal)
+_WITHOUT_NULLS = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Count)
+"""The aggregates that leave out nulls, and have the same value for no row as for rows of nulls."""
+_AROUND_FILTERED = (
+    *(exp.Alias, exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Cast, exp.Coalesce, exp.Literal),
+)
 """What may be outside of aggregates with FILTER if no other row counts."""
 _INNER = frozenset((("", ""), ("", "INNER"), ("", "CROSS")))
 _OUTER = {(side, kind): side for side in ("LEFT", "RIGHT", "FULL") for kind in ("", "OUTER")}
@@ -291,8 +295,8 @@ def _keys_in(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]:
 
 
 def _filters(node: exp.Expr) -> list[exp.Expr]:
-    """The conditions of FILTER, if the block has one group of all rows, and of these only rows count that meet one of
-    the conditions."""
+    """The conditions of FILTER, or of CASE within an aggregate, if the block has one group of all rows, and of these
+    only rows count that meet one of the conditions."""
     if _given(node, ("group", "having", "order", "windows", "distinct")):
         return []
     found, left = [], list(node.expressions)
@@ -300,11 +304,36 @@ def _filters(node: exp.Expr) -> list[exp.Expr]:
         one = left.pop()
         if type(one) is exp.Filter and isinstance(one.this, exp.AggFunc):
             found.append(one.expression.this)
+        elif branches := _counted(one):
+            found += branches
         elif type(one) in _AROUND_FILTERED:
             left += [inner for inner in one.iter_expressions() if not isinstance(inner, exp.DataType | exp.Identifier)]
         else:
             return []
     return found
+
+
+def _counted(aggregate: exp.Expr) -> list[exp.Expr]:
+    """The conditions of `sum(CASE WHEN … THEN … END)`: for other rows CASE is null, which the aggregate leaves out."""
+    if type(aggregate) is exp.CountIf:
+        return [aggregate.this]
+    if type(aggregate) not in _WITHOUT_NULLS or _given(aggregate, set(aggregate.args) - {"this", "big_int"}):
+        return []
+    value = aggregate.this
+    if isinstance(value, exp.Distinct):
+        if _given(value, ("on",)) or len(value.expressions) != 1:
+            return []
+        value = value.expressions[0]
+    value = value.unnest()
+    if not isinstance(value, exp.Case | exp.If):
+        return []
+    otherwise = value.args.get("default" if isinstance(value, exp.Case) else "false")
+    if otherwise is not None and not isinstance(otherwise, exp.Null):
+        return []
+    if isinstance(value, exp.If):
+        return [value.this]
+    when = [branch.this for branch in value.args["ifs"]]
+    return when if value.this is None else [exp.EQ(this=value.this.copy(), expression=one.copy()) for one in when]
 
 
 def _is_star(projection: exp.Expr) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.connector.trino.statements.statements import Column, Scope, Statements
+from tests.connector.trino.statements.statements import ALIASES, COLUMN_NAMES, Column, Scope, Statements, quoted
 
 LOOSE = {
     "long": ["'2'", "1.5", "2.0", "1e0", "'-1'"],
@@ -27,6 +27,7 @@ FORMATTED = {
 
 class LooseStatements(Statements):
     other_groups = ("ALL",)
+    listed_share = 0.7
 
     def value(self, kind: str) -> str:
         return "'NaN'" if kind == "double" and self.chance(0.15) else super().value(kind)
@@ -37,11 +38,65 @@ class LooseStatements(Statements):
     def comparison(self, column: Column, scope: Scope) -> str:
         if column.kind == "string" and self.chance(0.1):
             return f"{self.reference(column, scope)} {self.rng.choice(['', 'NOT '])}ILIKE '{self.rng.choice('%_')}B%'"
+        if self.chance(0.12):
+            return self.listed(column, scope)
+        if column.kind == "long" and self.chance(0.12):
+            return (
+                f"{self.reference(column, scope)} // {self.rng.choice('2357')} {self.operator()} {self.literal('long')}"
+            )
         if column.kind in ("date", "timestamp") and self.chance(0.1):
             form = self.rng.choice(list(FORMATTED))
             text = f"strftime({self.reference(column, scope)}, '{form}')"
             return f"{text} {self.rng.choice(['=', '=', '<>'])} '{self.rng.choice(FORMATTED[form])}'"
         return super().comparison(column, scope)
+
+    def listed(self, column: Column, scope: Scope) -> str:
+        """Lists and rows, also with nulls and with values of other types."""
+        name, negated = self.reference(column, scope), self.rng.choice(["", "", "NOT "])
+        other = self.one_of(scope, scope) or column
+        values = ", ".join(self.any_value(column.kind) for _ in range(2))
+        row = f"({self.any_value(column.kind)}, {self.any_value(other.kind)})"
+        function = self.rng.choice(["list_contains", "contains", "list_has"])
+        return self.rng.choice(
+            [
+                f"{name} {negated}IN (SELECT unnest([{values}]))",
+                f"{negated}{function}([{values}], {name})",
+                f"({name}, {self.reference(other, scope)}) {negated}IN ({row}, {row})",
+                f"({name}, {self.reference(other, scope)}) = {row}",
+                f"CASE {name} WHEN {self.any_value(column.kind)} THEN 'x' ELSE 'y' END {self.operator()} 'x'",
+                f"CASE WHEN {self.simple(scope)} THEN 'x' WHEN {self.simple(scope)} THEN 'y' END {self.operator()} 'x'",
+                f"if({self.simple(scope)}, {name}, {self.any_value(column.kind)}) {self.operator()}"
+                f" {self.any_value(column.kind)}",
+            ]
+        )
+
+    def any_value(self, kind: str) -> str:
+        if self.chance(0.1):
+            return "NULL"
+        return self.rng.choice(LOOSE[kind]) if self.chance(0.1) else self.value(kind)
+
+    def unnested(self, taken: set[str]) -> tuple[str, Scope]:
+        """Lists of literals, with names of their own or without."""
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+        kinds = [self.rng.choice(["long", "long", "string", "date"]) for _ in range(self.rng.randint(1, 2))]
+        names = self.rng.sample(COLUMN_NAMES, self.rng.randint(0, len(kinds)))
+        listed = f" ({', '.join(map(quoted, names))})" if names else ""
+        if self.chance(0.3):
+            names, kinds = [*names[:1], "unnest"][:1], kinds[:1]
+            listed = f" ({quoted(names[0])})" if names != ["unnest"] else ""
+            values = f"unnest([{', '.join(self.any_value(kinds[0]) for _ in range(2))}])"
+        else:
+            names += [f"col{number}" for number in range(len(names), len(kinds))]
+            rows = (f"({', '.join(map(self.any_value, kinds))})" for _ in range(self.rng.randint(1, 3)))
+            values = f"(VALUES {', '.join(rows)})"
+        scope = [Column(name, kind, alias) for name, kind in zip(names, kinds, strict=True)]
+        return f"{values} AS {self.spelled(alias)}{listed}", scope
+
+    def qualified(self, scope: Scope) -> str:
+        if self.chance(0.9):
+            return ""
+        more = f" {self.rng.choice(['AND', 'OR'])} {self.simple(scope)}" if self.chance(0.3) else ""
+        return f" QUALIFY {self.window(scope)} <= {self.rng.randint(1, 3)}{more}"
 
     def equality(self, left: Scope, right: Scope, both: Scope) -> str:
         pairs = [

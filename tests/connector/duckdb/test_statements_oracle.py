@@ -219,6 +219,41 @@ def test_a_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
     assert [[like.negated for like in either] for either in scan.likes] == [[negated]]
 
 
+@pytest.mark.parametrize(
+    ("statement", "predicate"),
+    [
+        ("SELECT * FROM t JOIN (VALUES (1, 'x'), (2, NULL)) AS v (k, l) ON a = v.k", '"a" IN (1, 2)'),
+        ("SELECT * FROM t JOIN (VALUES (1), (2)) AS v ON a = col0", '"a" IN (1, 2)'),
+        ("WITH v (k) AS (VALUES (1), (2)) SELECT * FROM t JOIN v ON a = k", '"a" IN (1, 2)'),
+        ("SELECT * FROM t JOIN (VALUES ('1')) AS v (k) ON a = k", None),
+        ("SELECT * FROM t, unnest([1, 2]) AS u (x) WHERE a = x", '"a" IN (1, 2)'),
+        ("SELECT * FROM t WHERE a IN (SELECT unnest([1, 2]))", '"a" IN (1, 2)'),
+        ("SELECT * FROM t WHERE b IN (SELECT unnest([1, 2]))", None),
+        ("SELECT * FROM t WHERE list_contains([1, 2], a)", '"a" IN (1, 2)'),
+        (
+            "SELECT * FROM t WHERE (a, b) IN ((1, 'x'), (2, 'y'))",
+            '(("a" = 1 AND "b" = \'x\') OR ("a" = 2 AND "b" = \'y\'))',
+        ),
+        ("SELECT * FROM t WHERE (a, b) IN ((1, NULL), (2, 'y'))", None),
+        ("SELECT * FROM t WHERE a // 100 = 5", '("a" >= 500 AND "a" <= 599)'),
+        ("SELECT * FROM t WHERE a / 100 = 5", None),
+        ("SELECT * FROM t WHERE CASE WHEN a < 5 THEN 'old' ELSE 'new' END = 'old'", '"a" < 5'),
+        ("SELECT * FROM t WHERE CASE b WHEN 1 THEN 'old' END = 'old'", None),
+        ("SELECT * FROM t WHERE CASE WHEN b = 'x' THEN a ELSE FALSE END", "\"b\" = 'x'"),
+        ("SELECT sum(CASE WHEN a = 1 THEN 2 END), count_if(a = 3) FROM t", '("a" = 3 OR "a" = 1)'),
+        ("SELECT * FROM t WHERE a = 1 QUALIFY row_number() OVER (PARTITION BY b) = 1", '"a" = 1'),
+        ("SELECT * FROM (SELECT * FROM t QUALIFY count(*) OVER (PARTITION BY a) = 1) WHERE a = 1", '"a" = 1'),
+        ("SELECT * FROM (SELECT * FROM t QUALIFY count(*) OVER (PARTITION BY b) = 1) WHERE a = 1", None),
+        ("SELECT count(a) FILTER (a = 1) FROM t QUALIFY sum(count(*)) OVER () > 5", None),
+    ],
+)
+def test_what_trino_writes_in_another_way_gives_conditions(statement: str, predicate: str | None) -> None:
+    columns = {"a": "long", "b": "string"}
+    marked = DuckDBStatement(statement).marked({0: columns}, utc=True)
+    (scan,) = find_scans(marked, columns_of=lambda _: columns)
+    assert scan.predicate == predicate
+
+
 def _is_read(statement: str) -> bool:
     marked = DuckDBStatement(statement).marked({0: {"a": "int"}}, utc=True)
     (scan,) = find_scans(marked, columns_of=lambda _: {"a": "int"})

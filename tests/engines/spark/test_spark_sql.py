@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from seamark.connector.plans.plan_requests import PlanRequests
+from seamark.connector.plans.quotes import backquoted
 from seamark.connector.spark.query import queries as querying
+from seamark.connector.spark.query.catalyst import Catalyst
 from seamark.connector.spark.query.queries import RewrittenQuery, rewritten
+from seamark.connector.spark.scala import strings
 from seamark.spark import sql
 from tests.engines.queries import Queries
 from tests.services.seamark import Seamark
@@ -271,6 +275,31 @@ def test_what_a_session_reads_otherwise_is_left_alone(rig: Rig) -> None:
         assert "cached" in rig.same("SELECT * FROM {db}.stores WHERE s_id = 3").summary
     finally:
         rig.spark.sql(f"UNCACHE TABLE {rig.db}.stores")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ("a", "b"),
+        ("a.b", "1", "c"),
+        ("ü", "x y"),
+        ("a`b", "c"),
+        ("c`.`d",),
+        ("a)", "b("),
+        ("x", " "),
+        ("t", "lineorder~plan~0ab"),
+    ],
+)
+def test_a_tables_name_is_read_with_its_levels(spark: SparkSession, name: tuple[str, ...]) -> None:
+    jvm: Any = spark._jvm
+    catalyst = Catalyst(spark)
+    text = ".".join(map(backquoted, name))
+    levels = catalyst._parser.parseMultipartIdentifier(text)
+    assert tuple(strings(levels)) == name
+    identifiers = getattr(jvm, "org.apache.spark.sql.connector.catalog.CatalogV2Implicits")
+    identifier = identifiers.MultipartIdentifierHelper(levels).asIdentifier()
+    relation = SimpleNamespace(identifier=lambda: jvm.scala.Some(identifier))
+    assert catalyst.identifier_of(relation) == name
 
 
 def test_where_there_are_no_plans_spark_answers_as_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

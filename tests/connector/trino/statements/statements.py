@@ -74,6 +74,8 @@ class Statements:
     recursive_share: float = 0.08
     """Of names in WITH: they use themselves, by UNION without ALL, which ends for any rows. Trino has only ALL."""
 
+    listed_share: ClassVar[float] = 0.2
+    """Of what is joined by a comma: lists of literals."""
     other_groups: ClassVar[tuple[str, ...]] = ()
     """What may follow GROUP BY besides."""
 
@@ -174,6 +176,7 @@ class Statements:
         items, columns = self.projections(scope, named, depth, outer, kinds, window=shape < 0.35)
         distinct = "DISTINCT " if self.chance(0.1) else ""
         text = f"{self.word('SELECT')} {distinct}{', '.join(items)}{self.space()}{self.word('FROM')} {source}{where}"
+        text += self.qualified(scope)
         if not set_part and self.chance(0.25):
             text += self.ordered(len(columns))
         return text, columns
@@ -223,6 +226,10 @@ class Statements:
             return f"coalesce({self.reference(self.rng.choice(same), scope)}, {self.literal(kind)})", kind, None
         return f"CAST({self.literal(kind)} AS {KINDS[kind]})", kind, None
 
+    def qualified(self, scope: Scope) -> str:
+        """What follows WHERE besides."""
+        return ""
+
     def window(self, scope: Scope) -> str:
         keys = [self.reference(one, scope) for one in scope if self.can_name(one, scope)]
         if not keys:
@@ -266,9 +273,19 @@ class Statements:
         able = [one for one in scope if self.can_name(one, scope)]
         items = []
         for number in range(self.rng.randint(1, 2)):
-            aggregate = f"count({self.reference(self.rng.choice(able), scope)})" if able else "count(*)"
+            column = self.reference(self.rng.choice(able), scope) if able else "1"
+            aggregate = f"count({column})" if able else "count(*)"
             kept = f" FILTER (WHERE {self.simple(scope)})" if self.chance(0.9) else ""
-            items.append(f"coalesce({aggregate}{kept}, 0) + {number} AS n{number}")
+            counted = [f"sum(CASE WHEN {self.simple(scope)} THEN 2 WHEN {self.simple(scope)} THEN 3 END)"]
+            counted += [
+                f"count_if({self.simple(scope)})",
+                f"count(DISTINCT CASE {column} WHEN {column} THEN {column} END)",
+            ]
+            counted += [
+                f"max(CASE WHEN {self.simple(scope)} THEN 1{self.rng.choice(['', ' ELSE NULL', ' ELSE 0'])} END)"
+            ]
+            found = f"{aggregate}{kept}" if self.chance(0.5) else self.rng.choice(counted)
+            items.append(f"coalesce({found}, 0) + {number} AS n{number}")
         return f"SELECT {', '.join(items)} FROM {source}{where}", [
             (f"n{number}", "long") for number in range(len(items))
         ]
@@ -296,7 +313,9 @@ class Statements:
         for _ in range(self.rng.choice([0, 0, 0, 1, 1, 1, 2]) if depth < 3 else self.rng.choice([0, 1, 1])):
             taken = {one.owner.lower() for one in scope if one.owner is not None}
             if self.chance(0.2):
-                right, more = self.unnested(taken) if self.chance(0.2) else self.source(named, depth, outer, taken)
+                right, more = (
+                    self.unnested(taken) if self.chance(self.listed_share) else self.source(named, depth, outer, taken)
+                )
                 text, scope = f"{text}{self.space()},{self.space()}{right}", [*scope, *more]
                 continue
             if self.chance(0.12):

@@ -133,7 +133,7 @@ def test_scans_that_are_joined_have_each_other() -> None:
         ("SELECT * FROM sales LEFT JOIN days USING (s_item)", []),
         (
             "SELECT * FROM sales LEFT JOIN items ON s_item = i_key, brands WHERE i_brand = b_key",
-            [],
+            ["s_item=items.i_key"],
         ),
         ("SELECT * FROM sales LEFT JOIN items ON price > 1 WHERE s_item = i_key", ["s_item=items.i_key"]),
         (
@@ -150,7 +150,10 @@ def test_scans_that_are_joined_have_each_other() -> None:
         ("SELECT * FROM sales WHERE s_item IN (SELECT i_key FROM items WHERE color = 'red')", ["s_item=items.i_key"]),
         ("SELECT * FROM sales WHERE s_item IN ((SELECT i_key AS x FROM items LIMIT 3))", ["s_item=items.i_key"]),
         ("SELECT * FROM sales WHERE s_item IN (SELECT * FROM items)", []),
-        ("SELECT * FROM sales WHERE s_item IN (SELECT max(i_key) FROM items)", []),
+        ("SELECT * FROM sales WHERE s_item IN (SELECT max(i_key) FROM items)", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales WHERE s_item = (SELECT min(i_key) AS k FROM items)", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key + 1) FROM items)", []),
+        ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key) OVER () FROM items)", []),
         ("SELECT * FROM sales WHERE s_item IN (SELECT weight FROM items)", []),
         ("SELECT * FROM sales WHERE s_item NOT IN (SELECT i_key FROM items)", []),
         ("SELECT * FROM sales WHERE NOT (s_item IN (SELECT i_key FROM items))", []),

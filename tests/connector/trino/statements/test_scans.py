@@ -234,7 +234,7 @@ def test_functions_of_texts_become_conditions_on_them(condition: str, predicate:
         ),
         (
             "SELECT * FROM orders FULL JOIN items ON o_key = i_key WHERE o_key > 1",
-            {"orders": '"o_key" > 1', "items": None},
+            {"orders": '"o_key" > 1', "items": '"i_key" > 1'},
         ),
         (
             "SELECT * FROM orders LEFT JOIN (items JOIN parts ON i_key = p_key AND size = 1) ON true AND qty = 2",
@@ -275,7 +275,7 @@ def test_functions_of_texts_become_conditions_on_them(condition: str, predicate:
         ),
         (
             "SELECT * FROM orders RIGHT JOIN items ON o_key = i_key WHERE o_key = 1",
-            {"orders": '"o_key" = 1', "items": None},
+            {"orders": '"o_key" = 1', "items": '"i_key" = 1'},
         ),
         (
             "SELECT * FROM (SELECT o_key AS k FROM orders) x LEFT JOIN items ON (k = i_key AND true) WHERE k = 1",
@@ -284,7 +284,7 @@ def test_functions_of_texts_become_conditions_on_them(condition: str, predicate:
         # A comma binds less tightly than a join.
         (
             "SELECT * FROM parts, orders RIGHT JOIN items ON o_key = i_key AND o_cust = 3 WHERE size = 1 AND o_key = 2",
-            {"parts": '"size" = 1', "orders": '("o_key" = 2 AND "o_cust" = 3)', "items": None},
+            {"parts": '"size" = 1', "orders": '("o_key" = 2 AND "o_cust" = 3)', "items": '"i_key" = 2'},
         ),
         # Subqueries in FROM.
         ("SELECT * FROM (SELECT * FROM orders) x WHERE x.o_key = 1", {"orders": '"o_key" = 1'}),
@@ -454,6 +454,26 @@ def test_functions_of_texts_become_conditions_on_them(condition: str, predicate:
             "SELECT * FROM orders WHERE NOT EXISTS (SELECT 1 FROM items WHERE i_key = o_key AND qty = 2)",
             {"orders": None, "items": '"qty" = 2'},
         ),
+        # An aggregate of CASE leaves out the rows for which it is null.
+        ("SELECT sum(CASE WHEN o_key = 1 THEN 2 END) FROM orders", {"orders": '"o_key" = 1'}),
+        (
+            "SELECT max(CASE o_key WHEN 1 THEN 2 ELSE NULL END) / count_if(o_key = 3) FROM orders",
+            {"orders": '("o_key" = 3 OR "o_key" = 1)'},
+        ),
+        ("SELECT count(DISTINCT IF(o_key = 1, o_cust)) FROM orders", {"orders": '"o_key" = 1'}),
+        ("SELECT sum(CASE WHEN o_key = 1 THEN 2 ELSE 0 END) FROM orders", {"orders": None}),
+        ("SELECT sum(CASE WHEN o_key = 1 THEN 2 END) FROM orders GROUP BY o_cust", {"orders": None}),
+        ("SELECT array_agg(CASE WHEN o_key = 1 THEN 2 END) FROM orders", {"orders": None}),
+        ("SELECT max(CASE WHEN o_key = 1 THEN 2 END, 3) FROM orders", {"orders": None}),
+        # Integer division
+        ("SELECT * FROM orders WHERE o_key / 100 = 5", {"orders": '("o_key" >= 500 AND "o_key" <= 599)'}),
+        ("SELECT * FROM orders WHERE o_key / 100 = 0", {"orders": '("o_key" >= -99 AND "o_key" <= 99)'}),
+        ("SELECT * FROM orders WHERE o_key / 100 = -5", {"orders": '("o_key" >= -599 AND "o_key" <= -500)'}),
+        ("SELECT * FROM orders WHERE NOT o_key / 100 = 5", {"orders": '("o_key" < 500 OR "o_key" > 599)'}),
+        ("SELECT * FROM orders WHERE o_key / 100 <= 5", {"orders": '"o_key" <= 599'}),
+        ("SELECT * FROM orders WHERE o_key / 100 < 5", {"orders": '"o_key" < 500'}),
+        ("SELECT * FROM orders WHERE o_key / 100 > -5", {"orders": '"o_key" > -500'}),
+        ("SELECT * FROM orders WHERE o_key / -100 = 5 AND o_key / 100.0 = 5 AND o_key / 0 = 1", {"orders": None}),
         # FILTER
         ("SELECT count(*) FILTER (WHERE o_key = 1) FROM orders", {"orders": '"o_key" = 1'}),
         (

@@ -1,0 +1,165 @@
+"""What DuckDB and Trino write differently, in the words of Trino: QUALIFY, lists, VALUES, integer division.
+
+Each function changes the tree of a statement to one that has the same rows, as far as the analysis reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sqlglot import exp
+
+from seamark.connector.duckdb.kinds import NameKinds, constant, literal_kind
+
+HIDDEN = "seamark_hidden"
+"""A function around what the analysis must not read."""
+_QUERIES = (exp.Select, exp.SetOperation, exp.Subquery)
+
+
+def into_blocks(tree: exp.Expr) -> None:
+    """What does not depend on the columns of tables."""
+    for select in list(tree.find_all(exp.Select)):
+        if select.args.get("qualify") is not None:
+            _move_windows(select)
+    for rows in list(tree.find_all(exp.Values, exp.Unnest)):
+        if rows.expressions and isinstance(rows.parent, exp.From | exp.Join):
+            _name_columns(rows)
+
+
+def into_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
+    """Conditions that depend on the kinds of the columns in them."""
+    for condition in list(tree.find_all(exp.In)):
+        elements = listed(condition.args.get("query"))
+        if elements is not None:
+            fits = _are_of(elements, kinds.kind(condition.this))
+            column = condition.this.copy()
+            new = exp.In(this=column, expressions=elements) if fits else hidden([column])
+            condition.replace(new)
+    for function in list(tree.find_all(exp.ArrayContains, exp.Contains)):
+        found = _as_list(function, kinds)
+        if found is not None:
+            function.replace(found)
+    for case in list(tree.find_all(exp.Case)):
+        if case.this is not None:
+            _settle_operand(case, kinds)
+    for division in list(tree.find_all(exp.IntDiv)):
+        # Both truncate. DuckDB's `/` is a division of doubles.
+        if kinds.kind(division.this) == "integer" and is_whole(division.expression):
+            division.replace(exp.Div(this=division.this, expression=division.expression, typed=True, safe=False))
+
+
+def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
+    """Whether it is `(a, b) IN ((1, 2), …)` or `(a, b) = (1, 2)` for which DuckDB, which compares rows with nulls as
+    values, has the same rows as Trino."""
+    rows = node.expressions if isinstance(node, exp.In) else [node.expression]
+    columns = node.this.expressions
+    return is_counted_if_true(node) and all(
+        isinstance(row, exp.Tuple)
+        and len(row.expressions) == len(columns)
+        and all(_are_of([one], kinds.kind(column)) for column, one in zip(columns, row.expressions, strict=True))
+        for row in rows
+    )
+
+
+def listed(query: exp.Expr | None) -> list[exp.Expr] | None:
+    """The elements of `(SELECT unnest([1, 2]))`; None for another query."""
+    while isinstance(query, exp.Subquery) and _given(query) == {"this"}:
+        query = query.this
+    if not isinstance(query, exp.Select) or _given(query) != {"expressions"} or len(query.expressions) != 1:
+        return None
+    found = query.expressions[0].unalias()
+    if not isinstance(found, exp.Explode) or _given(found) != {"this"} or not isinstance(found.this, exp.Array):
+        return None
+    return list(found.this.expressions)
+
+
+def results_of(node: exp.Case | exp.If) -> list[exp.Expr]:
+    branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]
+    otherwise = node.args.get("default" if isinstance(node, exp.Case) else "false")
+    found = [branch.args["true"] for branch in branches]
+    return [one.unnest() for one in ([*found, otherwise] if otherwise is not None else found)]
+
+
+def is_counted_if_true(node: exp.Expr) -> bool:
+    """Whether only the rows for which the condition is true count: false and null are the same."""
+    parent = node.parent
+    while isinstance(parent, exp.Paren | exp.And | exp.Or):
+        parent = parent.parent
+    return isinstance(parent, exp.Where | exp.Having | exp.Join)
+
+
+def is_whole(node: exp.Expr | None) -> bool:
+    return isinstance(node, exp.Literal) and not node.is_string and str(node.this).isdigit()
+
+
+def hidden(expressions: Sequence[exp.Expr]) -> exp.Anonymous:
+    return exp.Anonymous(this=HIDDEN, expressions=list(expressions))
+
+
+def _as_list(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
+    """`list_contains([1, 2], c)` as `c IN (1, 2)`: both are true for the same rows. Without a null in the list, which
+    is found in DuckDB."""
+    array, column = function.this, function.args.get("expression")
+    if not isinstance(function, exp.ArrayContains | exp.Contains) or not isinstance(array, exp.Array):
+        return None
+    fits = _are_of(array.expressions, kinds.kind(column)) and is_counted_if_true(function)
+    return exp.In(this=column.copy(), expressions=array.expressions) if fits and column is not None else None
+
+
+def _are_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
+    """Whether they are constants of exactly this type, and none is null."""
+    return kind is not None and literal_kind(nodes) == kind and not any(isinstance(one, exp.Null) for one in nodes)
+
+
+def _move_windows(select: exp.Select) -> None:
+    """QUALIFY leaves rows out after all else, so its condition is not read. Its window functions and queries are put
+    into ORDER BY, where they count as they do in QUALIFY."""
+    qualify = select.args["qualify"]
+    select.set("qualify", None)
+    order = select.args.get("order") or exp.Order(expressions=[])
+    order.append("expressions", exp.Ordered(this=hidden(list(_windows_and_queries(qualify.this)))))
+    select.set("order", order)
+    parent = select.parent
+    if isinstance(parent, exp.SetOperation) and select.arg_key:  # ORDER BY needs brackets there
+        parent.set(select.arg_key, exp.Subquery(this=select))
+
+
+def _windows_and_queries(node: exp.Expr) -> Iterator[exp.Expr]:
+    if isinstance(node, (exp.Window, *_QUERIES)):
+        yield node
+        return
+    for one in node.iter_expressions():
+        yield from _windows_and_queries(one)
+
+
+def _name_columns(rows: exp.Expr) -> None:
+    """Gives columns without an alias the names that they have in DuckDB."""
+    first = rows.expressions[0]
+    if isinstance(rows, exp.Values):
+        names = [f"col{number}" for number in range(len(first.expressions) if isinstance(first, exp.Tuple) else 1)]
+    elif len(rows.expressions) == 1 and _given(rows) <= {"expressions", "alias"}:
+        names = ["unnest"]
+    else:
+        return
+    alias = rows.args.get("alias") or exp.TableAlias(this=exp.to_identifier("seamark_rows"))
+    given = alias.columns
+    alias.set("columns", [*given, *(exp.to_identifier(one, quoted=True) for one in names[len(given) :])])
+    rows.set("alias", alias)
+
+
+def _settle_operand(case: exp.Case, kinds: NameKinds) -> None:
+    """Hides the operand of `CASE c WHEN 1 THEN …` where DuckDB may convert what it compares."""
+    kind, branches = kinds.kind(case.this), [branch.this for branch in case.args["ifs"]]
+    fits = kind is not None and all(
+        isinstance(one, exp.Null) or (kind != "double" and constant(one, kind, utc=False) is not None)
+        for one in branches
+    )
+    if not fits:
+        case.set("this", hidden([case.this]))
+        return
+    for one in branches:
+        one.replace(constant(one, str(kind), utc=False) or one)
+
+
+def _given(node: exp.Expr) -> set[str]:
+    return {name for name, value in node.args.items() if value}
