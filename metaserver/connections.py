@@ -107,7 +107,6 @@ class Connection(RequestHandler):
         "_last_body",
         "_leaving",
         "_send_timer",
-        "_unsent_bytes",
         "address",
         "admitted",
     )
@@ -125,7 +124,6 @@ class Connection(RequestHandler):
         self._last_body: StreamReader | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
-        self._unsent_bytes = 0
 
     @property
     def idle_since(self) -> float | None:
@@ -163,8 +161,7 @@ class Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._leaving:
             return
-        before = self._request_count
-        in_header = self._last_body is None or self._last_body.is_eof()
+        before, in_header = self._request_count, self._last_body is None or self._last_body.is_eof()
         try:
             super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
@@ -259,16 +256,15 @@ class Connection(RequestHandler):
             self.transport.write(answer)
 
     def _await_client(self) -> None:
-        self._unsent_bytes = self._buffered()
-        self._send_timer = self._loop.call_later(self._guard.limits.send_timeout_s, self._stop_sending)
+        self._send_timer = self._loop.call_later(self._guard.limits.send_timeout_s, self._check_sent, self._buffered())
 
     def _buffered(self) -> int:
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
-    def _stop_sending(self) -> None:
-        """Unless the client is slow, but takes bytes: large writes may need several times the limit."""
+    def _check_sent(self, before: int) -> None:
+        """Aborts, unless the client is slow, but takes bytes: large writes may need several times the limit."""
         self._send_timer = None
-        if self._buffered() <= self._unsent_bytes - _PROGRESS_BYTES:
+        if self._buffered() <= before - _PROGRESS_BYTES:
             self._await_client()
             return
         self._guard.note("answer not read", self.address)

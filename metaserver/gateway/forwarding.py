@@ -194,6 +194,7 @@ class Forwarding:
             except (aiohttp.ClientError, TimeoutError):
                 if span is None:
                     raise
+        found.close()  # its place among the connections is free only now
         start, end, size = span
         start, failed = start + arrived, 0
         etag = found.headers["ETag"]

@@ -69,7 +69,8 @@ class Preloading:
         self._backend = backend
         self._clock = clock
         self._budget_bytes = budget_bytes
-        self._waiting: OrderedDict[str, tuple[Entry, TableMetadata]] = OrderedDict()
+        self._waiting: OrderedDict[str, tuple[Entry, tuple[str, str]]] = OrderedDict()
+        """By table: its entry and policy. Without its metadata, which can be large."""
         self._news = asyncio.Event()
         self._read: OrderedDict[str, tuple[tuple[str, str], dict[str, int]]] = OrderedDict()
         """By table: its policy, and the bytes that were read of each file."""
@@ -80,8 +81,10 @@ class Preloading:
         await watch.follow(self._note, await timeline.head())
 
     def _note(self, entry: Entry, metadata: TableMetadata) -> float:
-        if metadata.properties.get(POLICY, "").lower() in _KINDS:
-            self._waiting[entry.uuid] = (entry, metadata)
+        kind = metadata.properties.get(POLICY, "").lower()
+        if kind in _KINDS:
+            text = metadata.properties.get(FILTER, "")[: _FILTER_CHARACTERS + 1]
+            self._waiting[entry.uuid] = (entry, (kind, text))
             self._waiting.move_to_end(entry.uuid)
             while len(self._waiting) > _TABLES_MAX:
                 self._waiting.popitem(last=False)
@@ -94,24 +97,25 @@ class Preloading:
             await self._news.wait()
             self._news.clear()
             while self._waiting:
-                _, (entry, metadata) = self._waiting.popitem(last=False)
+                _, (entry, policy) = self._waiting.popitem(last=False)
                 try:
-                    await self._preload(entry, metadata)
+                    await self._preload(entry, policy)
                 except (SeamarkError, S3Error) as error:
                     _log.warning("table not preloaded", namespace=entry.namespace, table=entry.name, reason=str(error))
 
-    async def _preload(self, entry: Entry, metadata: TableMetadata) -> None:
+    async def _preload(self, entry: Entry, policy: tuple[str, str]) -> None:
         """SeamarkError, S3Error."""
-        kind, text = metadata.properties[POLICY].lower(), metadata.properties.get(FILTER, "")
+        kind, text = policy
+        metadata = await self._documents.peek(entry.metadata_location)
         holder = f"table {entry.uuid}"
         never = 1 << 60
         await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, never, True))
         scan = await self._planner.scan(metadata, ScanRequest(filter=_filter(text)))  # without the usage of indexes
         located = [scan.view.locate(row) for row in scan.rows[:_FILES_MAX].tolist()]
         paths = {block.text("file_path", local) or "": None for block, local in located}
-        policy, known = self._read.pop(entry.uuid, ((kind, text), {}))
-        known = {path: size for path, size in known.items() if path in paths} if policy == (kind, text) else {}
-        self._read[entry.uuid] = (kind, text), known
+        before, known = self._read.pop(entry.uuid, (policy, {}))
+        known = {path: size for path, size in known.items() if path in paths} if before == policy else {}
+        self._read[entry.uuid] = policy, known
         while len(self._read) > _TABLES_MAX:
             self._read.popitem(last=False)
         table, used = parse_location(metadata.location), sum(known.values())

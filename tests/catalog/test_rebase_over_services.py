@@ -227,6 +227,24 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
             assert answer.status == 409, await answer.text()
 
 
+async def test_undone_replacements_stay_for_expirations_that_began_before(tmp_path: Path) -> None:
+    """Such an expiration has the replacement in the history that it read. Iceberg's incremental clean-up would delete
+    the files that the replacement had removed, and that are back."""
+    async with a_table(tmp_path, 2) as table:
+        await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
+        late = Appender(await table.load()).commit({}, ["a"])
+        history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
+        for _ in range(2):
+            await history.replace()
+        known = [each["snapshot-id"] for each in (await table.load())["snapshots"]]
+        await table.commit(late)
+        undone = known[1:]
+        assert head(await table.load())["summary"][REPLACEMENTS_UNDONE] == ",".join(map(str, reversed(undone)))
+        await table.commit(([], [{"action": "remove-snapshots", "snapshot-ids": known}]))
+        assert {each["snapshot-id"] for each in (await table.load())["snapshots"]} > set(undone)
+        assert known[0] not in {each["snapshot-id"] for each in (await table.load())["snapshots"]}
+
+
 async def test_a_claim_to_have_rewritten_manifests_is_not_believed(tmp_path: Path) -> None:
     """Any client can write the mark into a summary, of a snapshot that removes a file."""
     async with a_table(tmp_path, 2) as table:

@@ -107,7 +107,7 @@ def etag_of(data: bytes) -> str:
 
 
 @asynccontextmanager
-async def gateway(store: BrokenStore, folder: Path, **changes: object) -> AsyncIterator[Worker]:
+async def gateway(store: BrokenStore, folder: Path, connections: int = 8, **changes: object) -> AsyncIterator[Worker]:
     """A worker with its cache before the store."""
     async with await asyncio.start_server(store.serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
@@ -119,7 +119,7 @@ async def gateway(store: BrokenStore, folder: Path, **changes: object) -> AsyncI
             s3_secret_access_key="b",
         )
         clock = SimulatedClock(1)
-        forwarding = Forwarding(settings, clock, connections=8)
+        forwarding = Forwarding(settings, clock, connections=connections)
         async with worker(forwarding, folder, clock, **changes) as one:  # type: ignore[arg-type]
             yield one
 
@@ -234,3 +234,18 @@ async def test_an_answer_that_was_cut_is_completed_only_with_the_same_object(
         assert is_short is is_replaced
         assert (body == data) is not is_replaced
     assert store.seen["cut"] >= (1 if is_replaced else 4)
+
+
+async def test_an_answer_that_was_cut_is_completed_without_a_second_connection(tmp_path: Path) -> None:
+    """When a store restarts, all of its connections may be in use by answers that are cut."""
+    rng = random.Random(4)
+    path, data = "/b/t/data/plain", rng.randbytes(20 * BLOCK)
+    store = BrokenStore(rng, {path: data}, rate=1.0, faults=("cut",), faults_max=1)
+    async with gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK - 1) as one:
+        address = urlsplit(one.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        request = f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-Match: {etag_of(data)}\r\n\r\n"  # the store answers
+        answer = await read_answer(reader, writer, request, has_body=True)
+        writer.close()
+    assert answer == (200, len(data), data, False)
+    assert store.seen["cut"] == 1

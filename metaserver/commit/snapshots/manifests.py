@@ -24,7 +24,7 @@ from seamark.metaserver.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.manifests.content_file import ContentFile
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest, decode_manifest_list
-from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, read_entries, read_removals
+from seamark.metaserver.iceberg.manifests.writer import DELETED, ManifestEntry, decode_listed, entries_of, removals_of
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.index.blocks.block import Block
@@ -77,7 +77,11 @@ class ChangeMemory:
             return
         self._held.add(what)
         self._size_bytes += size_bytes
-        if self._size_bytes > self._limit_bytes:
+        self.check(0)
+
+    def check(self, more_bytes: int) -> None:
+        """BadRequest if so much more is beyond the limit."""
+        if self._size_bytes + more_bytes > self._limit_bytes:
             raise BadRequest(
                 f"The change needs more than {self._limit_bytes:,} bytes of decoded manifests; split it, or compute it "
                 "again from the current snapshot"
@@ -160,16 +164,21 @@ class Manifests:
     async def entries(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
         """The live entries, fully decoded. Corrupt names the manifest."""
         data = await self.data(manifest)
-        entries = await _maybe_in_thread(len(data), lambda: read_entries(data, manifest, metadata))
-        if self._memory is not None:
-            size_bytes = len(entries) * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
+        decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest))
+        if self._memory is not None:  # before the entries are made: a small file may have millions
+            size_bytes = decoded.rows * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
             self._memory.hold(("entries", manifest.manifest_path), size_bytes)
-        return entries
+        return await _maybe_in_thread(len(data), lambda: entries_of(decoded, manifest, metadata))
 
     async def removals(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
         """The entries that say that a snapshot removed a file. Corrupt names the manifest."""
         data = await self.data(manifest)
-        return await _maybe_in_thread(len(data), lambda: read_removals(data, manifest, metadata))
+        decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest, with_deleted=True))
+        if self._memory is not None:
+            self._memory.check(decoded.rows * _ENTRY_BYTES)
+            removed = int((decoded.longs["status"] == DELETED).sum())
+            self._memory.hold(("removals", manifest.manifest_path), removed * _ENTRY_BYTES)
+        return await _maybe_in_thread(len(data), lambda: removals_of(decoded, manifest, metadata))
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """The live entries as columns, one block a manifest. Corrupt names a manifest."""
@@ -200,7 +209,8 @@ class Manifests:
     ) -> list[ManifestFile]:
         """The manifests that may list a live file at one of the paths or, with `referenced`, a delete file that refers
         to one of them."""
-        searched = hashes_of(paths)
+        searched_paths = list(paths)
+        searched = await _maybe_in_thread(sum(map(len, searched_paths)), lambda: hashes_of(searched_paths))
         if not len(searched):
             return []
         names = [self._names.get(manifest.manifest_path) for manifest in manifests]

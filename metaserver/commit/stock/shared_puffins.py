@@ -38,6 +38,8 @@ from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 
 _VECTORS_SINCE = 3
 """Format version."""
+_NO_NUMBER = -1
+"""For what an entry inherits, to distinguish it from an explicit number."""
 _SHARE = 4
 _MEMORY_BYTES = 256 << 20
 """Of the decoded manifests of one snapshot."""
@@ -138,7 +140,8 @@ class SharedPuffins:
             if len(others) == len(marks):
                 replaced.append(manifest)
                 continue
-            entries = [_as_written(entry, snapshot) for entry in await manifests.entries(manifest, metadata)]
+            unnumbered = structs.replace(manifest, sequence_number=_NO_NUMBER)
+            entries = [_as_written(entry) for entry in await manifests.entries(unnumbered, metadata)]
             entries += others
             if not entries:
                 continue
@@ -163,8 +166,11 @@ class SharedPuffins:
         return [*files, (place, data)]
 
 
-def _as_written(entry: ManifestEntry, snapshot: Snapshot) -> ManifestEntry:
-    """Files that the snapshot added inherit their sequence numbers, as the engine wrote them."""
-    if entry.status == ADDED and entry.snapshot_id == snapshot.snapshot_id:
-        return structs.replace(entry, sequence_number=None, file_sequence_number=None)
-    return entry
+def _as_written(entry: ManifestEntry) -> ManifestEntry:
+    """Added files inherit the sequence numbers that the engine did not write. Those that it wrote stay: they are of
+    delete files that were rewritten, and that must not apply to later rows."""
+    if entry.status != ADDED:
+        return entry
+    numbers = (entry.sequence_number, entry.file_sequence_number)
+    of_data, of_file = (None if number == _NO_NUMBER else number for number in numbers)
+    return structs.replace(entry, sequence_number=of_data, file_sequence_number=of_file)

@@ -248,24 +248,23 @@ def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -
     Partition values have the types of `partition_types`, in the order of the table's spec. Corrupt, with the manifest's
     path, for invalid or truncated bytes, and for anything that contradicts the manifest list or the table.
     """
-    _check_length(data, manifest)
-    return entries_of(decode_manifest(data, manifest.manifest_path), manifest, metadata)
+    return entries_of(decode_listed(data, manifest), manifest, metadata)
 
 
-def read_removals(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-    """The entries of a manifest with status DELETED, which say that a snapshot removed a file; as `read_entries`, but
-    without row ids, which only live files inherit."""
-    _check_length(data, manifest)
-    decoded = decode_manifest(data, manifest.manifest_path, with_deleted=True)
-    entries = entries_of(decoded, msgspec.structs.replace(manifest, first_row_id=None), metadata)
-    return [entry for entry in entries if not entry.is_live]
-
-
-def _check_length(data: bytes, manifest: ManifestFile) -> None:
+def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = False) -> DecodedManifest:
+    """The manifest as columns. Corrupt, also when its length is not that of its manifest list."""
     if len(data) != manifest.manifest_length:
         raise Corrupt(
             f"{manifest.manifest_path} has {len(data)} bytes; the manifest list states {manifest.manifest_length}"
         )
+    return decode_manifest(data, manifest.manifest_path, with_deleted=with_deleted)
+
+
+def removals_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+    """The entries with status DELETED, which say that a snapshot removed a file, of a manifest that was decoded with
+    them; without row ids, which only live files inherit."""
+    entries = entries_of(decoded, msgspec.structs.replace(manifest, first_row_id=None), metadata)
+    return [entry for entry in entries if not entry.is_live]
 
 
 def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:

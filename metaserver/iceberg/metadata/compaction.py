@@ -19,23 +19,26 @@ REPLACEMENTS_UNDONE = "seamark.replacements-undone"
 first."""
 UNDONE = "undone-snapshot-id"
 """A key of the summary of a snapshot that undoes another: the id of that snapshot."""
-_UNDONE_BYTES = UNDONE.encode()
+_UNDONE_KEYS = {name: name.encode() for name in (UNDONE, REPLACEMENTS_UNDONE)}
 UNDONE_KEPT_MS = 3_600_000
 DELETED = 0.1
 """Part of the rows: a file, or a table, of which so many are deleted is worth a rewrite."""
 
 
 def undone_lately(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
-    """The snapshots that were undone in the last hour, which stay in the table for that time.
+    """The snapshots that were undone in the last hour, by an undo or by a commit of an engine that they had overtaken.
+    They stay in the table for that time.
 
     An expiration by an engine that has read the table before the undo, and commits its removals after it, then finds
     the undone snapshot among those that remain, and keeps the files that it had removed and that are back."""
-    found = set()
+    found: set[int] = set()
     for snapshot in snapshots:
-        if snapshot.timestamp_ms > now_ms - UNDONE_KEPT_MS and _UNDONE_BYTES in bytes(snapshot.summary):
-            undone = snapshot.summary_map().get(UNDONE, "")
-            if undone.isascii() and undone.isdecimal():
-                found.add(int(undone))
+        if snapshot.timestamp_ms <= now_ms - UNDONE_KEPT_MS:
+            continue
+        text = bytes(snapshot.summary)
+        for name in [name for name, key in _UNDONE_KEYS.items() if key in text]:
+            undone = snapshot.summary_map().get(name, "").split(",")
+            found.update(int(one) for one in undone if one.isascii() and one.isdecimal() and len(one) < 20)
     return frozenset(found)
 
 

@@ -1,0 +1,102 @@
+"""Commits of stock engines that remove deletion vectors: the server leaves marks out and changes nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.commit.snapshots import manifests
+from seamark.metaserver.commit.stock import shared_puffins
+from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Row, _list_schema, _rows, _write, read_list
+from tests.catalog.rig import Rig, rig
+from tests.catalog.test_rebase import append, commit, head, load
+
+
+def entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:
+    plain = {"partition": {}, "record_count": 1, "file_size_in_bytes": 100}
+    return {
+        "status": status,
+        "snapshot_id": snapshot_id,
+        "sequence_number": number,
+        "file_sequence_number": number,
+        "data_file": plain | data,
+    }
+
+
+def vector(path: str, of: str, offset: int) -> Row:
+    position = {"referenced_data_file": of, "content_offset": offset, "content_size_in_bytes": 40}
+    return {"content": 1, "file_path": path, "file_format": "PUFFIN", **position}
+
+
+async def delete(it: Rig, client: Appender, entries: list[Row]) -> dict[str, tuple[Any, ...]]:
+    """Commits a snapshot with these delete files. Returns the status and the numbers of each entry, by its path and
+    offset."""
+    assert client.parent is not None
+    data = [row for row in read_list(client.parent) if row["content"] == 0]
+    rows = [client._manifest(entries), *data]
+    client.manifest_list = f"{client.folder}/snap-{client.snapshot_id}-client.avro"
+    _write(client.manifest_list, _list_schema(3), rows, {"snapshot-id": str(client.snapshot_id)})
+    await commit(it, client._request({}, [], 0, is_append=False))
+    (listed,) = (row for row in read_list(head(await load(it))) if row["content"] == 1)
+    assert listed["sequence_number"] == client.sequence
+    found = _rows(listed["manifest_path"])
+    numbers = [client.sequence if each["sequence_number"] is None else each["sequence_number"] for each in found]
+    assert listed["min_sequence_number"] == min(numbers)
+    return {
+        f"{each['data_file']['file_path']} {each['data_file']['content_offset']}": (
+            each["status"],
+            each["snapshot_id"],
+            each["sequence_number"],
+            each["file_sequence_number"],
+        )
+        for each in found
+    }
+
+
+async def test_sequence_numbers_that_the_engine_chose_stay(tmp_path: Path) -> None:
+    """Of an equality delete file that was rewritten: with the number of the snapshot it would delete later rows."""
+    async with rig(tmp_path) as it:
+        await it.table(properties={"format-version": "3"})
+        await append(it, {"a": 1, "b": 1})
+        first = Appender(await load(it))
+        puffin, equality = (f"{first.metadata['location']}/data/{name}" for name in ("p.puffin", "eq.parquet"))
+        a, b = vector(puffin, "a", 4), vector(puffin, "b", 44)
+        await delete(it, first, [entry(first.snapshot_id, ADDED, None, one) for one in (a, b)])
+        second = Appender(await load(it))
+        rewritten = {"content": 2, "file_path": equality, "file_format": "PARQUET", "equality_ids": [1]}
+        entries = [
+            entry(second.snapshot_id, DELETED, first.sequence, a),
+            entry(first.snapshot_id, EXISTING, first.sequence, b),
+            entry(second.snapshot_id, ADDED, 1, rewritten) | {"file_sequence_number": None},
+            entry(second.snapshot_id, ADDED, None, vector(f"{puffin}-2", "a", 4)),
+        ]
+        assert await delete(it, second, entries) == {
+            f"{puffin} 44": (EXISTING, first.snapshot_id, first.sequence, first.sequence),
+            f"{equality} None": (ADDED, second.snapshot_id, 1, None),
+            f"{puffin}-2 4": (ADDED, second.snapshot_id, None, None),
+        }
+
+
+async def test_marks_beyond_the_memory_limit_are_counted_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest of a megabyte may have a million marks, each of which takes a kilobyte in memory."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the marks were read")
+
+    monkeypatch.setattr(shared_puffins, "_MEMORY_BYTES", 5 * manifests._ENTRY_BYTES)
+    async with rig(tmp_path) as it:
+        await it.table(properties={"format-version": "3"})
+        await append(it, {"a": 1, "b": 1})
+        first = Appender(await load(it))
+        puffin = f"{first.metadata['location']}/data/p.puffin"
+        vectors = [vector(puffin, "a", offset) for offset in range(4, 244, 40)]
+        await delete(it, first, [entry(first.snapshot_id, ADDED, None, one) for one in vectors])
+        second = Appender(await load(it))
+        marks = [entry(second.snapshot_id, DELETED, first.sequence, one) for one in vectors[1:]]
+        stays = entry(first.snapshot_id, EXISTING, first.sequence, vectors[0])
+        monkeypatch.setattr(manifests, "removals_of", refuse)
+        assert len(await delete(it, second, [*marks, stays])) == 6, "the commit is as the engine wrote it"
