@@ -117,7 +117,7 @@ async def test_what_is_no_query_is_refused_with_the_reason(star: Star) -> None:
         ("SELECT 1", "is not read", "trino"),
         ("DELETE FROM db.fact", "is not read", "trino"),
         ("DELETE FROM db.fact", "no single query", "duckdb"),
-        ("SELECT 1 FROM db.fact QUALIFY row_number() OVER () = 1", "Qualify", "duckdb"),
+        ("SELECT 1 FROM db.fact USING SAMPLE 10", "TableSample", "duckdb"),
         ("SELECT 1 FROM db.fact; SELECT 2 FROM db.fact", "is not read", "trino"),
         ("SELECT 1 FROM db.fact WHERE " + "(" * 3000 + "1" + ")" * 3000, "The query is not", "trino"),
         ("SELECT " + "x" * routes.QUERY_MAX, "the limit is", "trino"),

@@ -82,7 +82,9 @@ def test_damage_is_a_problem_and_no_error(task: IndexTask, files: list[DataFile]
     assert written.location is not None
     path = Path(written.location.removeprefix("file://"))
     whole = path.read_bytes()
-    for place in (10, len(whole) // 2, len(whole) - 30):
+    # Zeros may be padding, and no index depends on the digits of the footer's snapshot ids ("-1").
+    middle = next(place for place in range(len(whole) // 2, len(whole)) if whole[place] not in b"\x001")
+    for place in (10, middle, len(whole) - 30):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         assert verified(task, written).problems, place
     path.write_bytes(whole[:-9])
