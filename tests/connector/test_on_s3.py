@@ -220,7 +220,8 @@ def test_columns_of_old_partitions_are_dropped_in_objects(lake: Lake) -> None:
     assert again.commits == 0
 
 
-@pytest.mark.parametrize("step", [23, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow  # 50 s a step; files on a local disk are tested always, in tests/connector/jobs/test_statements.py
+@pytest.mark.parametrize("step", [23, 2])
 def test_a_statement_that_is_killed_shows_no_part_of_a_file(lake: Lake, step: int) -> None:
     """An object is there as a whole or not at all; what is left over is an orphan file, or an unfinished upload."""
     table_of_parts(lake, 3)
