@@ -69,6 +69,7 @@ class TableBuilder:
         self.default_order_id = 0 if base is None else base.default_sort_order_id
         self.properties = {} if base is None else dict(base.properties)
         self.snapshots = {} if base is None else dict(base.snapshots_by_id)
+        self._undone_lately: frozenset[int] | None = None
         self.current_snapshot_id = None if base is None else base.current_snapshot_id
         self.refs = {} if base is None else dict(base.refs)
         self.snapshot_log = [] if base is None else list(base.snapshot_log)
@@ -251,6 +252,7 @@ class TableBuilder:
             self._assign_rows(snapshot)
         self.last_sequence_number = max(last, number)
         self.snapshots[snapshot.snapshot_id] = snapshot
+        self._undone_lately = None
         self._added_snapshots.add(snapshot.snapshot_id)
         self.changed = True
 
@@ -299,9 +301,10 @@ class TableBuilder:
     def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:
         """Ignores unknown ids: two services may expire the same snapshot. Snapshots that were undone lately stay."""
         removed: set[int] = set()
-        undone = undone_lately(self.snapshots.values(), self.now_ms)
+        if self._undone_lately is None:  # once for a commit: it may remove each snapshot by an update
+            self._undone_lately = undone_lately(self.snapshots.values(), self.now_ms)
         for snapshot_id in snapshot_ids:
-            if snapshot_id not in undone and self.snapshots.pop(snapshot_id, None) is not None:
+            if snapshot_id not in self._undone_lately and self.snapshots.pop(snapshot_id, None) is not None:
                 removed.add(snapshot_id)
                 self.remove_statistics(snapshot_id)
                 self.remove_partition_statistics(snapshot_id)
