@@ -132,13 +132,15 @@ class World:
         found = {place: _digest(data) for place, data in self.files().items() if self.is_victims(place)}
         names = f"/v1/namespaces/{self.victim}"
         paths = [names, f"{names}/tables", f"{names}/views", f"{names}/functions"]
-        paths += [f"{names}/tables/{name}" for name in self.hints["table"]]
         paths += [f"{names}/views/{name}" for name in self.hints["view"]]
         paths += [f"{names}/functions/{name}" for name in self.hints["function"]]
         paths += [f"/api/v1/dropped?namespace={self.victim}"]
         for path in paths:
             found[path] = _digest((await self.ask("root", "GET", path)).raw)
         for table in self.hints["table"]:
+            loaded = await self.good("root", "GET", f"{names}/tables/{table}")
+            known = [loaded["metadata-location"], loaded["metadata"]]  # the keys in `config` change with the time
+            found[f"{names}/tables/{table}"] = _digest(json.dumps(known).encode())
             listed = await self.good("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
             kept = [{**one, "used": None} for one in listed["indexes"]]
             found[f"indexes of {table}"] = _digest(json.dumps(kept).encode())

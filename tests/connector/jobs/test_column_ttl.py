@@ -33,6 +33,7 @@ from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS, TIME_COLUMN,
 from seamark.metaserver.services.policy import check_policy
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
+from tests.days import lasting_today
 from tests.seeds import first_seed
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -156,7 +157,7 @@ def read(client: IndexClient) -> dict[int, dict[str, Any]]:
 
 def test_health_counts_what_the_service_will_drop_and_the_command_drops_it(client: IndexClient, served: Served) -> None:
     arrow = create(served, "date", DayTransform())
-    old = date.today() - timedelta(days=40)  # the server has the system clock
+    old = lasting_today() - timedelta(days=40)  # the server has the system clock
     rows = [
         {"id": n, "at": old + timedelta(days=10 * n), "payload": "x" * 50, "ext": None, "tags": None, "must": n}
         for n in range(4)

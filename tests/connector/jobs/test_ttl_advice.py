@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -26,20 +26,22 @@ from seamark.metaserver.store.model import ALL_AGES
 from seamark.metaserver.store.operations import AddColumnReads
 from tests.connector.jobs.test_column_ttl import create
 from tests.connector.served import Served
+from tests.days import lasting_today
 from tests.seeds import first_seed
 
-TODAY = datetime.now(UTC).date()
 COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
 
 
-def fill(client: IndexClient, served: Served, transform: Any, ages_d: range, kind: str = "date") -> None:
-    arrow = create(served, kind, transform)
+def fill(client: IndexClient, served: Served, transform: Any, ages_d: range, kind: str = "date") -> date:
+    """Rows of these ages in days. Returns today."""
+    arrow, today = create(served, kind, transform), lasting_today()
     rows = []
     for number, age_d in enumerate(ages_d):
-        day = TODAY - timedelta(days=age_d)
+        day = today - timedelta(days=age_d)
         value = day if kind == "date" else datetime(day.year, day.month, day.day, 12)
         rows.append({"id": number, "at": value, "payload": "p" * 99, "ext": "e", "tags": ["t"], "must": number})
     append(client, "db.t", pa.Table.from_pylist(rows, schema=arrow))
+    return today
 
 
 def counted_before(client: IndexClient, served: Served, *columns: int, days: int = 40, age_d: int = ALL_AGES) -> None:
@@ -55,14 +57,14 @@ def advised(client: IndexClient, days: int = 30) -> dict[str, int]:
 
 
 def test_columns_are_advised_from_the_age_on_that_no_read_reached(client: IndexClient, served: Served) -> None:
-    fill(client, served, DayTransform(), range(0, 400, 10))
+    today = fill(client, served, DayTransform(), range(0, 400, 10))
     counted_before(client, served, 1)
     assert advised(client) == {"id": 7, "payload": 7, "ext": 7, "tags": 7}
     # Partitions of up to 35 days ago, of which the oldest ended 29 days ago.
-    recent = f"at >= DATE '{TODAY - timedelta(days=35)}'"
+    recent = f"at >= DATE '{today - timedelta(days=35)}'"
     scan(client, "db.t", ["payload"], recent).to_arrow()
     assert advised(client) == {"id": 7, "payload": 30, "ext": 7, "tags": 7}
-    scan(client, "db.t", ["id"], f"ext = 'e' AND at >= DATE '{TODAY - timedelta(days=205)}'").to_arrow()
+    scan(client, "db.t", ["id"], f"ext = 'e' AND at >= DATE '{today - timedelta(days=205)}'").to_arrow()
     assert advised(client) == {"id": 365, "payload": 30, "ext": 365, "tags": 7}
     scan(client, "db.t", ["tags"]).to_arrow()
     assert advised(client) == {"id": 365, "payload": 30, "ext": 365}
@@ -80,7 +82,7 @@ def test_columns_are_advised_from_the_age_on_that_no_read_reached(client: IndexC
     done = run_statement(client, statement, utc=True)
     assert done.files_before == 36
     rows = scan(client, "db.t", ["at"], "payload IS NOT NULL").to_arrow()["at"].to_pylist()
-    assert min(rows) == TODAY - timedelta(days=30)
+    assert min(rows) == today - timedelta(days=30)
     assert "payload" not in advised(client)
 
 
@@ -88,11 +90,11 @@ def test_random_reads_are_never_advised(client: IndexClient, served: Served) -> 
     seed = first_seed()
     rng = random.Random(seed)
     kind = rng.choice(["date", "timestamp"])
-    fill(client, served, rng.choice([DayTransform(), MonthTransform()]), range(0, 900, 30), kind)
+    today = fill(client, served, rng.choice([DayTransform(), MonthTransform()]), range(0, 900, 30), kind)
     counted_before(client, served, 1, age_d=0)
     read: dict[str, date] = {}
     for _ in range(12):
-        oldest = TODAY - timedelta(days=rng.randrange(900))
+        oldest = today - timedelta(days=rng.randrange(900))
         columns = rng.sample(list(COLUMNS), rng.randint(1, 2))
         literal = f"DATE '{oldest}'" if kind == "date" else f"TIMESTAMP '{oldest} 00:00:00'"
         scan(client, "db.t", columns, f"at >= {literal}").to_arrow()
@@ -100,7 +102,7 @@ def test_random_reads_are_never_advised(client: IndexClient, served: Served) -> 
             read[column] = min(oldest, read.get(column, oldest))
         for column, age_d in advised(client).items():
             first_read = read.get(column)
-            assert first_read is None or first_read > TODAY - timedelta(days=age_d) - timedelta(days=31), (seed, column)
+            assert first_read is None or first_read > today - timedelta(days=age_d) - timedelta(days=31), (seed, column)
     for one in advise_ttl(client, "db.t")["advice"]:
         statement = parse_statement(one["statement"])
         assert statement is not None
