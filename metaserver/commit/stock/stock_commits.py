@@ -7,6 +7,7 @@ commit that adds a snapshot and was applied before gets the first outcome again.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -114,7 +115,7 @@ class StockCommits:
         changes = sorted(changes, key=lambda change: (change.namespace, change.name))
         names = [(change.namespace, change.name) for change in changes]
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(one for one, after in itertools.pairwise(names) if one == after)  # they are sorted
             raise BadRequest(f"The transaction has two changes for {show(*twice)}; merge them")
         async with self.publisher.lock_all(names):
             try:
