@@ -24,11 +24,12 @@ from heapq import nsmallest
 from typing import Any, cast
 
 import structlog
-from aiohttp import StreamReader, http_exceptions, web
+from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
 from seamark.metaserver.errors import RequestTimeout, TooManyRequests
+from seamark.metaserver.unreadable import EXPECTATION_FAILED, HEADER_TOO_LARGE, explain_unreadable
 
 CONNECTIONS_MAX = 10_000
 _CONNECTIONS_LEAST = 4
@@ -40,7 +41,6 @@ _PROGRESS_BYTES = 64 << 10
 """What a client has to take of an answer within `send_timeout_s`."""
 _REMEMBERED = 256
 """Number of idle connections that a search caches."""
-_HEADER_TOO_LARGE = "RequestHeaderFieldsTooLargeException"
 _log = structlog.get_logger("seamark.connections")
 
 
@@ -207,7 +207,7 @@ class Connection(RequestHandler):
         """The answer if no handler made one. It has no text of the exception, which may quote the request."""
         if status == 400:
             self._guard.unreadable(self, exc)
-            status, kind, message = _explain(exc)
+            status, kind, message = explain_unreadable(exc)
         else:
             _log.error("request failed outside of its handler", status=status, **_traced(exc))
             kind, message = "InternalServerError", "Internal error; the server's log tells more"
@@ -317,8 +317,18 @@ class Connections(web.Server):
         self, inner: web.Server, limits: ConnectionLimits, answers: Answers, tls: ssl.SSLContext | None = None
     ) -> None:
         options = {**inner._kwargs, "lingering_time": _LINGERING_S}
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            # aiohttp answers this before any handler and middleware, with its version, and quotes the header.
+            if request.headers.get("Expect", "100-continue").strip().lower() != "100-continue":
+                refused = answers.respond(417, EXPECTATION_FAILED, "Expect may only be 100-continue (RFC 9110, 10.1.1)")
+                refused.force_close()  # its body, which was not read, may not come
+                refused.headers["Server"] = "seamark"
+                return refused
+            return await inner.request_handler(request)
+
         super().__init__(
-            inner.request_handler,
+            handle,
             request_factory=inner.request_factory,
             handler_cancellation=inner.handler_cancellation,
             loop=inner._loop,
@@ -328,7 +338,7 @@ class Connections(web.Server):
         self.answers = answers
         self.crowded = self._raw(429, TooManyRequests.type, "Too many connections; use those that are open")
         self.slow = self._raw(408, RequestTimeout.type, "The header of the request took too long to arrive")
-        self.too_large = self._raw(431, _HEADER_TOO_LARGE, "The header of the request is too large")
+        self.too_large = self._raw(431, HEADER_TOO_LARGE, "The header of the request is too large")
         self._tls = tls
         self._addresses: Counter[str] = Counter()
         self._open: set[Connection | Handshake] = set()
@@ -478,19 +488,6 @@ class ConnectionRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         return Connections(await super()._make_server(), self._limits, self._answers, self._tls)
-
-
-def _explain(error: BaseException | None) -> tuple[int, str, str]:
-    """(status, type, message) for a request that is not HTTP."""
-    if isinstance(error, http_exceptions.LineTooLong):
-        return 431, _HEADER_TOO_LARGE, "The request line or a header is too long"
-    if isinstance(error, http_exceptions.InvalidHeader):
-        return 400, "BadRequestException", "A header of the request is malformed (RFC 9112, 5)"
-    if isinstance(error, http_exceptions.BadStatusLine | http_exceptions.InvalidURLError):
-        return 400, "BadRequestException", "The request line is malformed (RFC 9112, 3): use HTTP/1.1 and a valid path"
-    if isinstance(error, http_exceptions.PayloadEncodingError):
-        return 400, "BadRequestException", "The body is not encoded as the headers of the request announce"
-    return 400, "BadRequestException", "The request is not HTTP/1.1 that this server reads"
 
 
 def _traced(error: object) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
     """Whether the gateway pins the table's objects in its cache."""
     staged: bool = False
     """Whether the table had no name when the keys were issued."""
+    namespace: tuple[str, ...] = ()
+    """Whose rights the bearer had; empty in keys of earlier versions."""
 
 
 class GatewayKeys:
@@ -56,9 +58,17 @@ class GatewayKeys:
         """Verified tokens with their access keys: clients use the same keys for many requests."""
 
     def issue(
-        self, table_uuid: str, location: str, *, writable: bool, who: str, pinned: bool = False, staged: bool = False
+        self,
+        table_uuid: str,
+        location: str,
+        *,
+        writable: bool,
+        who: str,
+        pinned: bool = False,
+        staged: bool = False,
+        namespace: tuple[str, ...] = (),
     ) -> VendedKeys:
-        grant = ObjectGrant(table_uuid, location, writable, who, self._expires_ms(), pinned, staged)
+        grant = ObjectGrant(table_uuid, location, writable, who, self._expires_ms(), pinned, staged, namespace)
         key_id, key = self._keyring.signing(_PURPOSE)
         payload = key_id + msgspec.msgpack.encode(grant)
         token = payload + _mac(key, b"token", payload)

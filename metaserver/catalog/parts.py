@@ -13,6 +13,7 @@ from msgspec import structs
 
 from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.catalog.documents import Documents
+from seamark.metaserver.catalog.large_requests import run_by_size
 from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import (
@@ -122,7 +123,7 @@ class CatalogContext:
     ) -> None:
         """BadRequest for properties that control clients; as `check_location` for changed properties that name
         locations for writers."""
-        check_client_properties(properties, "A table or view")
+        await run_by_size(properties, lambda: check_client_properties(properties, "A table or view"))
         if caller.confined_to is None:
             return
         for key in PATH_PROPERTIES:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+from functools import partial
 from typing import Any
 
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.dropped import drop_operations
+from seamark.metaserver.catalog.large_requests import run_by_size
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, claim
 from seamark.metaserver.catalog.ownership.own_files import allow, replace_allowed_locations
 from seamark.metaserver.catalog.parts import CatalogContext
@@ -179,7 +181,8 @@ class Tables:
         )
         await check_unclaimed(self._parts, location, "The table's location", (namespace, request.name))
         await self._parts.check_properties(caller, request.properties, {}, namespace)
-        return new_table(
+        work = partial(
+            new_table,
             uuid=uuid,
             location=location,
             schema=request.schema,
@@ -188,6 +191,7 @@ class Tables:
             properties=request.properties,
             now_ms=self._parts.clock.now_ms(),
         )
+        return await run_by_size(request, work)
 
     async def _registrable(self, location: str) -> TableMetadata:
         # Checked in the storage, because the cache may still contain a file that is gone.

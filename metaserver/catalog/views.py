@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.dropped import drop_operations
+from seamark.metaserver.catalog.large_requests import run_by_size
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, moves
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, fingerprint_of, owned_properties
 from seamark.metaserver.catalog.parts import CatalogContext
@@ -95,7 +97,8 @@ class Views:
         )
         await check_unclaimed(self._parts, location, "The view's location", (namespace, request.name))
         await self._parts.check_properties(caller, request.properties, {}, namespace)
-        metadata = new_view(
+        work = partial(
+            new_view,
             uuid=uuid,
             location=location,
             schema=request.schema,
@@ -103,6 +106,7 @@ class Views:
             properties=owned_properties(caller, request.properties, {}, rewritten=True),
             now_ms=requested_ms,
         )
+        metadata = await run_by_size(request, work)
         document = encode_view(metadata)
         suffix = name_suffix(document)
         path = metadata_location(self._parts, location, metadata.properties, None, suffix)
@@ -150,7 +154,8 @@ class Views:
             entry = await self.entry(namespace, name)
             base = await self._metadata(entry)
             check_view_requirements(base.view_uuid, requirements)
-            metadata = apply_view_updates(base, updates, now_ms=self._parts.clock.now_ms())
+            work = partial(apply_view_updates, base, updates, now_ms=self._parts.clock.now_ms())
+            metadata = await run_by_size(updates, work)
             metadata = _owned(caller, base, metadata)
             if metadata is base:
                 remember = self._parts.remember(caller, status=200, metadata_location=entry.metadata_location)

@@ -11,11 +11,16 @@ from seamark.metaserver.catalog.ownership.claims import with_folders
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
 _REMEMBERED_MAX = 4096
 _BATCH = 500
+
+
+def _asked(grant: ObjectGrant) -> tuple[str, str, NamespacePath]:
+    return grant.table_uuid, grant.location, grant.namespace
 
 
 class Ownership:
@@ -25,26 +30,23 @@ class Ownership:
         self._store = store
         self._clock = clock
         self._recheck_s = recheck_s
-        self._known: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, NamespacePath], float] = OrderedDict()
         self._forgotten = 0
 
     def is_confirmed(self, grant: ObjectGrant) -> bool:
         """Whether `check` would return without asking the database."""
-        until_s = self._known.get((grant.table_uuid, grant.location))
+        until_s = self._known.get(_asked(grant))
         return until_s is not None and self._clock.monotonic() < until_s
 
     async def check(self, grant: ObjectGrant) -> None:
-        """Forbidden if the table was dropped, or does not own the location: another table claims it, or the metadata
-        file that named it was forged. A staged table, which has no name and no claims yet, may use a location
-        without a claim."""
+        """Forbidden if the table was dropped or moved to another namespace, where the bearer may have no rights, or
+        does not own the location: another table claims it, or the metadata file that named it was forged. A staged
+        table, which has no name and no claims yet, may use a location without a claim."""
         if self.is_confirmed(grant):
             return
-        asked, now_s = (grant.table_uuid, grant.location), self._clock.monotonic()
+        asked, now_s = _asked(grant), self._clock.monotonic()
         forgotten = self._forgotten
-        if not await self._store.names_of(grant.table_uuid, dropped=False) and (
-            not grant.staged or await self._store.names_of(grant.table_uuid)
-        ):
-            raise Forbidden("The table of the keys was dropped")
+        await self._check_name(grant)
         key = await asyncio.to_thread(location_key, parse_location(grant.location))
         own = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
         if own.isdisjoint(with_folders(key)) and (
@@ -58,6 +60,16 @@ class Ownership:
         self._known.move_to_end(asked)
         while len(self._known) > _REMEMBERED_MAX:
             self._known.popitem(last=False)
+
+    async def _check_name(self, grant: ObjectGrant) -> None:
+        uuid, namespace = grant.table_uuid, grant.namespace or None
+        if await self._store.names_of(uuid, dropped=False, namespace=namespace):
+            return
+        if grant.staged and not await self._store.names_of(uuid):
+            return
+        if namespace is not None and await self._store.names_of(uuid, dropped=False):
+            raise Forbidden("The table of the keys was moved to another namespace; load it there")
+        raise Forbidden("The table of the keys was dropped")
 
     async def follow(self, timeline: Timeline) -> None:
         """Until cancelled: forgets a table as soon as anything but a commit happens to it."""

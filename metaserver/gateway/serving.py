@@ -116,5 +116,5 @@ async def _maintain(backend: Backend, metrics: GatewayCacheMetrics) -> None:
 
 def _respond(status: int, kind: str, message: str) -> web.Response:
     """An answer without a handler, such as for a request that is not HTTP."""
-    code = {400: "InvalidRequest", 408: "RequestTimeout", 429: "SlowDown", 431: "InvalidRequest"}.get(status)
-    return error_answer(S3Error(code or "InternalError", message), "", "")
+    code = {408: "RequestTimeout", 429: "SlowDown"}.get(status, "InvalidRequest" if status < 500 else "InternalError")
+    return error_answer(S3Error(code, message), "", "")

@@ -90,9 +90,9 @@ class PointerStore(Protocol):
 
     async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
 
-    async def names_of(self, uuid: str, *, dropped: bool = True) -> int:
-        """The number of names, live and, with `dropped`, dropped, of the table with this UUID: several share its
-        files."""
+    async def names_of(self, uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> int:
+        """The number of names, live and, with `dropped`, dropped, of the table with this UUID, in all namespaces or in
+        one: several share its files."""
 
     async def fence(self, lease: str) -> int:
         """The fencing number of a lease; 0 if it has never been taken."""

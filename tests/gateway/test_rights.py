@@ -156,6 +156,41 @@ async def test_keys_of_a_dropped_table_are_refused_at_once(tmp_path: Path) -> No
         assert set((await asyncio.to_thread(_codes, other)).values()) == {"OK"}
 
 
+async def test_keys_of_a_table_that_moves_to_another_namespace_are_refused_at_once(tmp_path: Path) -> None:
+    """Whoever has no rights there reads and writes nothing there until the end of the keys."""
+    settings: dict[str, Any] = {
+        "warehouse": "s3://lake/wh",
+        "s3_folder": str(tmp_path / "objects"),
+        "s3_client_access": "gateway",
+        "gateway_port": free_port(),
+        "rights_recheck_s": 60.0,
+        "watch_poll_s": 60.0,
+    }
+    async with running(tmp_path / "home", **settings) as server, gateway(server.parts):
+
+        async def send(method: str, path: str, body: Any = None) -> Any:
+            async with server.http.request(method, f"{server.url}{path}", json=body) as answer:
+                assert answer.status < 300, await answer.text()
+                return await answer.json() if answer.status == 200 else None
+
+        async def rename(source: tuple[str, str], target: tuple[str, str]) -> None:
+            names = [{"namespace": [namespace], "name": name} for namespace, name in (source, target)]
+            await send("POST", "/v1/tables/rename", dict(zip(("source", "destination"), names, strict=True)))
+
+        async def codes(keys: Keys) -> set[str]:
+            return set((await asyncio.to_thread(_codes, keys)).values())
+
+        await send("POST", "/v1/namespaces", {"namespace": ["other"]})
+        keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
+        await rename(("db", "t"), ("db", "u"))
+        assert await codes(keys) == {"OK"}
+        await rename(("db", "u"), ("other", "u"))
+        async with asyncio.timeout(60):
+            while await codes(keys) != {"AccessDenied"}:
+                await asyncio.sleep(0.02)
+        assert await codes(keys_of(await send("GET", "/v1/namespaces/other/tables/u"))) == {"OK"}
+
+
 async def test_keys_name_whether_their_table_is_pinned(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "warehouse": "s3://lake/wh",
@@ -178,9 +213,10 @@ class _Claims:
     def __init__(self, claims: dict[str, list[str]]) -> None:
         self.by_uuid, self.asked = claims, 0
         self.dropped: set[str] = set()
+        self.namespace = ("db",)
 
-    async def names_of(self, uuid: str, *, dropped: bool = True) -> int:
-        return int(uuid != "staged" and (dropped or uuid not in self.dropped))
+    async def names_of(self, uuid: str, *, dropped: bool = True, namespace: tuple[str, ...] | None = None) -> int:
+        return int(uuid != "staged" and (dropped or uuid not in self.dropped) and namespace in (None, self.namespace))
 
     async def claims(self, uuid: str) -> list[Claim]:
         self.asked += 1
@@ -219,6 +255,14 @@ async def test_keys_end_with_the_ownership_of_their_location() -> None:
             await ownership.check(ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=staged))
     claims.dropped = set()
     await ownership.check(grant)
+    in_db = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, namespace=("db",))
+    await ownership.check(in_db)
+    await ownership.check(ObjectGrant("staged", "s3://bkt/new", True, "w", 1 << 60, staged=True, namespace=("db",)))
+    for staged in (True, False):
+        with pytest.raises(Forbidden, match="moved"):
+            await ownership.check(
+                ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60, staged=staged, namespace=("other",))
+            )
     claims.by_uuid = {"u": ["s3://bkt/t"]}
     await ownership.check(grant)
     clock.advance(6000)

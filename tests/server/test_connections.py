@@ -269,6 +269,8 @@ async def test_an_answer_that_nobody_reads_does_not_stay_in_memory(tmp_path: Pat
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: sm_verysecret\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nsm_verysecret", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00sm_verysecret\r\n\r\n", 400),
+        (b"GET /v1/config HTTP/1.1\r\nHost: a\r\nExpect: sm_verysecret\r\n\r\n", 417),
+        (b"POST /nowhere HTTP/1.1\r\nHost: a\r\nExpect: sm_verysecret\r\nContent-Length: 9\r\n\r\n", 417),
     ],
 )
 async def test_what_is_not_http_gets_the_standards_shape_and_is_quoted_nowhere(

@@ -232,7 +232,12 @@ class NamesContract(OpenedStores):
         assert await store.dropped(None, None, 9) == [kept]
         assert await store.dropped(NS, None, 9) == [kept]
         assert await store.dropped(("other",), None, 9) == []
+        counts = [await store.names_of(entry.uuid, namespace=where) for where in (None, NS, ("other",))]
+        live = [await store.names_of(entry.uuid, dropped=False, namespace=where) for where in (None, NS)]
+        assert (counts, live) == ([1, 1, 0], [0, 0])
         await store.transact([RestoreEntry("d1", NS, "t")])
+        live = [await store.names_of(entry.uuid, dropped=False, namespace=where) for where in (None, NS, ("other",))]
+        assert live == [1, 1, 0]
         assert await store.entry(TABLE, NS, "t") == entry
         assert await store.dropped_entry("d1") is None
         with pytest.raises(NotFound, match="d1"):

@@ -236,7 +236,9 @@ def access_config(
         who, writable = call.principal.name, call.may(namespace, "updateTable")
         pinned = metadata.properties.get(CACHE_PINNED, "").lower() == "true"
         keys = call.app[GATEWAY_KEYS]
-        return keys.issue(table_uuid, location, writable=writable, who=who, pinned=pinned, staged=staged)
+        return keys.issue(
+            table_uuid, location, writable=writable, who=who, pinned=pinned, staged=staged, namespace=namespace
+        )
 
     return storage_config(
         settings,

@@ -36,6 +36,7 @@ from seamark.metaserver.index.files.definitions import IndexDefinition, read_def
 from seamark.metaserver.index.keys.keys import Keys, Mask
 from seamark.metaserver.index.keys.terms import Term, resolve
 from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.index.kinds.record import COLUMNS_MAX
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
@@ -216,6 +217,8 @@ def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefin
     names = ", ".join(f"{index.name} on {index.text}" for index in usable[:20]) or "none"
     terms = None
     if query.columns is not None:
+        if len(query.columns) > COLUMNS_MAX:
+            raise BadRequest(f"columns has {len(query.columns)} columns; a record index has at most {COLUMNS_MAX}")
         terms = tuple(resolve(text, metadata.current_schema, metadata.schemas) for text in query.columns)
     if query.index is not None:
         definition = defined_index(metadata, query.index)

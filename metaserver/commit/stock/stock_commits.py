@@ -7,12 +7,14 @@ commit that adds a snapshot and was applied before gets the first outcome again.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.large_requests import run_by_size
 from seamark.metaserver.catalog.ownership.own_files import check_added
 from seamark.metaserver.catalog.pointers import (
     check_name_free,
@@ -114,7 +116,7 @@ class StockCommits:
         changes = sorted(changes, key=lambda change: (change.namespace, change.name))
         names = [(change.namespace, change.name) for change in changes]
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(one for one, after in itertools.pairwise(names) if one == after)  # they are sorted
             raise BadRequest(f"The transaction has two changes for {show(*twice)}; merge them")
         async with self.publisher.lock_all(names):
             try:
@@ -161,7 +163,7 @@ class StockCommits:
         requested: TableChange | None = change
         try:
             check_requirements(base, change.requirements)
-            metadata = self._apply(base, change.updates)
+            metadata = await self._apply(base, change.updates)
         except CommitConflict:
             if base is not None:
                 await check_added(self._parts, request.caller, uuid_of(entry, base), base, base, change)
@@ -169,7 +171,7 @@ class StockCommits:
             if rebased is None:
                 raise
             change = msgspec.structs.replace(change, updates=rebased.updates)
-            metadata, files = self._apply(base, change.updates), rebased.files
+            metadata, files = await self._apply(base, change.updates), rebased.files
         if base is None and is_derived(table_uuid(metadata)):
             raise BadRequest(f"The UUID {metadata.table_uuid} has version 5; choose a random UUID (version 4)")
         if base is None and await self._parts.is_uuid_taken(table_uuid(metadata)):
@@ -181,16 +183,16 @@ class StockCommits:
             uuid, folder = uuid_of(entry, base), checked_folder(self._parts, base.location, base.properties)
             kept = await self._puffins.keep(uuid, folder, base, metadata, change.updates, files)
             if kept is not None:
-                metadata, files = self._apply(base, kept.updates), kept.files
+                metadata, files = await self._apply(base, kept.updates), kept.files
                 plan = await self.publisher.prepare(
                     request.caller, (change.namespace, change.name), entry, base, metadata
                 )
         plan.events, plan.files = [_commit_event(request, change)], files
         return plan
 
-    def _apply(self, base: TableMetadata | None, updates: list[dict[str, Any]]) -> TableMetadata:
-        clock = self._parts.clock
-        return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
+    async def _apply(self, base: TableMetadata | None, updates: list[dict[str, Any]]) -> TableMetadata:
+        now_ms, new_uuid = self._parts.clock.now_ms(), str(self._parts.clock.uuid4())
+        return await run_by_size(updates, lambda: apply_updates(base, updates, now_ms=now_ms, new_uuid=new_uuid))
 
     async def _rebase(
         self, request: _Request, change: TableChange, entry: Entry | None, base: TableMetadata | None

@@ -36,6 +36,7 @@ from seamark.metaserver.iceberg.metadata.snapshot import (
     StatisticsFile,
 )
 from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
+from seamark.metaserver.iceberg.metadata.work import Work
 from seamark.metaserver.iceberg.types import schema as schemas
 from seamark.metaserver.iceberg.types.schema import Schema
 
@@ -88,6 +89,9 @@ class TableBuilder:
         self._added_snapshots: set[int] = set()
         self._passed_main: set[int] = set()
         self._removed_snapshots = False
+        self._names_of: dict[int, set[str]] | None = None
+        """The references to each snapshot; a commit may remove each of 10,000 snapshots by an update."""
+        self._work = Work()
 
     # identity
 
@@ -132,6 +136,7 @@ class TableBuilder:
         schema = schemas.checked(added)
         schemas.check_format_version(schema, self.format_version)
         self.last_column_id = max(self.last_column_id, schema.highest_field_id)
+        self._work.compare(len(self.schemas), len(schema.index.by_id))
         same = next((known.id for known in self.schemas.values() if known.same_as(schema)), None)
         if same is None:
             same = max(self.schemas, default=self.current_schema_id - 1) + 1
@@ -149,6 +154,7 @@ class TableBuilder:
             raise BadRequest(f"Cannot set current schema to unknown schema: {schema_id}")
         if schema_id == self.current_schema_id:
             return
+        self._work.compare(len(self.specs) + self._spec_fields())
         for spec in self.specs.values():
             partition.check_names(spec, schema)
         self.current_schema_id, self.changed = schema_id, True
@@ -167,7 +173,11 @@ class TableBuilder:
 
     # partition specs
 
+    def _spec_fields(self) -> int:
+        return sum(len(spec.fields) for spec in self.specs.values())
+
     def add_spec(self, added: PartitionSpec) -> None:
+        self._work.compare(len(self.specs) + self._spec_fields())
         existing_id = next((spec.spec_id for spec in self.specs.values() if spec.same_fields(added)), None)
         if existing_id is None:
             schema = self._current_schema()
@@ -210,6 +220,7 @@ class TableBuilder:
     # sort orders
 
     def add_sort_order(self, added: SortOrder) -> None:
+        self._work.compare(len(self.orders), len(added.fields))
         existing_id = next((order.order_id for order in self.orders.values() if order.fields == added.fields), None)
         if existing_id is None:
             sort_order.check_compatible(added, self._current_schema())
@@ -277,8 +288,16 @@ class TableBuilder:
             if not ref.is_branch:
                 raise BadRequest(f"Cannot set {MAIN} to a tag, it must be a branch")
             self._move_main(snapshot)
+        if self._names_of is not None:
+            self._forget(name)
+            self._names_of.setdefault(ref.snapshot_id, set()).add(name)
         self.refs[name] = ref
         self.changed = True
+
+    def _forget(self, name: str) -> None:
+        """Before a reference is moved or removed."""
+        if self._names_of is not None and name in self.refs:
+            self._names_of.get(self.refs[name].snapshot_id, set()).discard(name)
 
     def _move_main(self, snapshot: Snapshot) -> None:
         self.current_snapshot_id = snapshot.snapshot_id
@@ -296,12 +315,14 @@ class TableBuilder:
     def remove_ref(self, name: str) -> None:
         if name == MAIN and self.current_snapshot_id is not None:
             self.current_snapshot_id, self.changed = None, True
+        self._forget(name)
         self.changed |= self.refs.pop(name, None) is not None
 
     def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:
         """Ignores unknown ids: two services may expire the same snapshot. Snapshots that were undone lately stay."""
         removed: set[int] = set()
         if self._undone_lately is None:  # once for a commit: it may remove each snapshot by an update
+            self._work.compare(len(self.snapshots))
             self._undone_lately = undone_lately(self.snapshots.values(), self.now_ms)
         for snapshot_id in snapshot_ids:
             if snapshot_id not in self._undone_lately and self.snapshots.pop(snapshot_id, None) is not None:
@@ -310,8 +331,13 @@ class TableBuilder:
                 self.remove_partition_statistics(snapshot_id)
         if removed:
             self._removed_snapshots = self.changed = True
-            for name in [name for name, ref in self.refs.items() if ref.snapshot_id in removed]:
-                self.remove_ref(name)
+            if self._names_of is None:
+                self._names_of = {}
+                for name, ref in self.refs.items():
+                    self._names_of.setdefault(ref.snapshot_id, set()).add(name)
+            for snapshot_id in removed:
+                for name in sorted(self._names_of.pop(snapshot_id, ())):
+                    self.remove_ref(name)
 
     # statistics and keys
 

@@ -125,12 +125,14 @@ def assign_field_ids(spec: PartitionSpec, existing: Iterable[PartitionSpec], las
     """
     known = {(field.sources, field.transform): field.field_id for old in existing for field in old.fields}
     ids: list[int] = []
+    taken: set[int] = set()
     for field in spec.fields:
         field_id = known.get((field.sources, field.transform))
-        if field_id is None or field_id in ids:
+        if field_id is None or field_id in taken:
             last_field_id += 1
             field_id = last_field_id
         ids.append(field_id)
+        taken.add(field_id)
     return with_field_ids(spec, ids)
 
 

@@ -17,6 +17,8 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.types.reading import Int32
 from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive, check_default, min_format_version
 
+NAMES_MAX = 16 << 20
+"""Characters of all full names of a schema: the name of a struct is part of the name of each field inside it."""
 DEPTH_MAX = 100
 """Maximum nesting of a schema; Java's JSON parser stops slightly above 300."""
 
@@ -185,8 +187,13 @@ def _index(schema: Schema) -> SchemaIndex:
     by_id: dict[int, Column] = {}
     full: dict[str, int] = {}
     short: dict[str, int] = {}
+    left = NAMES_MAX
 
     def add(field: Field, path: tuple[str, ...], short_path: tuple[str, ...], parent: int | None) -> None:
+        nonlocal left
+        left -= sum(map(len, path)) + len(path) + len(field.name)
+        if left < 0:
+            raise BadRequest(f"Invalid schema: the full names of its fields have more than {NAMES_MAX:,} characters")
         name = ".".join((*path, field.name))
         if field.id in by_id:
             raise BadRequest(f"Invalid schema: multiple fields for id {field.id}: {by_id[field.id].name} and {name}")

@@ -24,6 +24,7 @@ from seamark.metaserver.iceberg.metadata.updates import (
     UpgradeFormatVersion,
     parse_update,
 )
+from seamark.metaserver.iceberg.metadata.work import Work
 from seamark.metaserver.iceberg.types import schema as schemas
 from seamark.metaserver.iceberg.types.reading import Int32, read
 from seamark.metaserver.iceberg.types.schema import Schema
@@ -73,6 +74,7 @@ class _ViewBuilder:
         self.added_versions: set[int] = set()
         self.last_schema_id: int | None = None
         self.last_version_id: int | None = None
+        self._work = Work()
 
     def assign_uuid(self, uuid: str) -> None:
         if self.uuid is not None and self.uuid.lower() != uuid.lower():
@@ -104,6 +106,7 @@ class _ViewBuilder:
 
     def add_schema(self, added: Schema) -> None:
         schema = schemas.checked(added)
+        self._work.compare(len(self.schemas), len(schema.index.by_id))
         known = next((old.id for old in self.schemas.values() if old.same_as(schema)), None)
         if known is None:
             known = max(self.schemas, default=-1) + 1
@@ -114,6 +117,7 @@ class _ViewBuilder:
     def add_version(self, added: ViewVersion) -> None:
         version = self._with_schema(added)
         _check_representations(version.representations)
+        self._work.compare(len(self.versions), len(version.representations))
         known = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
         if known is None:
             known = max(version.version_id, max(self.versions, default=version.version_id - 1) + 1)

@@ -18,7 +18,7 @@ them makes another index. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -39,6 +39,7 @@ from seamark.metaserver.index.keys.keys import family
 from seamark.metaserver.index.keys.terms import LOWER, TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
 from seamark.metaserver.index.kinds.kind import IndexKind, IndexParameter
 from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.metaserver.index.kinds.record import COLUMNS_MAX
 
 PREFIX = "seamark.index."
 ENABLED, PAUSED = "enabled", "paused"
@@ -182,7 +183,7 @@ def bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
 def define(
     name: str,
     kind: str,
-    columns: Iterable[str | Term],
+    columns: Collection[str | Term],
     schema: Schema,
     *,
     parameters: Mapping[str, Any] | None = None,
@@ -191,6 +192,8 @@ def define(
     """A checked definition to write. Columns are terms, or texts that are resolved in the current schema. BadRequest if
     it is invalid."""
     check_name(name)
+    if len(columns) > COLUMNS_MAX:
+        raise BadRequest(f"An index is on at most {COLUMNS_MAX} columns, not on {len(columns)}")
     terms = [column if isinstance(column, Term) else resolve(column, schema) for column in columns]
     return _defined(name, kind, terms, parameters or {}, state)
 

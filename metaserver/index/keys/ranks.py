@@ -19,7 +19,9 @@ Ranks = npt.NDArray[np.uint32]
 
 CLIPPED_BYTES = 1025
 """The length of a truncated value; shorter values are whole."""
-ROWS_MAX = (1 << 32) - 2
+ROWS_MAX = 1 << 28
+"""Of a data file with a bitmap index: 32 MiB of bits. An index file states its rows itself, and a run of any length
+takes a few bytes, so that this bounds the memory of who reads it."""
 
 _SPAN_A_ROW = 4
 _SPAN_MIN = 1 << 16

@@ -21,6 +21,8 @@ MARGIN = 0.75
 _CHUNK_ROWS = 1 << 16
 _CHUNK_BYTES = 16
 """Maximum size of a container's entry in the header of a roaring bitmap."""
+_LISTED_ROWS = 1 << 20
+"""Rows of a roaring bitmap that are listed at once; a multiple of 64."""
 _ZSTD = pa.Codec("zstd", 1)
 
 
@@ -102,6 +104,19 @@ def decode(piece: Piece, rows: int) -> Bits | bool:
                 raise ValueError(f"a bitmap of {rows} rows inflates to {len(words)} bytes")
             return np.frombuffer(words, dtype=np.uint64)
         case Coding.ROARING:
-            bitmap = pyroaring.BitMap.deserialize(bytes(piece.data))
-            return _bitmap.bits_at(np.asarray(bitmap.to_array(), dtype=np.uint32), rows)
+            return _bits_of(pyroaring.BitMap.deserialize(bytes(piece.data)), rows)
     raise ValueError(f"a bitmap of {rows} rows cannot be {len(piece.data)} bytes in coding {piece.coding}")
+
+
+def _bits_of(bitmap: pyroaring.BitMap, rows: int) -> Bits:
+    """In steps: a run of a few bytes lists any number of rows, and listed, a row takes 4 bytes."""
+    if len(bitmap) and bitmap.max() >= rows:
+        raise ValueError(f"a bitmap names rows beyond the {rows} that there are")
+    if len(bitmap) <= _LISTED_ROWS:
+        return _bitmap.bits_at(np.asarray(bitmap.to_array(), dtype=np.uint32), rows)
+    found = none_of(rows)
+    for start in range(0, rows, _LISTED_ROWS):
+        end = min(start + _LISTED_ROWS, rows)
+        part = np.asarray((bitmap & pyroaring.BitMap(range(start, end))).to_array(), dtype=np.uint32)
+        found[start // 64 : words_of(end)] = _bitmap.bits_at(part - np.uint32(start), end - start)
+    return found

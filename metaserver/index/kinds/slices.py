@@ -13,7 +13,7 @@ lowest first, or the bitmaps by rank. Values are clipped to 1,024 bytes: the res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -40,6 +40,8 @@ _CHANGE_BYTES = 2
 too."""
 _CONTAINER_BYTES = 14
 SECTION_PIECES_MAX = FIRST + EQUALITY_MAX
+DECODED_MAX_BYTES = 256 << 20
+"""Of the compressed slices of one section. A writer stores longer ones flat; these are read in place."""
 COMPARED_MAX: Final = 128
 """Maximum number of bounds that are compared. For more bounds, assembling each row's rank and looking it up is faster
 (measured)."""
@@ -74,7 +76,10 @@ def _present(nulls: Bits, nans: Bits, rows: int) -> Bits:
 def _stored(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Piece]]:
     """The layout with the smaller size, and its bitmaps."""
     rows = len(ranks)
-    slices = [bits.encode(words, rows) for words in _bitmap.slice_ranks(ranks, slice_count(cardinality))]
+    words_of_slices = _bitmap.slice_ranks(ranks, slice_count(cardinality))
+    slices = [bits.encode(words, rows) for words in words_of_slices]
+    if _decoded_bytes([piece.coding for piece in slices], rows) > DECODED_MAX_BYTES:
+        slices = [Piece(Coding.FLAT, words.view(np.uint8).data) for words in words_of_slices]
     if cardinality > EQUALITY_MAX or not slices:
         return SLICES, slices
     size = sum(len(piece.data) for piece in slices)
@@ -85,6 +90,11 @@ def _stored(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Pi
     if sum(len(piece.data) for piece in by_value) >= size:
         return SLICES, slices
     return EQUALITY, by_value
+
+
+def _decoded_bytes(codings: Iterable[int], rows: int) -> int:
+    """What the bitmaps of these codings take in memory, besides what is stored."""
+    return 8 * bits.words_of(rows) * sum(coding in (Coding.ZSTD, Coding.ROARING) for coding in codings)
 
 
 class Section:
@@ -197,6 +207,9 @@ class Section:
 
     def decoded(self) -> tuple[_bitmap.Slices, int]:
         """The slices, ready for comparisons, and the bytes that they take in addition to the stored section."""
+        inflated = _decoded_bytes((self._pieces.coding(FIRST + number) for number in range(self.bitmaps)), self.rows)
+        if inflated > DECODED_MAX_BYTES:
+            raise ValueError(f"the slices of a section take {inflated:,} bytes; at most {DECODED_MAX_BYTES:,} are read")
         slices = [self._decoded(FIRST + number) for number in range(self.bitmaps)]
         size_bytes = sum(
             words.nbytes

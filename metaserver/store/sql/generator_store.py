@@ -105,8 +105,8 @@ class GeneratorStore(ABC):
     async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]:
         return await self._list(lambda: queries.dropped_expired(now_ms, limit))
 
-    async def names_of(self, uuid: str, *, dropped: bool = True) -> int:
-        return await self._point(lambda: queries.names_of(uuid, dropped))
+    async def names_of(self, uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> int:
+        return await self._point(lambda: queries.names_of(uuid, dropped, namespace))
 
     async def fence(self, lease: str) -> int:
         return await self._point(lambda: records.fence_of(lease))

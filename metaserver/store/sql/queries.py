@@ -177,10 +177,11 @@ def instant(instant_id: str) -> Steps[Instant | None]:
     return _first(INSTANT.decode, sql, instant_id)
 
 
-def names_of(uuid: str, dropped: bool) -> Steps[int]:
+def names_of(uuid: str, dropped: bool, namespace: NamespacePath | None) -> Steps[int]:
     tables = ("entries", "dropped") if dropped else ("entries",)
-    counts = (f"(SELECT count(*) FROM {table} WHERE uuid = $1)" for table in tables)  # noqa: S608
-    return _count(f"SELECT {' + '.join(counts)}", uuid)
+    inside = "" if namespace is None else " AND namespace = $2"
+    counts = (f"(SELECT count(*) FROM {table} WHERE uuid = $1{inside})" for table in tables)  # noqa: S608
+    return _count(f"SELECT {' + '.join(counts)}", uuid, *(() if namespace is None else (pack(namespace),)))
 
 
 def unclaimed(after: str, limit: int) -> Steps[list[Entry]]:

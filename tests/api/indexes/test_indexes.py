@@ -100,6 +100,7 @@ async def test_saying_the_same_again_commits_nothing(table: Api) -> None:
         ("i", {"kind": "btree", "columns": ["id"]}, 400, "btree"),
         ("i", {"kind": "bitmap", "columns": ["nope"]}, 400, "no such column"),
         ("i", {"kind": "bitmap", "columns": ["id", "data"]}, 400, "on one column"),
+        ("i", {"kind": "bitmap", "columns": ["id"] * 10_000}, 400, "at most 32 columns"),
         ("i", {"kind": "bitmap", "columns": []}, 400, "needs a column"),
         ("i", {"kind": "bitmap"}, 400, "set kind"),
         ("i", {"columns": ["id"]}, 400, "set kind"),

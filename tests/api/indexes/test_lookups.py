@@ -257,6 +257,7 @@ async def test_a_data_file_that_cannot_be_read_for_its_keys_leaves_rows_undecide
         ({"keys": [1]}, 400, "keys on record(id, name)"),
         ({"keys": [[1, "a"]], "columns": ["id"]}, 400, "No record index is on id"),
         ({"keys": [[1, "a"]], "columns": ["id", "color"]}, 400, "color"),
+        ({"keys": [[1]], "columns": ["id"] * 10_000}, 400, "at most 32"),
         ({"keys": [[1, "a"]], "index": "keys", "columns": ["id"]}, 400, "not on id"),
         ({"keys": 1, "index": "keys"}, 400, "must be a list"),
         ({"index": "keys"}, 400, "`keys`"),

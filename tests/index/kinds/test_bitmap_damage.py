@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyroaring
 import pytest
 
 from seamark.metaserver.index.kernels import _ordered
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges
-from seamark.metaserver.index.kinds import bitmap, postings
+from seamark.metaserver.index.keys.ranks import ROWS_MAX
+from seamark.metaserver.index.kinds import bitmap, bits, postings, slices
 from seamark.metaserver.index.kinds.bitmap import Bitmap
 from seamark.metaserver.index.kinds.bits import Coding
 from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds
 from seamark.metaserver.index.kinds.pieces import Head, Piece, write_pieces
 from seamark.metaserver.index.kinds.postings import EDGES, LISTS, MATRIX, Postings
+from seamark.metaserver.index.kinds.slices import SLICES, Section
 
 Answers = list[tuple[list[int], list[list[int]]]]
 
@@ -178,3 +182,68 @@ def test_lists_of_more_files_than_there_are_keys_are_refused() -> None:
     bounds = Bounds(KeyRanges("long", (KeyRange(7, 7),)), CODES)
     with pytest.raises(ValueError, match="postings list"):
         opened.files_with(bounds, np.ones(3, dtype=np.bool_), lambda _: pytest.fail("no section is asked"))
+
+
+def _runs(containers: int) -> bytes:
+    """A roaring bitmap of all rows of so many containers: 14 bytes each for 65,536 rows."""
+    flags = np.packbits(np.ones(containers, dtype=np.uint8), bitorder="little").tobytes()
+    keys = np.array([(key, 65535) for key in range(containers)], dtype="<u2").tobytes()
+    head = np.array([12347 | (containers - 1) << 16], dtype="<u4").tobytes() + flags + keys
+    starts = len(head) + 4 * containers + 6 * np.arange(containers)
+    return head + starts.astype("<u4").tobytes() + np.array([1, 0, 65535] * containers, dtype="<u2").tobytes()
+
+
+def _peak(read: Callable[[], object]) -> int:
+    """numpy's and Python's memory at the most, in bytes."""
+    tracemalloc.start()
+    try:
+        read()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_runs_of_more_rows_than_there_are_are_not_listed() -> None:
+    def read() -> None:
+        with pytest.raises(ValueError, match="beyond the 100"):
+            bits.decode(Piece(Coding.ROARING, _runs(256)), 100)
+
+    assert _peak(read) < 1 << 20
+
+
+def test_runs_of_many_rows_are_listed_in_steps() -> None:
+    rows = 160 << 16
+    found: list[Any] = []
+    assert _peak(lambda: found.append(bits.decode(Piece(Coding.ROARING, _runs(160)), rows))) < 12 << 20
+    assert bits.count(found[0]) == rows
+    some = np.unique(np.random.default_rng(5).integers(0, rows, 2 << 20))
+    kept = pyroaring.BitMap(some.astype(np.uint32))
+    given = bits.decode(Piece(Coding.ROARING, kept.serialize()), rows)
+    assert not isinstance(given, bool)
+    assert bits.positions(given).tolist() == some.tolist()
+
+
+def test_a_section_of_few_bytes_is_not_decoded_to_gigabytes() -> None:
+    rows = ROWS_MAX
+    words = pa.Codec("zstd", 1).compress(bytes(8 * bits.words_of(rows)), asbytes=True)
+    numbers = Piece(Coding.FLAT, _ordered.pack_numbers(np.arange(1 << 12, dtype=np.uint64)).data)
+    none = Piece(Coding.ZEROS, b"")
+    pieces = [numbers, none, none, *[Piece(Coding.ZSTD, words)] * 12]
+    section = Section(memoryview(write_pieces(Head(rows, 1 << 12, CODES, SLICES, 0), pieces)))
+    with pytest.raises(ValueError, match="at most 268,435,456 are read"):
+        section.decoded()
+    with pytest.raises(ValueError, match="cannot be right"):
+        Section(memoryview(write_pieces(Head(rows + 1, 1, CODES, SLICES, 0), [numbers, none, none])))
+
+
+def test_slices_that_would_not_be_read_compressed_are_stored_flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = pa.array(np.arange(70_000) // 30, pa.int64())
+    packed = bitmap.build(keys_of(values, "long"))
+    monkeypatch.setattr(slices, "DECODED_MAX_BYTES", 10_000)
+    with pytest.raises(ValueError, match="at most 10,000"):
+        Section(memoryview(packed.section)).decoded()
+    flat = bitmap.build(keys_of(values, "long"))
+    blobs = [b"".join(bitmap.encode([one])) for one in (packed, flat)]
+    assert answers(blobs[1], "long")
+    monkeypatch.undo()
+    assert answers(blobs[0], "long") == answers(blobs[1], "long")

@@ -1,0 +1,21 @@
+"""Why a request is refused before any handler, in the words of the answer: quotes nothing of the request. Pure."""
+
+from __future__ import annotations
+
+from aiohttp import http_exceptions
+
+HEADER_TOO_LARGE = "RequestHeaderFieldsTooLargeException"
+EXPECTATION_FAILED = "ExpectationFailedException"
+
+
+def explain_unreadable(error: BaseException | None) -> tuple[int, str, str]:
+    """(status, type, message) for a request that is not HTTP."""
+    if isinstance(error, http_exceptions.LineTooLong):
+        return 431, HEADER_TOO_LARGE, "The request line or a header is too long"
+    if isinstance(error, http_exceptions.InvalidHeader):
+        return 400, "BadRequestException", "A header of the request is malformed (RFC 9112, 5)"
+    if isinstance(error, http_exceptions.BadStatusLine | http_exceptions.InvalidURLError):
+        return 400, "BadRequestException", "The request line is malformed (RFC 9112, 3): use HTTP/1.1 and a valid path"
+    if isinstance(error, http_exceptions.PayloadEncodingError):
+        return 400, "BadRequestException", "The body is not encoded as the headers of the request announce"
+    return 400, "BadRequestException", "The request is not HTTP/1.1 that this server reads"

@@ -1,0 +1,85 @@
+"""A tenant's largest requests are checked while the server answers others: what checks them waits here for an answer
+that another tenant gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.catalog import large_requests
+from tests.api.client import VIEW_VERSION, Answer, Api
+from tests.attacks.world import SCHEMA
+from tests.server.rig import Running, running
+
+NAMES = "/v1/namespaces/db"
+WIDE = {
+    "type": "struct",
+    "schema-id": 0,
+    "fields": [{"id": number + 1, "name": f"c{number}", "required": False, "type": "long"} for number in range(2_500)],
+}
+VIEW = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
+LONG_TEXT = {**VIEW_VERSION, "representations": [{"type": "sql", "sql": "S" * 200_000, "dialect": "trino"}]}
+PROPERTIES = {"action": "set-properties", "updates": {f"k{number}": "v" * 30 for number in range(4_000)}}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a table": (f"{NAMES}/tables", {"name": "wide", "schema": WIDE}),
+    "properties": (f"{NAMES}/tables", {"name": "rich", "schema": SCHEMA, "properties": PROPERTIES["updates"]}),
+    "a commit": (f"{NAMES}/tables/t", {"requirements": [], "updates": [PROPERTIES]}),
+    "a transaction": (
+        "/v1/transactions/commit",
+        {
+            "table-changes": [
+                {"identifier": {"namespace": ["db"], "name": "t"}, "requirements": [], "updates": [PROPERTIES]}
+            ]
+        },
+    ),
+    "a view": (f"{NAMES}/views", {**VIEW, "name": "long", "view-version": LONG_TEXT}),
+    "a view's commit": (
+        f"{NAMES}/views/v",
+        {"requirements": [], "updates": [{"action": "add-view-version", "view-version": LONG_TEXT}]},
+    ),
+}
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(tmp_path) as server:
+        for path, body in ((f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}), (f"{NAMES}/views", VIEW)):
+            assert (await Api(server)("POST", path, body)).status == 200
+        yield server
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_others_are_answered_while_a_large_request_is_checked(
+    server: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = asyncio.Event(), threading.Event()
+    loop, kept = asyncio.get_running_loop(), asyncio.to_thread
+
+    async def to_thread(work: Callable[[], Any]) -> Any:
+        def waiting() -> Any:
+            loop.call_soon_threadsafe(begun.set)
+            assert answered.wait(60)
+            return work()
+
+        return await kept(waiting)
+
+    class Threads:
+        pass
+
+    Threads.to_thread = staticmethod(to_thread)  # type: ignore[attr-defined]
+    monkeypatch.setattr(large_requests, "asyncio", Threads)
+    path, body = REQUESTS[name]
+    assert len(json.dumps(body)) > large_requests.LARGE_BYTES
+    asked: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
+    async with asyncio.timeout(60):
+        await begun.wait()
+        assert (await server.get(f"{NAMES}/tables/t"))[0] == 200
+        assert not asked.done()
+        answered.set()
+        assert (await asked).status < 300

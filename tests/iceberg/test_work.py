@@ -1,0 +1,108 @@
+"""What the updates of one commit compare with each other is bounded, and never by what an ordinary commit does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata import work
+from seamark.metaserver.iceberg.types import schema as schemas
+from seamark.metaserver.iceberg.types.schema import checked
+from seamark.metaserver.iceberg.views.view_updates import apply_view_updates
+from tests.iceberg.samples import (
+    EVENTS,
+    NOW,
+    UUID,
+    Json,
+    add_snapshot,
+    commit,
+    field,
+    order,
+    schema,
+    set_ref,
+    spec,
+    table,
+)
+from tests.iceberg.test_schema import parsed, struct
+from tests.iceberg.test_view import version, view
+
+GROWING: dict[str, Callable[[int], list[Json]]] = {
+    "schemas": lambda n: [{"action": "add-schema", "schema": schema(*EVENTS["fields"], field(9, f"c{n}"))}],
+    "specs": lambda n: [{"action": "add-spec", "spec": spec((1, f"bucket[{n + 2}]", f"b{n}"))}],
+    "orders": lambda n: [{"action": "add-sort-order", "sort-order": order((1, f"bucket[{n + 2}]"))}],
+    "snapshots that come and go": lambda n: [
+        add_snapshot(2 * n + 1, 2 * n + 1),
+        add_snapshot(2 * n + 2, 2 * n + 2),
+        {"action": "remove-snapshots", "snapshot-ids": [2 * n + 1]},
+    ],
+    "current schemas": lambda n: [
+        {"action": "add-schema", "schema": schema(*EVENTS["fields"], field(9, f"c{n % 2}"))},
+        {"action": "set-current-schema", "schema-id": -1},
+        {"action": "add-spec", "spec": spec((1, f"bucket[{n + 2}]", f"b{n}"))},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_updates_that_are_compared_with_each_other_are_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "WORK_MAX", 2_000)
+    m = table()
+    kept = add_snapshot(10**6, 1), set_ref(10**6)
+    commit(m, *kept, *(one for n in range(10) for one in GROWING[name](n + 3)))
+    with pytest.raises(BadRequest, match="commit fewer of them together"):
+        commit(m, *kept, *(one for n in range(1_000) for one in GROWING[name](n + 3)))
+
+
+def test_a_thousand_schemas_may_be_there_and_a_hundred_be_added() -> None:
+    m = table()
+    for start in range(0, 1_000, 250):
+        m = commit(m, *(one for n in range(start, start + 250) for one in GROWING["schemas"](n)))
+    more = commit(m, *(one for n in range(1_000, 1_100) for one in GROWING["schemas"](n)))
+    assert len(more.schemas) == len(m.schemas) + 100
+    again = commit(more, *GROWING["schemas"](500), {"action": "set-current-schema", "schema-id": -1})
+    assert again.current_schema == m.schemas[m.schemas.index(again.current_schema)]
+
+
+def test_each_snapshot_is_removed_by_an_update_with_its_references() -> None:
+    m = table()
+    for n in range(300):
+        m = commit(m, add_snapshot(n + 1, n + 1, n or None), set_ref(n + 1), set_ref(n + 1, f"tag{n}", "tag"))
+    moved = set_ref(300, "tag0", "tag"), {"action": "remove-snapshot-ref", "ref-name": "tag5"}
+    removals = [{"action": "remove-snapshots", "snapshot-ids": [n + 1]} for n in range(299)]
+    found = commit(m, removals[100], *moved, set_ref(1, "late", "tag"), *removals)
+    assert sorted(found.refs) == ["main", "tag0", "tag299"]
+    assert [one.snapshot_id for one in found.snapshots] == [300]
+
+
+def test_versions_of_a_view_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "WORK_MAX", 2_000)
+
+    def updates(count: int) -> list[Json]:
+        return [
+            {"action": "add-view-version", "view-version": version(f"SELECT {n}", **{"version-id": n + 2})}
+            for n in range(count)
+        ]
+
+    apply_view_updates(view(), updates(40), now_ms=NOW + 1, new_uuid=UUID)
+    with pytest.raises(BadRequest, match="commit fewer of them together"):
+        apply_view_updates(view(), updates(80), now_ms=NOW + 1, new_uuid=UUID)
+
+
+def test_a_wide_spec_that_has_known_fields_is_numbered_as_a_small_one() -> None:
+    fields = [(1, f"bucket[{n + 2}]", f"b{n}") for n in range(50)]
+    m = commit(table(), {"action": "add-spec", "spec": spec(*fields)})
+    more = commit(m, {"action": "add-spec", "spec": spec((1, "bucket[2]", "again"), (1, "bucket[2]", "twice"))})
+    first, second = more.partition_specs[-1].fields
+    assert first.field_id == m.partition_specs[-1].fields[0].field_id
+    assert second.field_id == m.last_partition_id + 1
+
+
+def test_a_long_name_is_not_repeated_for_each_field_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "NAMES_MAX", 10_000)
+    inside = [field(n + 2, f"f{n}") for n in range(100)]
+    assert checked(parsed(field(1, "x" * 80, struct(*inside))))
+    with pytest.raises(BadRequest, match=re.escape("more than 10,000 characters")):
+        checked(parsed(field(1, "x" * 100, struct(*inside))))
