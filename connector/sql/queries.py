@@ -246,7 +246,7 @@ class Translation:
         for join in node.args.get("joins") or ():
             if any(join.args.get(name) for name in ("side", "kind", "on", "using", "method")):
                 parts.append(self._join(*parts.pop(), join, outer))
-            else:  # a comma, which binds less tightly than JOIN: an outer join keeps rows of its own sides
+            else:  # a comma, which binds less tightly than JOIN: an outer join keeps rows of its two sides only
                 check_args(join, _JOIN)
                 parts.append(self._relation(join.this, outer))
         text = " CROSS JOIN ".join(text for text, _ in parts)

@@ -21,6 +21,17 @@ FOUND_FAULTS = tuple(
     one for one in STATEMENTS if re.search(r"year\(|, db\.\w+ (RIGHT|FULL)|ORDER BY (-t|x \+|total)", one)
 )
 """Of clauses that were answered wrong."""
+OF_TRINO = (
+    "SELECT id, -k AS k FROM db.a WHERE k IS NOT NULL ORDER BY k + 0, id LIMIT 4",
+    "SELECT k, count(*) AS n, sum(id) AS s FROM db.a GROUP BY k ORDER BY s / n DESC, k LIMIT 3",
+    "SELECT upper(s), lower(s), length(s) FROM db.a",
+    "SELECT id FROM db.a WHERE upper(s) = 'STRAßE'",
+    "SELECT id FROM db.a WHERE upper(s) = 'STRASSE' OR upper(s) = 'STRAẞE'",
+    "SELECT id FROM db.a WHERE f > 0.1E0",
+    "SELECT a.id, b.id FROM db.a JOIN db.b ON a.v = b.v WHERE a.k < 2",
+    "SELECT k, s, b.id, c.n FROM db.b JOIN db.c USING (k, s)",
+)
+"""Statements that mean something else to DuckDB."""
 _FILE_ROWS = {"a": 4, "b": 3, "c": 2, "e": 1}
 TABLES = {
     "a": pa.schema(
