@@ -44,7 +44,7 @@ class RowGroups:
                 return any(self._expression_may_match(child, group) for child in children)
             case Always(value):
                 return value
-            case Bound() if expression.column_id in self._chunks:
+            case Bound(transform=transform) if transform == IDENTITY and expression.column_id in self._chunks:
                 return _predicate_may_match(expression, group.column(self._chunks[expression.column_id]))
         return True
 

@@ -177,6 +177,15 @@ def _text_function(name: str, kind: SqlType) -> Callable[[Expressions, exp.Expr,
     return translate
 
 
+def _upper(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
+    """Character by character, as Trino: `ß` stays, which DuckDB converts to its capital form."""
+    check_args(node)
+    text = need(e.value(node.this, scope), VARCHAR, node).sql
+    parts = f"list_transform(string_split({text}, 'ß'), lambda part: upper(part))"
+    with_sharp_s = f"CASE WHEN contains({text}, 'ß') THEN array_to_string({parts}, 'ß') ELSE upper({text}) END"
+    return Value(f"({with_sharp_s})", VARCHAR)
+
+
 def _substring(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
     check_args(node, frozenset(("this", "start", "length")))
     value = need(e.value(node.this, scope), VARCHAR, node)
@@ -369,7 +378,7 @@ _METHODS: dict[type[exp.Expr], _Method] = {
     exp.Greatest: _largest,
     exp.Least: _largest,
     exp.Lower: _text_function("lower", VARCHAR),
-    exp.Upper: _text_function("upper", VARCHAR),
+    exp.Upper: _upper,
     exp.Length: _text_function("length", BIGINT),
     exp.StartsWith: _text_function("starts_with", BOOLEAN),
     exp.Substring: _substring,

@@ -130,15 +130,15 @@ class Translation:
 
     def _outputs(self, node: exp.Expr, scope: NameScope) -> list[tuple[str, Value]]:
         found: list[tuple[str, Value]] = []
-        for number, one in enumerate(node.expressions):
+        for one in node.expressions:
             star = _star(one)
             if star is not None:
                 found += [(each.name, read(each)) for each in scope.all_of(star)]
                 continue
             alias = one if isinstance(one, exp.Alias) else None
             value = self.expressions.value(one.this if alias is not None else one, scope)
-            name = alias.alias if alias is not None else one.name if isinstance(one, exp.Column) else f"_col{number}"
-            found.append((name, _selectable(value)))
+            given = alias.alias if alias is not None else one.name if isinstance(one, exp.Column) else None
+            found.append((given or f"_col{len(found)}", _selectable(value)))
         return found
 
     def _group(self, node: exp.Expr, outputs: Sequence[tuple[str, Value]], scope: NameScope) -> str:
@@ -170,7 +170,9 @@ class Translation:
                 return ordered(Value(str(found[0]), outputs[found[0] - 1][1].type), node)
         if scope is None:
             raise UnsupportedInDuckDB(f"ORDER BY {shown(key)}: after a set operation only columns of it are translated")
-        value = self.expressions.value(key, scope)
+        # In an expression, too, a name of SELECT comes before a column of FROM.
+        named = tuple(Field(name.lower(), (), value) for name, value in outputs)
+        value = self.expressions.value(key, NameScope(named, scope.named, scope))
         if distinct:
             same = [n for n, (_, one) in enumerate(outputs, 1) if one.sql == value.sql]
             if not same:
@@ -240,10 +242,15 @@ class Translation:
         clause = node.args.get("from_")
         if clause is None:
             return "", ()
-        text, fields = self._relation(clause.this, outer)
+        parts = [self._relation(clause.this, outer)]
         for join in node.args.get("joins") or ():
-            text, fields = self._join(text, fields, join, outer)
-        return text, fields
+            if any(join.args.get(name) for name in ("side", "kind", "on", "using", "method")):
+                parts.append(self._join(*parts.pop(), join, outer))
+            else:  # a comma, which binds less tightly than JOIN: an outer join keeps rows of its two sides only
+                check_args(join, _JOIN)
+                parts.append(self._relation(join.this, outer))
+        text = " CROSS JOIN ".join(text for text, _ in parts)
+        return text, tuple(field for _, fields in parts for field in fields)
 
     def _join(
         self, text: str, fields: tuple[Field, ...], node: exp.Expr, outer: NameScope
@@ -262,6 +269,8 @@ class Translation:
             if side or kind == "INNER":
                 raise BadRequest(f"{word} needs ON or USING")
             return f"{text} CROSS JOIN {other}", together
+        if side == "FULL" and on.find(exp.Query) is not None:
+            raise UnsupportedInDuckDB(f"A query in ON of a {word} is not translated")
         condition = self.expressions.condition(on, NameScope(together, outer.named, outer))
         return f"({text} {word} {other} ON {condition})", together
 

@@ -29,6 +29,7 @@ from seamark.connector.sql.types import SqlType, of_iceberg
 from seamark.connector.trino.statements.scans import find_scans
 from seamark.metaserver.errors import RequestError
 from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
 from seamark.metaserver.iceberg.expressions.expression import (
     TRUE,
     And,
@@ -36,7 +37,6 @@ from seamark.metaserver.iceberg.expressions.expression import (
     all_of,
     predicates_of,
 )
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.iceberg.types.values import FLOATS
 from seamark.metaserver.wire import PLAN_MARK
@@ -178,7 +178,7 @@ def _bound(scan: Scan, opened: OpenTable) -> Expression:
     if scan.filter is None:
         return TRUE
     try:
-        filter = parse_expression(expression_json(scan.filter))  # as the server reads it
+        filter = resolve_literals(scan.filter, opened.schema, ())
         return bind(filter, opened.schema, (), case_sensitive=False)
     except RequestError:
         return TRUE

@@ -6,8 +6,8 @@ import json
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,7 @@ def test_a_statement_may_wait_in_trinos_queue_for_longer_than_its_plans_lease(la
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
         running = [threads.submit(until_cancelled, cursor, LONG) for cursor in cursors]
         try:
-            eventually(lambda: all(state(lake, cursor.query_id) == "RUNNING" for cursor in cursors), within_s=200)
+            eventually(lambda: are_running(lake, cursors, running), within_s=200)
             before = lake.proxy.statements("rewritten")
             waiting = threads.submit(rows_of, lake.proxy.port, ONE)
             eventually(lambda: lake.proxy.statements("rewritten") > before, within_s=200)
@@ -217,6 +217,15 @@ def test_the_coordinator_that_is_killed_and_started_again_is_what_its_clients_se
     finally:
         lake.trino.start()
     assert rows_of(lake.proxy.port, ONE) == [["n4711"]]
+
+
+def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:
+    """Fails with the error of a statement that has ended."""
+    for one in statements:
+        if one.done():
+            one.result()
+            pytest.fail("a statement has ended before it was cancelled")
+    return all(state(lake, cursor.query_id) == "RUNNING" for cursor in cursors)
 
 
 def state(lake: Lake, query_id: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.sql.choice import DUCKDB, TRINO
 from seamark.connector.sql.session import Engines, SqlSession
 from tests.connector.lake import catalog_at
+from tests.connector.sql import hand_made
 from tests.connector.sql.comparing import rows_of
 from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
 from tests.seeds import first_seed
@@ -21,6 +23,7 @@ from tests.services.trino_lake import TrinoLake
 
 pytestmark = NEEDS_TRINO
 NAMESPACE = "sql_entry"
+HAND_MADE = "hand_made"
 SEED = 5
 
 
@@ -78,6 +81,39 @@ def test_random_queries_give_the_same_rows_on_duckdb_and_trino(filled: TrinoLake
 def test_a_thousand_random_queries_give_the_same_rows_on_duckdb_and_trino(filled: TrinoLake) -> None:
     told = check(filled, first_seed(), 1000)
     assert told["files left out"] > 100
+
+
+@pytest.fixture
+def hand_made_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
+    with catalog_at(trino_lake.seamark.base_url) as catalog:
+        catalog.create_namespace(HAND_MADE)
+        for name, schema in hand_made.TABLES.items():
+            table = catalog.create_table(f"{HAND_MADE}.{name}", schema=schema)
+            for rows in hand_made.files_of(name):
+                table.append(rows)
+        yield trino_lake
+        for name in hand_made.TABLES:
+            catalog.drop_table(f"{HAND_MADE}.{name}")
+        catalog.drop_namespace(HAND_MADE)
+
+
+@pytest.mark.slow
+def test_hand_made_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_tables: TrinoLake) -> None:
+    compared, wrong = 0, []
+    with session(hand_made_tables, DUCKDB) as ours, session(hand_made_tables, TRINO) as theirs:
+        for text in (re.sub(r"\bdb\b", HAND_MADE, one) for one in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)):
+            try:
+                found = rows_of(ours.sql(text))
+            except BadRequest as error:
+                if "DuckDB does not run this" not in str(error):
+                    raise
+                continue
+            expected = rows_of(theirs.sql(text))
+            if found != expected:
+                wrong.append(f"{text}\n  besides {found - expected}\n  without {expected - found}")
+            compared += 1
+    assert not wrong, "\n".join(wrong)
+    assert compared > 0.8 * len(hand_made.STATEMENTS)
 
 
 def test_what_is_large_or_unknown_to_duckdb_runs_on_trino(filled: TrinoLake) -> None:

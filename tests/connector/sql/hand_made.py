@@ -1,0 +1,145 @@
+"""Statements in `hand_made.sql`, one a line, about what is easily answered wrong: nulls in NOT IN, rows that outer
+joins keep, names that hide others, conditions above windows, groups and set operations. Their tables are in the schema
+`db`.
+
+The statements mean the same to DuckDB, as `plain_database` opens it, as to Trino.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+STATEMENTS = tuple(Path(__file__).with_suffix(".sql").read_text().splitlines())
+FOUND_FAULTS = tuple(
+    one for one in STATEMENTS if re.search(r"year\(|, db\.\w+ (RIGHT|FULL)|ORDER BY (-t|x \+|total)", one)
+)
+"""Of clauses that were answered wrong."""
+OF_TRINO = (
+    "SELECT id, -k AS k FROM db.a WHERE k IS NOT NULL ORDER BY k + 0, id LIMIT 4",
+    "SELECT k, count(*) AS n, sum(id) AS s FROM db.a GROUP BY k ORDER BY s / n DESC, k LIMIT 3",
+    "SELECT upper(s), lower(s), length(s) FROM db.a",
+    "SELECT id FROM db.a WHERE upper(s) = 'STRAßE'",
+    "SELECT id FROM db.a WHERE upper(s) = 'STRASSE' OR upper(s) = 'STRAẞE'",
+    "SELECT id FROM db.a WHERE f > 0.1E0",
+    "SELECT a.id, b.id FROM db.a JOIN db.b ON a.v = b.v WHERE a.k < 2",
+    "SELECT k, s, b.id, c.n FROM db.b JOIN db.c USING (k, s)",
+)
+"""Statements that mean something else to DuckDB."""
+_FILE_ROWS = {"a": 4, "b": 3, "c": 2, "e": 1}
+TABLES = {
+    "a": pa.schema(
+        [
+            ("id", pa.int64()),
+            ("k", pa.int32()),
+            ("v", pa.float64()),
+            ("f", pa.float32()),
+            ("s", pa.string()),
+            ("p", pa.decimal128(9, 2)),
+            ("d", pa.date32()),
+            ("ts", pa.timestamp("us")),
+            ("z", pa.timestamp("us", tz="UTC")),
+            ("ok", pa.bool_()),
+        ]
+    ),
+    "b": pa.schema(
+        [
+            ("id", pa.int64()),
+            ("k", pa.int64()),
+            ("s", pa.string()),
+            ("p", pa.decimal128(12, 3)),
+            ("d", pa.date32()),
+            ("w", pa.int32()),
+            ("v", pa.float64()),
+        ]
+    ),
+    "c": pa.schema([("k", pa.int32()), ("n", pa.string()), ("s", pa.string()), ("d", pa.date32())]),
+    "e": pa.schema([("id", pa.int64()), ("k", pa.int32()), ("s", pa.string()), ("v", pa.float64())]),
+}
+_KINDS = {
+    pa.int64(): "long",
+    pa.int32(): "int",
+    pa.float64(): "double",
+    pa.float32(): "float",
+    pa.string(): "string",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", tz="UTC"): "timestamptz",
+    pa.bool_(): "boolean",
+}
+_NAN = float("nan")
+
+
+def iceberg_types(table: str) -> dict[str, str]:
+    fields = TABLES[table]
+    return {one.name: _KINDS.get(one.type) or f"decimal({one.type.precision}, {one.type.scale})" for one in fields}
+
+
+def _row_of_a(n: int) -> dict[str, Any]:
+    return {
+        "id": n if n % 7 else None,
+        "k": None if n % 11 == 3 else n // 4,
+        "v": [0.0, -0.0, _NAN, 1.5, None, -2.25, float("inf"), 0.1][n % 8],
+        "f": [0.1, None, -0.0, _NAN, 2.5, 1.5][n % 6],
+        "s": [None, "", "a", "ab", "a ", "Straße", "b%c", "B", "é"][n % 9],
+        "p": None if n % 10 == 9 else Decimal(n * 125 - 1000) / 100,
+        "d": None if n % 8 == 5 else date(2020, 1, 28) + timedelta(days=n // 2),
+        "ts": None if n % 9 == 4 else datetime(2020, 2, 28, 12) + timedelta(hours=6 * n, microseconds=n % 3),
+        "z": None if n % 9 == 1 else datetime(2020, 3, 1, tzinfo=UTC) + timedelta(hours=7 * n),
+        "ok": [True, False, None][n % 3],
+    }
+
+
+def _row_of_b(n: int) -> dict[str, Any]:
+    return {
+        "id": n * 2 if n % 5 else None,
+        "k": None if n % 6 == 5 else n // 3,
+        "s": [None, "a", "ab", "A", "Straße", ""][n % 6],
+        "p": None if n == 7 else Decimal(n * 1250 - 5000) / 1000,
+        "d": None if n == 3 else date(2020, 1, 30) + timedelta(days=n),
+        "w": n % 4,
+        "v": [0.0, -0.0, _NAN, 1.5, None][n % 5],
+    }
+
+
+def _row_of_c(n: int) -> dict[str, Any]:
+    return {
+        "k": n if n < 5 else None,
+        "n": ["zero", "one", "two", None, "four", "none"][n],
+        "s": [None, "a", "ab", "", "Straße", "b%c"][n],
+        "d": date(2020, 1, 30) + timedelta(days=3 * n),
+    }
+
+
+def files_of(table: str) -> list[pa.Table]:
+    """The rows of each data file. Rows of a file have near values; `e` is empty."""
+    rows = {
+        "a": [_row_of_a(n) for n in range(24)],
+        "b": [_row_of_b(n) for n in range(15)],
+        "c": [_row_of_c(n) for n in range(6)],
+        "e": [],
+    }[table]
+    size = _FILE_ROWS[table]
+    return [pa.Table.from_pylist(rows[at : at + size], schema=TABLES[table]) for at in range(0, len(rows), size)]
+
+
+def plain_database() -> duckdb.DuckDBPyConnection:
+    """The tables in DuckDB, which divides integers, sorts nulls and reads times as Trino does."""
+    plain = duckdb.connect(config={"threads": 1})
+    plain.execute("SET TimeZone = 'UTC'")
+    plain.execute("SET integer_division = true")
+    plain.execute("SET default_null_order = 'nulls_last'")
+    plain.execute("CREATE SCHEMA db")
+    plain.execute("SET schema = 'db'")
+    for name, schema in TABLES.items():
+        files = files_of(name)
+        plain.register("rows", pa.concat_tables(files) if files else schema.empty_table())
+        plain.execute(f"CREATE TABLE db.{name} AS SELECT * FROM rows")
+        plain.unregister("rows")
+    return plain

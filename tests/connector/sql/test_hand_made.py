@@ -1,0 +1,163 @@
+"""Hand-made statements give the rows of plain DuckDB: as translated, over what the analysis leaves of the tables, and
+from a server's tables."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from unittest.mock import patch
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.plans.splices import splice
+from seamark.connector.sql import reads
+from seamark.connector.sql.queries import translate
+from seamark.connector.sql.scopes import UnsupportedInDuckDB
+from seamark.connector.sql.session import SqlSession
+from seamark.connector.sql.statement import parse
+from seamark.connector.sql.types import of_iceberg
+from seamark.connector.trino.statements.scans import find_scans, read_from_view
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.sql.comparing import comparable
+from tests.connector.sql.hand_made import FOUND_FAULTS, STATEMENTS, TABLES, files_of, iceberg_types, plain_database
+from tests.connector.trino.statements.test_scans_oracle import partners_of
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[duckdb.DuckDBPyConnection]:
+    with plain_database() as plain:
+        yield plain
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("hand_made"))
+    served.start()
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        for name, schema in TABLES.items():
+            table = catalog.create_table(f"db.{name}", schema=schema)
+            for rows in files_of(name):
+                table.append(rows)
+    yield served
+    served.stop()
+
+
+def value(given: Any) -> Any:
+    """Numbers of different types are equal: DuckDB has other types of sums and quotients."""
+    return comparable(float(given) if isinstance(given, int | Decimal) and not isinstance(given, bool) else given)
+
+
+def rows_of(table: pa.Table) -> Counter[str]:
+    columns = [[value(one) for one in column.to_pylist()] for column in table.columns]
+    return Counter(map(repr, zip(*columns, strict=True)))
+
+
+def answer(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
+    return rows_of(connection.execute(text).to_arrow_table())
+
+
+def test_a_translated_statement_has_the_rows_of_the_statement(plain: duckdb.DuckDBPyConnection) -> None:
+    kinds = {table: {name: of_iceberg(kind) for name, kind in iceberg_types(table).items()} for table in TABLES}
+    translated = 0
+    for text in STATEMENTS:
+        try:
+            query = translate(parse(text).tree, lambda node: kinds[node.name.lower()], NOW)
+        except UnsupportedInDuckDB:
+            continue
+        for table in query.tables:
+            columns = ", ".join(f"{name} AS c{number}" for number, name in enumerate(table.columns))
+            name = table.node.name
+            plain.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM db.{name}")
+        assert answer(plain, query.text) == answer(plain, text), f"{text}\n{query.text}"
+        translated += 1
+    assert translated > 0.85 * len(STATEMENTS)
+
+
+@pytest.mark.parametrize(
+    ("known", "step"),
+    [(True, 4), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow)],
+)
+def test_the_rows_stay_over_what_the_analysis_leaves_of_the_tables(
+    plain: duckdb.DuckDBPyConnection, known: bool, step: int
+) -> None:
+    columns = {table: iceberg_types(table) for table in TABLES}
+    left_out = 0
+    for number, text in enumerate(STATEMENTS[::step]):
+        found = find_scans(
+            text, columns_of=lambda names: columns[names[2]] if known else None, utc=True, today=NOW.date()
+        )
+        new = []
+        for at, scan in enumerate(found):
+            kept = "TRUE" if scan.predicate is None else f"({scan.predicate})"
+            partners = "".join(partners_of(random.Random(f"{number}/{at}"), found, (at,)))
+            rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {kept}{partners}"
+            plain.execute(f"CREATE OR REPLACE TABLE db.p{at} AS {rows}")
+            left_out += plain.execute(
+                f"SELECT (SELECT count(*) FROM db.{scan.table}) > count(*) FROM db.p{at}"
+            ).fetchall()[0][0]
+            new.append(read_from_view(scan, f"p{at}"))
+        assert answer(plain, splice(text, new)) == answer(plain, text), f"{text}\n{found}"
+    assert left_out > (200 if known else 100) / step
+
+
+@pytest.mark.parametrize(
+    "statements", [FOUND_FAULTS, pytest.param(STATEMENTS, marks=pytest.mark.slow)], ids=["found faults", "all"]
+)
+def test_the_rows_are_those_of_plain_duckdb_with_and_without_plans(
+    served: Served, plain: duckdb.DuckDBPyConnection, statements: tuple[str, ...]
+) -> None:
+    left_out = 0
+    with SqlSession(served.url) as session:
+        for text in statements:
+            try:
+                result = session.sql(text)
+            except BadRequest as error:
+                if "DuckDB does not run this" not in str(error):
+                    raise
+                continue
+            left_out += sum(one.considered_files - one.files for one in result.explanation.tables)
+            found = rows_of(result.to_arrow())
+            assert found == answer(plain, text), text
+            with patch.object(reads, "find_scans", lambda *_, **__: ()):
+                assert rows_of(session.sql(text).to_arrow()) == found, text
+    assert left_out > 10
+
+
+def test_conditions_on_times_leave_files_out(served: Served) -> None:
+    with SqlSession(served.url) as session:
+        for condition in ("ts > TIMESTAMP '2020-03-03 00:00:00'", "z > TIMESTAMP '2020-03-06 00:00:00 UTC' AND id > 0"):
+            (table,) = session.explain(f"SELECT id FROM db.a WHERE {condition}").tables
+            assert table.files < table.considered_files, condition
+
+
+def test_an_unnamed_column_is_counted_among_the_columns_of_the_result(served: Served) -> None:
+    with SqlSession(served.url) as session:
+        assert session.sql("SELECT *, k + 1 FROM db.c").schema.names == ["k", "n", "s", "d", "_col4"]
+
+
+def test_order_by_sees_the_names_of_select_before_those_of_from(served: Served) -> None:
+    """As in Trino, also within an expression, where DuckDB takes the column."""
+    with SqlSession(served.url) as session:
+        found = session.sql("SELECT -k AS k FROM db.c WHERE k IS NOT NULL ORDER BY k + 0 LIMIT 2").to_arrow()
+        assert found.column(0).to_pylist() == [-4, -3]
+        with pytest.raises(BadRequest, match="ambiguous"):
+            session.sql("SELECT n AS k, k FROM db.c ORDER BY length(k)")
+
+
+def test_upper_changes_no_character_that_has_no_other(served: Served) -> None:
+    """Java has no capital of ß; DuckDB has."""
+    with SqlSession(served.url) as session:
+        query = "SELECT upper(s), upper(s || 'ßxß'), upper('ẞß') FROM db.c WHERE upper(s) = 'STRAßE' OR s IS NULL"
+        rows = {tuple(row.values()) for row in session.sql(query).to_arrow().to_pylist()}
+        assert rows == {("STRAßE", "STRAßEßXß", "ẞß"), (None, None, "ẞß")}
