@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from seamark.connector.client.progress import advance
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.columns import Projection, read_columns
+from seamark.connector.parquet.encryption.keys import keys_of_environment
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.files.puffin import Part
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, function
@@ -111,6 +112,7 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
         ),
         filesystem=filesystem,
         rows=file.records,
+        keys=keys_of_environment,
     )
     return [keys_of_term(term, columns[term.column_id]) for term in terms]
 

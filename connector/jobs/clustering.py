@@ -13,6 +13,7 @@ Invariant: as for compaction, no row is added, lost or changed (`write/replaceme
 
 from __future__ import annotations
 
+import io
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +23,12 @@ from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
@@ -33,6 +36,8 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance
 from seamark.connector.client.values import At
+from seamark.connector.parquet.copy.protection import FileProtection
+from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, keys_of_environment
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader, scan
@@ -56,6 +61,7 @@ from seamark.connector.write.compaction import (
     group_by_partition,
     has_many_deletes,
 )
+from seamark.connector.write.data_files import divided_by_protection
 from seamark.connector.write.replacements import (
     BatchRunner,
     RewriteReport,
@@ -66,7 +72,7 @@ from seamark.connector.write.replacements import (
     run_here,
 )
 from seamark.connector.write.row_origins import OriginLog
-from seamark.connector.write.table_writer import TableWriter
+from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.clustering import (
@@ -93,6 +99,8 @@ SAMPLE_ROWS = 200_000
 _FILE_MAX = 1.5
 """Rows of a file as a multiple of the usual number, for rows of which the sample has too few."""
 _ROWS_AT_ONCE = 65_536
+_SEALED_BYTES = 1 << 20
+"""Bytes of an encrypted block of a temporary file."""
 _ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
 
 Keys = npt.NDArray[np.bytes_]
@@ -222,34 +230,50 @@ def _rewrite(
     attributes: Attributes,
     policy: CompactionPolicy,
 ) -> RewrittenFiles:
-    target, origins = target_of(opened.metadata, opened.storage), OriginLog()
+    target, origins, keys = target_of(opened.metadata, opened.storage), OriginLog(), keys_of_environment()
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    first = rows = 0
     suffix = layout.suffix(new_layer())
-    works = []
+    # Files that are encrypted in different ways do not share a new file.
+    divided: defaultdict[EncryptionScheme | None, list[Layer]] = defaultdict(list)
+    protections: dict[EncryptionScheme | None, FileProtection | None] = {}
     for layer in layers:
-        works.append(_LayerWork(opened, read_plan, layer, layout, attributes, policy, first))
-        first += sum(task.records for task in layer)
-    # Strings of different partitions are taken to be alike: their bounds are as long as the first layer needs them.
-    properties = layer_properties(target.properties, works[0].sample[1], attributes.columns)
-    with TableWriter(replace(target, properties=properties), origins=origins, suffix=suffix) as writer:
-        for work in works:
-            rows += work.run(writer)
-            del work.sample
-        written = writer.close()
+        for protection, members in divided_by_protection(layer, target, keys):
+            scheme = None if protection is None else protection.scheme
+            protections[scheme] = protection
+            divided[scheme].append(members)
+    first, rows, parts = 0, 0, list[WrittenFiles]()
+    try:
+        for scheme, parts_of_layers in divided.items():
+            works = []
+            for members in parts_of_layers:
+                works.append(_LayerWork(opened, read_plan, members, layout, attributes, policy, first, keys))
+                first += sum(task.records for task in members)
+            # Strings of different partitions are taken to be alike: their bounds are as long as the first layer needs.
+            properties = layer_properties(target.properties, works[0].sample[1], attributes.columns)
+            into = replace(target, properties=properties)
+            with TableWriter(into, origins=origins, suffix=suffix, protection=protections[scheme]) as writer:
+                for work in works:
+                    rows += work.run(writer)
+                    del work.sample
+                parts.append(writer.close())
+    except BaseException:
+        WrittenFiles.joined(parts).discard(target.storage)
+        raise
+    written = WrittenFiles.joined(parts)
     if written.rows != rows:
         written.discard(target.storage)
         raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
-    tasks = [task for layer in layers for task in layer]
+    tasks = [task for parts_of_layers in divided.values() for members in parts_of_layers for task in members]
     return RewrittenFiles(opened, target, tasks, written.limit_indexes(target.storage), origins)
 
 
 @dataclass
 class _LayerWork:
-    """Writes the rows of one layer. `first`: the origin of the first row of its first file."""
+    """Writes the rows of one layer, whose files are encrypted alike. `first`: the origin of the first row of its first
+    file."""
 
     opened: OpenTable
     read_plan: ReadPlan
@@ -258,6 +282,7 @@ class _LayerWork:
     attributes: Attributes
     policy: CompactionPolicy
     first: int
+    keys: ParquetKeys | None
 
     def run(self, writer: TableWriter) -> int:
         """The number of rows."""
@@ -273,7 +298,7 @@ class _LayerWork:
         # Rows of an older partition spec go to several partitions, each of which gets its own files.
         cut = _Cut(writer, cell_bounds(sampled, files), math.ceil(_FILE_MAX * rows / files))
         with TemporaryDirectory(prefix="seamark-clustering-") as folder:
-            with _Spill(Path(folder), ranges) as spill:
+            with _Spill(Path(folder), ranges, sealed=self.keys is not None) as spill:
                 for batch, origins in self._read():
                     keys = sortable_keys(clustering.keys(batch))
                     spill.add(batch, origins, keys, np.searchsorted(bounds, keys, "right"))
@@ -289,14 +314,14 @@ class _LayerWork:
         share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
         narrow = plan_read(self.opened, self.attributes.columns, TRUE)
         draw, rows, taken = np.random.default_rng(1), 0, []
-        for batch in TaskReader(narrow, self.opened.storage, threads=False).read_all(self.tasks):
+        for batch in TaskReader(narrow, self.opened.storage, threads=False, keys=self.keys).read_all(self.tasks):
             rows += batch.num_rows
             taken.append(batch if share >= 1 else batch.filter(pa.array(draw.random(batch.num_rows) < share)))
         return rows, pa.Table.from_batches(taken, narrow.arrow).combine_chunks()
 
     def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
         """The rows with their origins."""
-        reader = TaskReader(self.read_plan, self.opened.storage, threads=False)
+        reader = TaskReader(self.read_plan, self.opened.storage, threads=False, keys=self.keys)
         columns = list(range(len(self.read_plan.names)))
         first = self.first
         for task in self.tasks:
@@ -332,15 +357,17 @@ class _Cut:
 
 
 class _Spill:
-    """Temporary files of rows, one for each range of keys; a single range stays in memory."""
+    """Temporary files of rows, one for each range of keys; a single range stays in memory. `sealed`: the files are
+    encrypted with keys in memory, because rows of encrypted files may be on no disk otherwise."""
 
-    def __init__(self, folder: Path, ranges: int) -> None:
+    def __init__(self, folder: Path, ranges: int, *, sealed: bool) -> None:
         self._folder, self._is_single = folder, ranges == 1
+        self._keys: dict[int, AESGCM] | None = {} if sealed else None
         self._kept: list[pa.RecordBatch] = []
         self._streams: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
         self._distinct: defaultdict[int, set[bytes]] = defaultdict(set)
         """Up to two keys of each range."""
-        self._sinks: list[pa.NativeFile] = []
+        self._sinks: list[pa.NativeFile | _SealedFile] = []
         self._opened = ExitStack()
 
     def __enter__(self) -> _Spill:
@@ -369,10 +396,22 @@ class _Spill:
     def _stream(self, number: int, schema: pa.Schema) -> pa.ipc.RecordBatchStreamWriter:
         if number not in self._streams:
             options = pa.ipc.IpcWriteOptions(compression="lz4")
-            sink = self._opened.enter_context(pa.OSFile(str(self._folder / str(number)), "wb"))
-            self._sinks.append(sink)
+            path = self._folder / str(number)
+            if self._keys is None:
+                sink = self._opened.enter_context(pa.OSFile(str(path), "wb"))
+                self._sinks.append(sink)
+            else:
+                self._keys[number] = AESGCM(AESGCM.generate_key(128))
+                sealed = _SealedFile(path, "wb", self._keys[number])
+                self._sinks.append(sealed)
+                sink = self._opened.enter_context(io.BufferedWriter(sealed, _SEALED_BYTES))
             self._streams[number] = self._opened.enter_context(pa.ipc.new_stream(sink, schema, options=options))
         return self._streams[number]
+
+    def _open(self, number: int, path: Path) -> Any:
+        if self._keys is None:
+            return pa.OSFile(str(path))
+        return io.BufferedReader(_SealedFile(path, "rb", self._keys[number]), _SEALED_BYTES)
 
     def ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
         """The rows of each range with their origins and keys, the ranges in ascending order. Rows with one key, of any
@@ -381,13 +420,51 @@ class _Spill:
             yield _joined(self._kept)
         for number in sorted(self._streams):
             path = self._folder / str(number)
-            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
+            with self._open(number, path) as file, pa.ipc.open_stream(file) as batches:
                 if len(self._distinct[number]) == 1:
                     for batch in batches:
                         yield _joined([batch])
                 else:
                     yield _joined(list(batches))
             path.unlink()
+
+
+class _SealedFile(io.RawIOBase):
+    """A file of blocks, each with its length and encrypted with a key for this file alone; the nonce is its number."""
+
+    def __init__(self, path: Path, mode: str, cipher: AESGCM) -> None:
+        self._file = path.open(mode)
+        self._cipher, self._mode, self._blocks, self._size_bytes, self._left = cipher, mode, 0, 0, b""
+
+    def readable(self) -> bool:
+        return self._mode == "rb"
+
+    def writable(self) -> bool:
+        return self._mode == "wb"
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    def write(self, data: Any) -> int:
+        block = self._cipher.encrypt(self._nonce(), bytes(data), None)
+        self._size_bytes += self._file.write(len(block).to_bytes(4, "little") + block)
+        return len(data)
+
+    def readinto(self, into: Any) -> int:
+        if not self._left:
+            size = int.from_bytes(self._file.read(4), "little")
+            self._left = self._cipher.decrypt(self._nonce(), self._file.read(size), None) if size else b""
+        taken, self._left = self._left[: len(into)], self._left[len(into) :]
+        into[: len(taken)] = taken
+        return len(taken)
+
+    def _nonce(self) -> bytes:
+        self._blocks += 1
+        return self._blocks.to_bytes(12, "little")
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> tuple[pa.RecordBatch, Longs, Keys]:

@@ -1,4 +1,5 @@
-"""Asks the server to remove the orphan files of a table: files in its folders that no snapshot names."""
+"""Asks the server to remove the orphan files of a table: files in its folders that no snapshot names, and unfinished
+multipart uploads of such files."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from seamark.connector.client.names import Name
 
 @dataclass
 class OrphanTotals:
-    """Of all requests. `listed`: the files in the folders. `locations`: the first of the removed files."""
+    """Of all requests. `listed`: the files in the folders. `locations`: the first of the removed files. `uploads`:
+    unfinished multipart uploads that were aborted."""
 
     files: int = 0
     size_bytes: int = 0
@@ -18,6 +20,7 @@ class OrphanTotals:
     listed: int = 0
     is_complete: bool = True
     locations: list[str] = field(default_factory=list)
+    uploads: int = 0
 
 
 def remove_orphan_files(
@@ -34,5 +37,6 @@ def remove_orphan_files(
         totals.listed = report["listed"]
         totals.is_complete = not report["files-left"]
         totals.locations += report["locations"]
+        totals.uploads += report.get("uploads", 0)  # an older server has none
         if dry_run or totals.is_complete or not report["files"]:
             return totals

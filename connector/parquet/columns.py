@@ -4,24 +4,33 @@ The result equals what all readers of the table see; otherwise Unreadable is rai
 rows, while a file without an index is only read more often. Columns are matched by the ids in the Parquet schema
 (Iceberg spec: "Column Projection"), or by a name mapping in a file without ids, for example an imported file. A column
 that the file lacks is null.
+
+Of an encrypted file, only columns are read that it does not encrypt: an index of others would have their values in a
+file that is not encrypted. The footer alone is decrypted for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import io
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
 
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.connector.parquet.encryption.footers import SIGNATURE_BYTES, FileKeys, is_signed
 from seamark.metaserver.iceberg.files.budget import decoded_budget
+from seamark.metaserver.iceberg.files.footer import ENCRYPTED_MAGIC, END_BYTES, MAGIC
 from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, places_of, with_mapped_ids
-from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
+from seamark.metaserver.iceberg.files.parquet_reading import FOOTER_LIMIT_BYTES, BoundedParquet
 from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping
 from seamark.metaserver.iceberg.types.schema import Schema
 
 DECODED_BYTES = 4 << 30
 """Memory that the columns of one file may take; a file whose columns take more is not indexed."""
+_BLOCK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -44,20 +53,23 @@ def read_columns(
     *,
     filesystem: fs.FileSystem,
     rows: int,
+    keys: Callable[[], FileKeys | None] = lambda: None,
 ) -> dict[int, pa.ChunkedArray]:
     """The columns by id, each with `rows` rows in the file's order. `path` has the form of the file system.
 
-    Unreadable if the file has another number of rows, is encrypted, exceeds the memory limit, or has no unique column
-    for an id.
+    `keys`: called for an encrypted file. Unreadable if the file has another number of rows, exceeds the memory limit,
+    has no unique column for an id, or encrypts one of the columns, or its footer and there are no keys.
     """
     distinct_ids = list(dict.fromkeys(column_ids))
     try:
         with filesystem.open_input_file(path) as source:
-            file = BoundedParquet(source, path, decoded_budget(DECODED_BYTES))
-            if file.rows != rows:
-                raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
-            fields = with_mapped_ids(list(file.schema), projection.mapping)
-            columns = file.plain_columns(places_of(fields, distinct_ids))
+            try:
+                columns = _read(source, path, distinct_ids, projection, rows)
+            except (Unreadable, pa.ArrowException, OSError):
+                if not _is_encrypted(source):
+                    raise
+                with _with_plain_footer(source, path, distinct_ids, keys()) as plain:
+                    columns = _read(plain, path, distinct_ids, projection, rows)
     except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError) as error:
@@ -68,6 +80,83 @@ def read_columns(
                 raise Unreadable(path, reason)
             columns[column_id] = pa.chunked_array([pa.nulls(rows)])
     return {column_id: columns[column_id] for column_id in distinct_ids}
+
+
+def _read(
+    source: pa.NativeFile, path: str, column_ids: list[int], projection: Projection, rows: int
+) -> dict[int, pa.ChunkedArray]:
+    """Those of the columns that the file has."""
+    file = BoundedParquet(source, path, decoded_budget(DECODED_BYTES))
+    if file.rows != rows:
+        raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
+    return file.plain_columns(places_of(with_mapped_ids(list(file.schema), projection.mapping), column_ids))
+
+
+def _is_encrypted(source: pa.NativeFile) -> bool:
+    size = source.size()
+    if size < END_BYTES:
+        return False
+    end = source.read_at(END_BYTES, size - END_BYTES)
+    if end[-4:] == ENCRYPTED_MAGIC:
+        return True
+    length = int.from_bytes(end[:4], "little")
+    if end[-4:] != MAGIC or not SIGNATURE_BYTES < length <= min(FOOTER_LIMIT_BYTES, size - END_BYTES):
+        return False  # what is wrong with it is said when it is read
+    try:
+        return is_signed(source.read_at(length, size - END_BYTES - length))
+    except ValueError:
+        return False
+
+
+def _with_plain_footer(
+    source: pa.NativeFile, path: str, column_ids: Iterable[int], keys: FileKeys | None
+) -> pa.PythonFile:
+    """The file as one without encryption, of which these columns can be read. Unreadable."""
+    with SourceFile(path, source, keys=keys) as file:
+        encryption, wanted = file.encryption, set(column_ids)
+        assert encryption is not None
+        for number, leaf in enumerate(file.leaves):
+            is_secret = any(ciphers[number] is not None for ciphers in encryption.ciphers)
+            if is_secret and (None in leaf.ids or wanted.intersection(leaf.ids)):
+                raise Unreadable(
+                    path,
+                    f"it encrypts its column {leaf.path}, whose values an index would show"
+                    if None not in leaf.ids
+                    else "it is encrypted and has no field ids",
+                )
+        footer = encryption.plain
+        end = footer + len(footer).to_bytes(4, "little") + MAGIC
+        return pa.PythonFile(io.BufferedReader(_Overlaid(source, file.data_end, end), _BLOCK_BYTES), mode="r")
+
+
+class _Overlaid(io.RawIOBase):
+    """A file of which the bytes from `at` on are others."""
+
+    def __init__(self, source: pa.NativeFile, at: int, end: bytes) -> None:
+        self._source, self._at, self._end, self._place = source, at, end, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._at + len(self._end)}
+        self._place = starts[whence] + offset
+        return self._place
+
+    def readinto(self, into: Any) -> int:
+        if self._place < self._at:
+            data = self._source.read_at(min(len(into), self._at - self._place), self._place)
+        else:
+            data = self._end[self._place - self._at :][: len(into)]
+        into[: len(data)] = data
+        self._place += len(data)
+        return len(data)
 
 
 def _why_not_null(column_id: int, projection: Projection) -> str:

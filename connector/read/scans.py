@@ -39,6 +39,7 @@ from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan,
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
 from seamark.metaserver.iceberg.expressions.residuals import Residuals
 from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable
+from seamark.metaserver.iceberg.files.parquet_reading import plain_metadata
 from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
 
 _HOLE_BYTES, _HOLE_BYTES_REMOTE = 16 << 10, 1 << 20
@@ -191,7 +192,11 @@ def _open_file(task: ScanTask, storage: Storage, decryption: Any) -> Iterator[tu
     with (
         filesystem.open_input_file(path) as source,
         pq.ParquetFile(
-            source, pre_buffer=True, coerce_int96_timestamp_unit="us", decryption_properties=decryption
+            source,
+            metadata=plain_metadata(source, task.path) if decryption is None else None,
+            pre_buffer=True,
+            coerce_int96_timestamp_unit="us",
+            decryption_properties=decryption,
         ) as file,
     ):
         if file.metadata.num_rows != task.records:

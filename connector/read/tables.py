@@ -18,6 +18,7 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
+from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.read.lineage import has_lineage
 from seamark.metaserver.iceberg.expressions.expression import (
     FALSE,
@@ -88,6 +89,14 @@ class OpenTable:
     storage: Storage
     history: tuple[Snapshot, ...]
     """Snapshots, in any order: those of branches and tags, or all snapshots."""
+    keys: ParquetKeys | None = None
+    """Of encrypted files; without them, these are refused. They are not pickled."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "keys": None}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
 
     @property
     def is_current_schema(self) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,11 +33,10 @@ from seamark.connector.arrow.casting import UNKNOWN, conform
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
 from seamark.connector.parquet.copy.leaves import Leaf, LeafMatch, match, required_columns
+from seamark.connector.parquet.copy.protection import FileProtection, protection_of
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.parquet.encryption.footers import FileEncryption
-from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, Protection, scheme_of
-from seamark.connector.parquet.encryption.kms import KeyUnavailable
+from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys
 from seamark.connector.parquet.metrics import Metrics, leaves_of, modes_of
 from seamark.connector.read.deleted_rows import DeletedRowSet, Deletes
 from seamark.connector.read.file_rows import partition_of
@@ -49,13 +48,14 @@ from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
     encode_row_group,
+    parsed_footer,
     writer_options,
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, WrittenFiles
 from seamark.connector.write.target import WriteTarget, keeps_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.files.footer import END_BYTES, MAGIC, ParquetFooter
+from seamark.metaserver.iceberg.files.footer import ParquetFooter
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
 from seamark.metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
@@ -116,7 +116,7 @@ class CopyWriter:
     ) -> None:
         """`keys`: without them, encrypted files are refused."""
         self._keys = keys
-        self._scheme: EncryptionScheme | None = None
+        self._protection: FileProtection | None = None
         self._opened, self._target, self._policy, self._origins = opened, target, policy, origins
         self.counts = CopyCounts()
         self._names = [field.name for field in opened.schema.fields]
@@ -172,7 +172,7 @@ class CopyWriter:
         found = self._inspected.get(task.path)
         if found is None:
             with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
-                found = _Inspected(required_columns(source.leaves), self._scheme_of(source))
+                found = _Inspected(required_columns(source.leaves), self._protection_of(source))
             self._inspected[task.path] = found
         return found
 
@@ -180,8 +180,8 @@ class CopyWriter:
         """Writes the live rows of the files of one partition. Each has the origin of its first row. Unreadable,
         Unwritable."""
         self._partition = partition, list(tasks[0][0].file.get("partition") or [])
-        for scheme, members in self._by_scheme(tasks).items():
-            self._scheme = scheme
+        for members in self._by_scheme(tasks):
+            self._protection = None if self._keys is None else self._inspect(members[0][0]).protection
             self._sort_order = self._target.sort_order.order_id if self._policy.sorts else 0
             if not self._policy.keep_order:
                 self._layout = self._layout_of(self._required_in([task for task, _ in members]))
@@ -195,16 +195,14 @@ class CopyWriter:
                     self._cut()
             self._cut()
 
-    def _by_scheme(
-        self, tasks: Sequence[tuple[ScanTask, int]]
-    ) -> Mapping[EncryptionScheme | None, Sequence[tuple[ScanTask, int]]]:
+    def _by_scheme(self, tasks: Sequence[tuple[ScanTask, int]]) -> Iterable[Sequence[tuple[ScanTask, int]]]:
         """The files by how they are encrypted. Unreadable."""
         if self._keys is None:
-            return {None: tasks}
+            return [tasks]
         schemes: dict[EncryptionScheme | None, list[tuple[ScanTask, int]]] = {}
         for task, first in tasks:
             schemes.setdefault(self._inspect(task).scheme, []).append((task, first))
-        return schemes
+        return schemes.values()
 
     def _required_in(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
         """The ids of optional columns without structure that all these files store as required. Unreadable."""
@@ -247,23 +245,9 @@ class CopyWriter:
             if encoded:
                 self._encode(task, np.concatenate(encoded), origin)
 
-    def _scheme_of(self, source: SourceFile) -> EncryptionScheme | None:
+    def _protection_of(self, source: SourceFile) -> FileProtection | None:
         """How a new file of these rows is encrypted. Unreadable if that is uncertain."""
-        if source.encryption is None:
-            return None
-        places = {leaf.ids: place for place, leaf in enumerate(source.leaves)}
-        tops = {leaf.ids[0] for leaf in source.leaves}
-        columns = [places.get(leaf.ids, -1) for leaf in self._layout.leaves]
-        for leaf, column in zip(self._layout.leaves, columns, strict=True):
-            if column < 0 and (leaf.ids[0] in tops or None in tops):
-                raise source.unreadable(
-                    "it is encrypted, and its columns have no field ids or another structure, so the key of each new "
-                    "column is uncertain"
-                )
-        try:
-            return scheme_of(source.encryption, [leaf.path for leaf in source.leaves], columns)
-        except KeyUnavailable as error:
-            raise source.unreadable(str(error)) from None
+        return None if self._keys is None else protection_of(source, self._layout.leaves, self._keys)
 
     def _match(self, source: SourceFile) -> LeafMatch:
         creator = _WRITER.match(source.footer.created_by or b"")
@@ -385,19 +369,11 @@ class CopyWriter:
             self._close_file()
         if self._file is None:
             location = self._target.new_location(self._partition[0])
-            encryption = self._new_encryption(location)
+            encryption = None if self._protection is None else self._protection.new_encryption(location)
             assembler = FileAssembler(open_sink(location, self._target.storage), self._layout.footer, encryption)
             modes = modes_of(self._target.schema, self._target.properties, self._target.sort_order)
             self._file = _OpenFile(location, assembler, Metrics(leaves_of(self._target.schema), modes))
         return self._file
-
-    def _new_encryption(self, location: str) -> FileEncryption | None:
-        if self._scheme is None or self._keys is None:
-            return None
-        try:
-            return self._keys.new_encryption(self._scheme)
-        except (KeyUnavailable, ValueError) as error:
-            raise Unreadable(location, f"it cannot be encrypted: {error}") from None
 
     def _cut(self) -> None:
         self._flush()
@@ -415,7 +391,7 @@ class CopyWriter:
             "file-format": "PARQUET",
             "file-size-in-bytes": file.assembler.size_bytes,
             "record-count": file.assembler.rows,
-            **file.metrics.of(_parsed(footer), secret=self._secret_columns()),
+            **file.metrics.of(parsed_footer(footer), secret=self._protection.secret_ids if self._protection else ()),
             "split-offsets": file.assembler.split_offsets,
             "spec-id": self._target.spec.spec_id,
             "partition": self._partition[1],
@@ -423,14 +399,6 @@ class CopyWriter:
         }
         self._files.append(written)
         self._indexes.add(written, None)
-
-    def _secret_columns(self) -> frozenset[int]:
-        """The ids of the columns that the current file encrypts."""
-        if self._scheme is None:
-            return frozenset()
-        ids = [leaf.ids[-1] for leaf in self._layout.leaves]
-        protected = zip(ids, self._scheme.columns, strict=True)
-        return frozenset(number for number, how in protected if number is not None and how is not Protection.PLAIN)
 
     def close(self) -> WrittenFiles:
         index_files, skipped = self._indexes.close()
@@ -449,7 +417,11 @@ class _Inspected:
     """Of an old file: the ids of its required columns, and how a new file of its rows is encrypted."""
 
     required: frozenset[int]
-    scheme: EncryptionScheme | None
+    protection: FileProtection | None
+
+    @property
+    def scheme(self) -> EncryptionScheme | None:
+        return None if self.protection is None else self.protection.scheme
 
 
 @dataclass(frozen=True)
@@ -490,8 +462,3 @@ def _nans_of(task: ScanTask, source: SourceFile) -> dict[int, int]:
 def _written_fields(target: WriteTarget) -> Iterator[Any]:
     """The fields of the schema that files have columns for."""
     return (field for field in target.schema.fields if field.type != UNKNOWN)
-
-
-def _parsed(footer: bytes) -> pq.FileMetaData:
-    """The footer as pyarrow decodes it."""
-    return pq.read_metadata(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(END_BYTES - 4, "little") + MAGIC))

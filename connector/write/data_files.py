@@ -6,13 +6,15 @@ commit adds it, no reader uses it; a writer that dies leaves an unreferenced fil
 The encodings follow the table's properties (`write.parquet.…`), with Iceberg's defaults. A column with almost no
 repeated values in a sample has no dictionary: the dictionary would be as large as the column, take most of the writing
 time, and be required to read any page of the column.
+
+A file that is encrypted gets row groups that were encoded in memory: no byte of them is stored unencrypted.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,15 @@ from pyarrow import fs
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
+from seamark.connector.parquet.copy.protection import FileProtection, protection_of_file
+from seamark.connector.parquet.copy.sinks import open_sink
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys
 from seamark.connector.parquet.metrics import LeafColumn, Metrics, Mode, leaves_of, modes_of
+from seamark.connector.read.tables import ScanTask
 from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.iceberg.files.footer import END_BYTES, MAGIC
 from seamark.metaserver.iceberg.metadata.properties import as_bool, as_int
 from seamark.metaserver.iceberg.types.schema import Schema
 
@@ -123,6 +132,74 @@ class FileWriter:
                 self._storage.delete(self.location)
 
 
+class EncryptedFileWriter(FileWriter):
+    """As a FileWriter. `protection`: of the columns of `schema`. Bounds of encrypted columns are not given."""
+
+    def __init__(
+        self,
+        location: str,
+        storage: Storage,
+        schema: Schema,
+        arrow: pa.Schema,
+        properties: Mapping[str, str],
+        modes: Mapping[int, Mode],
+        *,
+        protection: FileProtection,
+    ) -> None:
+        """Unreadable if a key service fails."""
+        super().__init__(location, storage, schema, arrow, properties, modes)
+        self._schema, self._protection = schema, protection
+        skeleton = SourceFile("a file without rows", None, encode_row_group(arrow.empty_table(), schema, {}))
+        encryption = protection.new_encryption(location)
+        self._assembler = FileAssembler(open_sink(location, storage), skeleton.footer, encryption)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._assembler.size_bytes
+
+    def write(self, rows: pa.Table) -> None:
+        self._metrics.add(rows)
+        group = SourceFile("rows in memory", None, encode_row_group(rows, self._schema, self._properties))
+        columns = range(len(self._assembler.leaves))
+        self._assembler.add([Pick(group, 0, columns, columns)])
+        self.rows += rows.num_rows
+
+    def close(self) -> dict[str, Any]:
+        footer = parsed_footer(self._assembler.close())
+        return {
+            "file-path": self.location,
+            "file-format": "PARQUET",
+            "file-size-in-bytes": self.size_bytes,
+            "record-count": footer.num_rows,
+            **self._metrics.of(footer, secret=self._protection.secret_ids),
+            "split-offsets": self._assembler.split_offsets,
+        }
+
+    def abort(self) -> None:
+        self._assembler.abort()
+
+
+def parsed_footer(footer: bytes) -> pq.FileMetaData:
+    """An encoded footer, as pyarrow decodes it."""
+    return pq.read_metadata(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(END_BYTES - 4, "little") + MAGIC))
+
+
+def divided_by_protection(
+    tasks: Iterable[ScanTask], target: WriteTarget, keys: ParquetKeys | None
+) -> list[tuple[FileProtection | None, list[ScanTask]]]:
+    """The files by how they are encrypted, and so how new files of their rows are. Without keys all together: a file
+    that is encrypted is refused when it is read. Unreadable."""
+    if keys is None:
+        return [(None, list(tasks))]
+    empty = SourceFile("a file without rows", None, encode_row_group(target.arrow.empty_table(), target.schema, {}))
+    found: dict[EncryptionScheme | None, tuple[FileProtection | None, list[ScanTask]]] = {}
+    for task in tasks:
+        protection = protection_of_file(task.path, target.storage, empty.leaves, keys)
+        scheme = None if protection is None else protection.scheme
+        found.setdefault(scheme, (protection, []))[1].append(task)
+    return list(found.values())
+
+
 def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, str]) -> bytes:
     """A Parquet file in memory with the rows as its only row group; without row groups for no rows. Unwritable for an
     invalid property."""
@@ -146,8 +223,12 @@ def _options_for(
     return options
 
 
-def data_file_writer(target: WriteTarget, location: str) -> FileWriter:
+def data_file_writer(target: WriteTarget, location: str, protection: FileProtection | None = None) -> FileWriter:
     modes = modes_of(target.schema, target.properties, target.sort_order)
+    if protection is not None:
+        return EncryptedFileWriter(
+            location, target.storage, target.schema, target.arrow, target.properties, modes, protection=protection
+        )
     return FileWriter(location, target.storage, target.schema, target.arrow, target.properties, modes)
 
 

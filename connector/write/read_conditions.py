@@ -83,7 +83,7 @@ def _row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> 
 
 
 def _read_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Iterator[tuple[int, str]]:
-    reader = TaskReader(plan_read(opened, None, TRUE), opened.storage)
+    reader = TaskReader(plan_read(opened, None, TRUE), opened.storage, keys=opened.keys)
     ordinal_array = np.fromiter(ordinals, dtype=np.int64)
     for rows in located.files:
         chosen = np.isin(rows.keys, ordinal_array)

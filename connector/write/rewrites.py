@@ -2,7 +2,7 @@
 
 The new files contain every other live row of the rewritten files, with the current schema. Rows that were deleted
 before stay deleted. The rewritten files can therefore be removed in the commit that adds the new files. In a table with
-row lineage, remaining rows keep their row ids and their sequence numbers.
+row lineage, remaining rows keep their row ids and their sequence numbers. New files are encrypted as the old files.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from seamark.connector.parquet.copy.protection import FileProtection
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
+from seamark.connector.write.data_files import divided_by_protection
 from seamark.connector.write.row_locations import MatchedRows
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, with_lineage
@@ -23,23 +25,42 @@ from seamark.metaserver.iceberg.expressions.expression import TRUE
 
 
 def rewrite_files(
-    opened: OpenTable, target: WriteTarget, files: Sequence[MatchedRows], new: Iterable[pa.RecordBatch]
+    opened: OpenTable,
+    target: WriteTarget,
+    files: Sequence[MatchedRows],
+    new: Iterable[pa.RecordBatch],
+    protection: FileProtection | None = None,
 ) -> WrittenFiles:
     """Writes the rows of these files other than the found rows, and the new rows. Unreadable, Unwritable: written files
     are deleted.
 
-    Files of which all rows were found are not read. New rows may have a column `_row_id`: not null for updated rows."""
+    Files of which all rows were found are not read. New rows may have a column `_row_id`: not null for updated rows.
+    `protection`: how the files of new rows are encrypted; other rows stay as protected as they are."""
     names = [field.name for field in opened.schema.fields]
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    reader = TaskReader(plan_read(opened, names, TRUE, positions=True), opened.storage)
+    reader = TaskReader(plan_read(opened, names, TRUE, positions=True), opened.storage, keys=opened.keys)
     columns = list(range(len(names)))  # by position: a column of the table may have the name of the position column
-    with TableWriter(target) as writer:
-        for found_rows in (file for file in files if not file.is_whole):
-            for batch in reader.read(found_rows.task):
-                remaining = ~np.isin(batch.column(len(names)).to_numpy(), found_rows.positions, assume_unique=True)
-                if remaining.any():
-                    writer.write(batch.select(columns).filter(pa.array(remaining)))
-        for batch in new:
-            writer.write(batch)
-        return writer.close()
+    kept = {file.task.path: file for file in files if not file.is_whole}
+    divided = divided_by_protection((file.task for file in kept.values()), target, opened.keys)
+    new_like = None if protection is None else protection.scheme
+    schemes = [None if one is None else one.scheme for one, _ in divided]
+    if new_like not in schemes:
+        divided, schemes = [*divided, (protection, [])], [*schemes, new_like]
+    parts: list[WrittenFiles] = []
+    try:
+        for scheme, (one, tasks) in zip(schemes, divided, strict=True):
+            with TableWriter(target, protection=one) as writer:
+                for task in tasks:
+                    gone = kept[task.path].positions
+                    for batch in reader.read(task):
+                        remaining = ~np.isin(batch.column(len(names)).to_numpy(), gone, assume_unique=True)
+                        if remaining.any():
+                            writer.write(batch.select(columns).filter(pa.array(remaining)))
+                for batch in new if scheme == new_like else ():
+                    writer.write(batch)
+                parts.append(writer.close())
+    except BaseException:
+        WrittenFiles.joined(parts).discard(target.storage)
+        raise
+    return WrittenFiles.joined(parts)

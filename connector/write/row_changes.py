@@ -18,6 +18,7 @@ from seamark.connector.client.commits import CommitClient, Producer, back_off, p
 from seamark.connector.client.errors import BadRequest, Conflict, Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
+from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.read.tables import OpenTable, open_table, server_filter
 from seamark.connector.write.appends import commit
 from seamark.connector.write.delete_files import WrittenDeletes
@@ -111,16 +112,18 @@ def commit_row_change(
     summary: Mapping[str, str] | None,
     attempts: int,
     history: bool = False,
+    file_keys: ParquetKeys | None = None,
 ) -> Report:
     """Prepares a change from the head of the branch and commits it; repeats both after a conflict.
 
-    `history`: open the table with all its snapshots. Unwritable, before any file is written, for a table of version 1.
+    `history`: open the table with all its snapshots. `file_keys`: of encrypted files. Unwritable, before any file is
+    written, for a table of version 1.
     """
     fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if (producer_fields := producer_json(producer)) is not None:
         fields["producer"] = producer_fields
     fields["change-id"] = str(uuid.uuid4())  # with it, the server counts the conflicts of this change
-    opened = open_table(client, table, At(ref=branch), history=history)
+    opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
     check_supports_deletes(opened.metadata)
     fields["table-uuid"] = opened.metadata.table_uuid
     attempt = 0
@@ -144,7 +147,8 @@ def commit_row_change(
                 raise
             if isinstance(error, Conflict):
                 back_off(attempt, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
-            previous, opened = opened, open_table(client, table, At(ref=branch), history=history)
+            previous = opened
+            opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
             if not _should_retry(error, previous.metadata, opened.metadata):
                 raise
         else:

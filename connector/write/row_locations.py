@@ -408,7 +408,7 @@ def _scan_files(
     # Rows are matched by hash. The filter prunes row groups by statistics; it is short, because it is also evaluated
     # on each row.
     where = keys.filter_expression(FEW_VALUES_MAX, ranges_max=1)
-    reader = TaskReader(plan_read(table, names, where, positions=True), table.storage)
+    reader = TaskReader(plan_read(table, names, where, positions=True), table.storage, keys=table.keys)
     for task in tasks:
         positions, ordinals = [], []
         for batch in reader.read(task):

@@ -19,6 +19,7 @@ from seamark.connector.arrow.casting import conform
 from seamark.connector.arrow.partitions import Partition, column_at, places_of
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, IndexTask, build_entry, keys_of_file, keys_of_term, write_index_file
+from seamark.connector.parquet.copy.protection import FileProtection
 from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
@@ -99,13 +100,17 @@ class WrittenFiles:
 
 
 def write_batches(
-    target: WriteTarget, batches: Iterable[pa.RecordBatch], *, limits: WriteLimits = DEFAULT_LIMITS
+    target: WriteTarget,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    limits: WriteLimits = DEFAULT_LIMITS,
+    protection: FileProtection | None = None,
 ) -> WrittenFiles:
     """Writes the rows as durable data files and index files. On any error, the written files are deleted.
 
     Unwritable if rows do not fit the table.
     """
-    with TableWriter(target, limits) as writer:
+    with TableWriter(target, limits, protection=protection) as writer:
         for batch in batches:
             writer.write(batch)
         return writer.close()
@@ -143,10 +148,12 @@ class TableWriter:
         *,
         origins: OriginLog | None = None,
         suffix: str = ".parquet",
+        protection: FileProtection | None = None,
     ) -> None:
         """`origins`: records where each row of each file comes from; then each `write` must give it. `suffix`: of the
-        files' names."""
+        files' names. `protection`: how the files are encrypted; indexes of encrypted columns are not built."""
         self._target, self._limits, self._origins, self._suffix = target, limits, origins, suffix
+        self._protection = protection
         self._file_bytes = max(1, as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
         row_group = max(1, as_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
         self._row_group_bytes = min(row_group, self._file_bytes)
@@ -158,8 +165,11 @@ class TableWriter:
         self._ratio: float | None = None
         """Bytes in a file for each byte of Arrow data; None until it is measured."""
         self._files: list[dict[str, Any]] = []
-        self._indexes = IndexBuilder(target.indexes)
-        column_ids = {term.column_id for task in target.indexes for term in task.definition.terms}
+        indexes = target.indexes
+        if protection is not None:
+            indexes = tuple(task for task in indexes if not protection.secret_ids & column_ids_of(task))
+        self._indexes = IndexBuilder(indexes)
+        column_ids = {column_id for task in indexes for column_id in column_ids_of(task)}
         self._indexed = {column_id: places_of(column_id, target.schema) for column_id in column_ids}
 
     def __enter__(self) -> TableWriter:
@@ -241,7 +251,7 @@ class TableWriter:
             if len(self._open) >= self._limits.open_files:
                 self._close_file(*max(self._open.items(), key=lambda item: item[1].written_bytes))
             buffer.file = data_file_writer(
-                self._target, self._target.new_location(buffer.partition, suffix=self._suffix)
+                self._target, self._target.new_location(buffer.partition, suffix=self._suffix), self._protection
             )
             self._open[key] = buffer
         if self._origins is not None:
@@ -352,6 +362,10 @@ class IndexBuilder:
         for number in range(len(self._tasks)):
             self._write(number)
         return tuple(self.written), tuple(self._skipped)
+
+
+def column_ids_of(task: IndexTask) -> frozenset[int]:
+    return frozenset(term.column_id for term in task.definition.terms)
 
 
 def _without_origins(rows: pa.Table, target: WriteTarget) -> pa.Table:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,15 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
 from seamark.connector.client.names import Name
+from seamark.connector.parquet.copy.protection import FileProtection
+from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader, bound_filter
 from seamark.connector.read.tables import OpenTable, plan
 from seamark.connector.write.appends import Rows, to_batches
+from seamark.connector.write.data_files import divided_by_protection
 from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_equality_arguments, write_equality_upsert
 from seamark.connector.write.latest_rows import Batch, Rank, batch_of, column_of, select_latest
@@ -65,6 +69,8 @@ MERGE_ON_READ, COPY_ON_WRITE = "merge-on-read", "copy-on-write"
 MODES = (MERGE_ON_READ, COPY_ON_WRITE)
 _UPSERT_MODES = ("write.merge.mode", "write.update.mode")
 _DELETE_MODES = ("write.delete.mode",)
+_FILES_ASKED = 16
+"""Files of a table that are opened to see how they are encrypted."""
 _SCOPE_VALUES_MAX = 1_000
 """Maximum keys that a commit lists as read; for more keys, it lists ranges and buckets."""
 
@@ -84,6 +90,7 @@ def upsert(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
     attempts: int = ATTEMPTS,
+    file_keys: ParquetKeys | None = None,
 ) -> Report:
     """Replaces the stored rows with the key of each given row, or inserts the row. The rows are held in memory.
 
@@ -100,9 +107,13 @@ def upsert(
     Unwritable for rows that do not fit the table or have no key, and for changes that `equality` cannot express;
     Refused with status 409 if other commits caused a conflict in all attempts; Unreadable for a damaged file.
     `producer`, and the state after an error, are as with `append`.
+
+    `file_keys`: of encrypted Parquet files, as `keys_of_environment()` has them; without them, such files are refused.
+    New files are encrypted as the files whose rows they get, and new rows as those that they replace; if none is
+    replaced, as the table's files. Unwritable for rows of files that are encrypted in different ways.
     """
     check_names(keys, columns)
-    check_arguments(mode, strategy, precombine, columns, read_snapshot_id)
+    check_arguments(mode, strategy, precombine, columns, read_snapshot_id, file_keys)
     batches = list(to_batches(rows))
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
@@ -112,9 +123,10 @@ def upsert(
         write_mode = mode_of(mode, target)
         check_read(client, opened, batch, read_snapshot_id, strategy)
         difference = compute_upsert(client, opened, batch, strategy, write_mode)
-        return _write_change(difference, read_scope(batch.keys, opened), opened, target, write_mode)
+        return _write_change(client, difference, read_scope(batch.keys, opened), opened, target, write_mode)
 
     options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
+    options["file_keys"] = file_keys
     return commit_row_change(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
 
 
@@ -144,6 +156,7 @@ def delete(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
     attempts: int = ATTEMPTS,
+    file_keys: ParquetKeys | None = None,
 ) -> Report:
     """Deletes the rows that have one of these keys, or that match a predicate, in SQL or as Iceberg expression JSON.
     `mode` is by default the table's `write.delete.mode`. Otherwise as `upsert`.
@@ -157,7 +170,7 @@ def delete(
     check_names(key, None)
     if strategy == EQUALITY and keys is None:
         raise ValueError(f"with strategy={EQUALITY!r} rows are deleted by keys, not by a predicate (where)")
-    check_arguments(mode, strategy, read_snapshot_id=read_snapshot_id)
+    check_arguments(mode, strategy, read_snapshot_id=read_snapshot_id, file_keys=file_keys)
     batches = None if keys is None else list(to_batches(keys))
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
@@ -172,9 +185,10 @@ def delete(
                 return write_equality_upsert(batch, opened, target, deletes=True)
             check_read(client, opened, batch, read_snapshot_id, strategy)
             scope, difference = read_scope(batch.keys, opened), compute_delete(client, opened, batch, strategy)
-        return _write_change(difference, scope, opened, target, mode_of(mode, target, deletes=True))
+        return _write_change(client, difference, scope, opened, target, mode_of(mode, target, deletes=True))
 
     options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
+    options["file_keys"] = file_keys
     return commit_row_change(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
 
 
@@ -197,12 +211,15 @@ def check_arguments(
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
+    file_keys: ParquetKeys | None = None,
 ) -> None:
     """ValueError for unknown values and for arguments that exclude each other."""
     if mode is not None and mode.lower() not in MODES:
         raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
     if strategy == EQUALITY and read_snapshot_id is not UNSET:
         raise ValueError(f"read_snapshot_id needs the stored rows, which strategy={EQUALITY!r} does not read")
+    if strategy == EQUALITY and file_keys is not None:
+        raise ValueError(f"strategy={EQUALITY!r} writes keys of rows to delete files, which are not encrypted")
     if strategy == EQUALITY:
         check_equality_arguments(mode, precombine, columns)
     elif strategy is not None and strategy not in STRATEGIES:
@@ -237,9 +254,12 @@ class RowDifference:
         for table in self.new:
             yield from table.to_batches()
 
-    def written(self, target: WriteTarget) -> WrittenFiles:
-        """Writes the rows to add."""
-        return write_batches(with_lineage(target) if self.tracked else target, self.rows())
+    def written(self, target: WriteTarget, protection: FileProtection | None = None) -> WrittenFiles:
+        """Writes the rows to add. `protection`: of the columns of `target_of_rows`."""
+        return write_batches(self.target_of_rows(target), self.rows(), protection=protection)
+
+    def target_of_rows(self, target: WriteTarget) -> WriteTarget:
+        return with_lineage(target) if self.tracked else target
 
 
 def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
@@ -263,7 +283,7 @@ def _row_count(files: Iterable[MatchedRows]) -> int:
 
 def _locate_matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> LocatedKeys:
     """Locates the rows for which a predicate is true."""
-    reader = TaskReader(plan_read(opened, (), where, positions=True), opened.storage)
+    reader = TaskReader(plan_read(opened, (), where, positions=True), opened.storage, keys=opened.keys)
     files, read = [], set()
     for task in plan(client, opened, where):
         read.add(task.path)
@@ -332,7 +352,7 @@ class _Stored:
     @staticmethod
     def of(opened: OpenTable, files: Sequence[MatchedRows], names: Sequence[str], by: Field | None) -> _Stored:
         read_plan = plan_read(opened, names, TRUE)
-        reader = TaskReader(read_plan, opened.storage)
+        reader = TaskReader(read_plan, opened.storage, keys=opened.keys)
         batches, keys = [], []
         for rows in files:
             stored = list(reader.read(rows.task, rows.positions))
@@ -378,22 +398,47 @@ class _Stored:
 
 
 def _write_change(
-    difference: RowDifference, scope: Expression, opened: OpenTable, target: WriteTarget, mode: str
+    client: SeamarkClient,
+    difference: RowDifference,
+    scope: Expression,
+    opened: OpenTable,
+    target: WriteTarget,
+    mode: str,
 ) -> RowChange:
     files = difference.located.files
     if mode == COPY_ON_WRITE:
-        data = rewrite_files(opened, target, files, difference.rows())
+        rewritten = with_lineage(target) if files and has_lineage(opened.metadata) else target
+        protection = _protection(client, opened, difference, rewritten)
+        data = rewrite_files(opened, target, files, difference.rows(), protection)
         paths = [rows.task.path for rows in files]
         read = difference.located.read.union(rows.task.path for rows in files if not rows.is_whole)
         report = replace(difference.report, files_read=len(read))
         return RowChange(scope, report, data, removed=tuple({"file-path": path} for path in paths))
+    protection = _protection(client, opened, difference, difference.target_of_rows(target))
     deletes = delete_by_position(opened, target, files)
     try:
-        data = difference.written(target)
+        data = difference.written(target, protection)
     except BaseException:
         deletes.discard(target.storage)
         raise
     return RowChange(scope, difference.report, data, deletes)
+
+
+def _protection(
+    client: SeamarkClient, opened: OpenTable, difference: RowDifference, target: WriteTarget
+) -> FileProtection | None:
+    """How the files of new rows are encrypted: as those of the rows that they replace, or without such rows as the
+    table's. Of files that are encrypted and files that are not, the first count. Unwritable, Unreadable."""
+    if opened.keys is None or not difference.new:
+        return None
+    tasks = [rows.task for rows in difference.located.files] or list(islice(plan(client, opened), _FILES_ASKED))
+    found = [one for one, _ in divided_by_protection(tasks, target, opened.keys) if one is not None]
+    if len(found) > 1:
+        raise Unwritable(
+            "the rows are in files that are encrypted in different ways, so it is uncertain how the new rows are; "
+            "change those of each in a call of its own"
+        )
+    return found[0] if found else None
 
 
 def delete_by_position(opened: OpenTable, target: WriteTarget, files: Sequence[MatchedRows]) -> WrittenDeletes:

@@ -7,11 +7,11 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.objects.locations import parse_location
-from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload, no_uploads
 
 UPLOADS = ".seamark-uploads"
 """The folder of incomplete objects, beside the buckets. No bucket has such a name."""
@@ -51,6 +51,12 @@ class FolderObjects:
         before = f"file://{self._folder}/"
         async for found in self._local.list(self._file(prefix)):
             yield ObjectInfo(f"s3://{found.location.removeprefix(before)}", found.size_bytes, found.modified_ms)
+
+    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+        return no_uploads()  # the objects gateway removes the parts of its uploads
+
+    async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
+        return 0
 
     async def ping(self) -> None:
         await self._local.ping()

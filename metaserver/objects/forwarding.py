@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
-from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 
 
 class ForwardingObjects:
@@ -28,6 +28,12 @@ class ForwardingObjects:
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         return self._stored.list(prefix)
+
+    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+        return self._stored.uploads(prefix)
+
+    async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
+        return await self._stored.abort_uploads(uploads)
 
     async def ping(self) -> None:
         await self._stored.ping()

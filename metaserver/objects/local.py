@@ -19,7 +19,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
@@ -27,7 +27,7 @@ from typing import TypeVar
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError, TooLarge
 from seamark.metaserver.objects.locations import Location, parse_location
-from seamark.metaserver.objects.port import ObjectInfo, check_range
+from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range, no_uploads
 
 TEMPORARY_PREFIX = ".seamark-tmp-"
 """The suffix of incomplete files, which are never listed. One remains only if the process dies inside `create`."""
@@ -108,6 +108,12 @@ class LocalObjects:
                 yield info
             if len(found) < _LIST_BATCH:
                 return
+
+    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+        return no_uploads()  # files are written under temporary names, which `list` leaves out
+
+    async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
+        return 0
 
     async def ping(self) -> None:
         for root in self._roots:

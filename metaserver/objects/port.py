@@ -9,7 +9,7 @@ Path, Iceberg's S3FileIO and PyIceberg do the same, and all must find the same o
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,16 @@ class ObjectInfo:
     location: str
     size_bytes: int
     modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A multipart upload that was begun, and neither completed nor aborted: its parts take space, and no listing of
+    objects has them. `id` is the storage's name for it; `begun_ms` is by the storage's clock."""
+
+    location: str
+    id: str
+    begun_ms: int
 
 
 class ObjectStore(Protocol):
@@ -58,8 +68,22 @@ class ObjectStore(Protocol):
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         """All objects below the folder `prefix`, recursively and unordered; a missing folder is empty."""
 
+    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+        """All unfinished uploads of objects below the folder `prefix`, unordered; none where storage has no uploads."""
+
+    async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
+        """Deletes the parts of unfinished uploads; returns how many are gone, as a missing one is. One
+        that the storage does not abort is left to a later call."""
+
     async def ping(self) -> None:
         """Returns if the storage answers; for readiness checks."""
+
+
+async def no_uploads() -> AsyncIterator[Upload]:
+    """The unfinished uploads of storage that has no uploads."""
+    none: tuple[Upload, ...] = ()
+    for upload in none:
+        yield upload
 
 
 def check_range(start: int, length: int) -> None:

@@ -7,8 +7,9 @@ the warehouse and the allowed locations. At most `CONCURRENCY` requests run conc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import ConfigError, StorageError
@@ -16,7 +17,7 @@ from seamark.metaserver.home import is_in_home
 from seamark.metaserver.objects.folder import FolderObjects
 from seamark.metaserver.objects.local import LocalObjects, check_writable
 from seamark.metaserver.objects.locations import Location, Warehouse
-from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 from seamark.metaserver.objects.s3 import S3Objects
 from seamark.metaserver.settings import Settings
 
@@ -64,6 +65,15 @@ class RoutedObjects:
         # Takes no slot: a listing lasts as long as its caller needs, and requests one page at a time.
         store, checked = self._route(prefix, root_ok=True)
         return store.list(checked)
+
+    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+        store, checked = self._route(prefix, root_ok=True)
+        return store.uploads(checked)
+
+    async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
+        checked = [replace(upload, location=self._route(upload.location)[1]) for upload in uploads]
+        async with self._slots:
+            return await self._s3.abort_uploads(checked) if checked else 0
 
     async def ping(self) -> None:
         """Pings every storage that has a root."""

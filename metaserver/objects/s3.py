@@ -30,8 +30,9 @@ from seamark.metaserver.errors import (
     StorageError,
     TooLarge,
 )
+from seamark.metaserver.objects import s3_uploads
 from seamark.metaserver.objects.locations import Location, parse_location
-from seamark.metaserver.objects.port import ObjectInfo, check_range
+from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range
 from seamark.metaserver.settings import Settings
 
 if TYPE_CHECKING:
@@ -136,6 +137,15 @@ class S3Objects:
                     yield ObjectInfo(f"{at.root()}/{meta['path']}", meta["size"], modified_ms)
         except _FAILED as error:
             raise _explain(error, prefix) from error
+
+    async def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+        _, at = self._open(prefix, whole_bucket=True)
+        async for upload in s3_uploads.list_uploads(at, self._settings):
+            yield upload
+
+    async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
+        placed = [(upload, self._open(upload.location)[1]) for upload in uploads]
+        return await s3_uploads.abort(placed, self._settings)
 
     async def ping(self) -> None:
         for root in self._roots:

@@ -122,6 +122,50 @@ def test_of_two_stock_appends_to_one_parent_both_are_there_and_no_file_too_many(
     assert scan(lake.client, "db.stock", ["id"]).to_arrow().num_rows == 4
 
 
+def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
+    """Those of the table's files that are old enough; no others, and the table stays."""
+    for name in ("uploads", "neighbour"):
+        create(lake.client, name, version=2)
+        append(lake.client, f"db.{name}", rows((1, "de", 1)))
+    folder, other = (
+        lake.client.load_table(f"db.{name}").location.removeprefix(f"s3://{lake.bucket}/")
+        for name in ("uploads", "neighbour")
+    )
+    s3 = lake.s3.client()
+    aborted = [f"{folder}/data/a/b=1/x.parquet", f"{folder}/metadata/y.avro"]
+    kept = [f"{folder}/data/notes.txt", f"{folder}/_temporary/z.parquet", f"{folder}-2/x.parquet", f"{other}/x.parquet"]
+    young = f"{folder}/data/young.parquet"
+
+    def begin(key: str) -> None:
+        upload = s3.create_multipart_upload(Bucket=lake.bucket, Key=key)
+        s3.upload_part(Bucket=lake.bucket, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"x" * 1000)
+
+    def unfinished() -> set[str]:
+        return {key for key in lake.unfinished() if key.startswith((folder, other))}
+
+    with closing(s3):
+        for key in (*aborted, *kept):
+            begin(key)
+        age_uploads(lake)
+        begin(young)
+        before = lake.files("")
+        planned = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
+        assert (planned.uploads, planned.files) == (len(aborted), 0)
+        assert unfinished() == {*aborted, *kept, young}
+        assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted)
+        assert unfinished() == {*kept, young}
+        assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
+    assert lake.files("") == before
+    assert held(lake.client, "db.uploads") == [(1, "de", 1, None)]
+
+
+def age_uploads(lake: Lake) -> None:
+    """A week: the store takes the time of an upload from its folder."""
+    week_ago = time.time() - 7 * 86_400
+    for path in (lake.s3.root / lake.bucket).glob(".sgwtmp/multipart/*/*"):
+        os.utime(path, (week_ago, week_ago))
+
+
 # Statements that rewrite files
 
 
@@ -244,9 +288,11 @@ def test_a_statement_that_is_killed_shows_no_part_of_a_file(lake: Lake, step: in
     assert (answer.error, answer.result is not None) == ("", True)
     for path in lake.s3.root.rglob("*.parquet"):
         os.utime(path, (1, 1))
+    age_uploads(lake)
     day_ago_ms = time.time_ns() // 1_000_000 - 86_400_000
     assert remove_orphan_files(lake.client, "db.t", older_than_ms=day_ago_ms).is_complete
     location = lake.client.load_table("db.t").location
+    assert [key for key in lake.unfinished() if f"s3://{lake.bucket}/{key}".startswith(f"{location}/")] == []
     snapshots = json.loads(lake.client.load_table("db.t", history=True).metadata)["snapshots"]
     known = {
         path

@@ -40,6 +40,7 @@ NOT_SETTINGS = {
     *("compute_table_stats", "total_record_count"),
     "overwrite_partitions",  # seamark.connector.write.appends
     *("merge_files", "keys_of_environment"),  # seamark.spark.write, seamark.connector.parquet.encryption.keys
+    "file_keys",  # seamark.connector.write.upserts
     *("file_path", "delete_files"),  # seamark.connector.client.row_answers
     *("add_files", "current_user", "current_date"),  # PyIceberg, Trino
     *(

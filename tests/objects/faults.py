@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import Enum
 
 from seamark.metaserver.errors import RetryLater, StorageError
-from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 
 
 class Fault(Enum):
@@ -76,6 +76,12 @@ class FaultyObjects:
         async for info in self.inner.list(prefix):
             yield info
         self._after(fault, prefix)
+
+    def uploads(self, prefix: str) -> AsyncIterator[Upload]:
+        return self.inner.uploads(prefix)
+
+    async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
+        return await self.inner.abort_uploads(uploads)
 
     async def ping(self) -> None:
         fault = await self._before("ping", "")

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import BadRequest, ObjectExists, RetryLater, StorageError
-from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.port import ObjectStore, Upload
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.objects.s3 import WRITE_ID, bucket_endpoint
 from seamark.metaserver.settings import Settings
@@ -230,3 +230,34 @@ async def test_one_server_reads_files_and_buckets(s3: S3, s3_bucket: str, tmp_pa
             with pytest.raises(BadRequest):
                 await objects.read(outside)
     assert os.listdir(tmp_path / "wh") == ["x"]
+
+
+async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
+    s3: S3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one folder only; an upload that is gone is no failure."""
+    monkeypatch.setattr("seamark.metaserver.objects.s3_uploads._PAGE", 2)
+    with closing(s3.client()) as client:
+        for key in (*(f"warehouse/t/{number}/é .parquet" for number in range(5)), "warehouse/tt/x.parquet"):
+            client.create_multipart_upload(Bucket=s3_bucket, Key=key)
+    async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as store:
+        folder = f"s3://{s3_bucket}/warehouse/t"
+        found = [upload async for upload in store.uploads(folder)]
+        assert {upload.location for upload in found} == {f"{folder}/{number}/é .parquet" for number in range(5)}
+        assert len(found) == 5
+        assert await store.abort_uploads(found) == 5
+        assert [upload async for upload in store.uploads(folder)] == []
+        assert await store.abort_uploads(found[:1]) == 1
+        assert [upload.location async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")] == [
+            f"{folder}t/x.parquet"
+        ]
+        outside = Upload(f"s3://{s3_bucket}/elsewhere/x.parquet", "id", 0)
+        with pytest.raises(BadRequest):
+            await store.abort_uploads([outside])
+
+
+async def test_uploads_that_the_store_does_not_list_are_an_error_with_the_reason(s3: S3, s3_bucket: str) -> None:
+    wrong = settings_for(s3, s3_bucket, s3_secret_access_key="wrong")
+    async with open_objects(wrong, SystemClock()) as store:
+        with pytest.raises(StorageError, match="SignatureDoesNotMatch"):
+            [upload async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")]

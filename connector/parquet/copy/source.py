@@ -64,10 +64,15 @@ class SourceFile:
     """An open file. As a context manager, it closes the file."""
 
     def __init__(
-        self, location: str, storage: Storage | None, data: bytes | None = None, keys: FileKeys | None = None
+        self,
+        location: str,
+        storage: Storage | pa.NativeFile | None,
+        data: bytes | None = None,
+        keys: FileKeys | None = None,
     ) -> None:
-        """`data`: the content of a file in memory. `keys`: without them, encrypted files are refused. Unreadable for a
-        file that is not Parquet, cannot be decrypted, or contradicts its footer."""
+        """`storage`: or the file, which the caller closes. `data`: the content of a file in memory. `keys`: without
+        them, encrypted files are refused. Unreadable for a file that is not Parquet, or cannot be decrypted, or
+        contradicts its footer."""
         self.location, self.is_in_memory = location, data is not None
         self.encryption: OpenedFooter | None = None
         """None for a file without encryption. `footer` is that of a file without encryption."""
@@ -77,9 +82,12 @@ class SourceFile:
         self._bytes: mmap.mmap | bytes | None = data
         self._fd = -1
         self._remote: Any = None
+        self._given: Any = None
         try:
             if data is not None or storage is None:
                 self.size_bytes = len(data or b"")
+            elif isinstance(storage, pa.NativeFile):
+                self._given, self.size_bytes = storage, storage.size()
             else:
                 self._open(location, storage)
             self.footer = self._read_footer()
@@ -135,7 +143,7 @@ class SourceFile:
             raise ValueError(f"{size:,} bytes at {at:,} are outside of the file, which has {self.size_bytes:,}")
         if self._bytes is not None:
             return self._bytes[at : at + size]
-        data = bytes(self._remote.read_at(size, at)) if size else b""
+        data = bytes((self._remote or self._given).read_at(size, at)) if size else b""
         if len(data) != size:
             raise ValueError(f"it has no {size:,} bytes at {at:,}")
         return data

@@ -370,7 +370,8 @@ def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> 
 def orphan_files_command(client: IndexClient, table: str, older_than: str | None, dry_run: bool, as_json: bool) -> None:
     """Removes files in the folders of TABLE that no snapshot names.
 
-    Failed and killed writers leave such files. Files in hidden folders, and files that are not Iceberg's, stay.
+    Failed and killed writers leave such files, and unfinished uploads to S3, which are aborted. Files in hidden
+    folders, and files that are not Iceberg's, stay.
     """
     with _running(f"The orphan files of {table} are not removed"):
         totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
@@ -380,6 +381,8 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
         f"{totals.files:,} orphan files ({show_size(totals.size_bytes)}) of {table} {verb}, of {totals.listed:,} files "
         f"in its folders{more}."
     )
+    if totals.uploads:
+        text += f" {totals.uploads:,} unfinished uploads {'would be' if dry_run else 'were'} aborted."
     print_result(totals, "\n".join([*(totals.locations if dry_run else ()), text]), as_json=as_json)
     if totals.files_failed:
         raise click.ClickException(f"the storage did not delete {totals.files_failed:,} files; run it again")

@@ -7,6 +7,9 @@ points cannot make a live file look unused. Writers put a UUID into names, so fe
 A file that a writer has not committed yet looks the same as an orphan. So only files of a least age are removed, and
 only files with the names of data files, delete files, manifests, statistics and metadata files. Before each batch, what
 other commits have added meanwhile is read, under the lock of the table's commits.
+
+A writer that is killed while it writes to S3 leaves an unfinished multipart upload, whose parts take space and which no
+listing of files has. Uploads of that age, of files with such names, are aborted: no commit can name what is unfinished.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_long, metadata_folder
 from seamark.metaserver.objects.locations import parse_location
-from seamark.metaserver.objects.port import ObjectInfo
+from seamark.metaserver.objects.port import ObjectInfo, Upload
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, show
@@ -47,6 +50,8 @@ ACTION = "orphan-files"
 AGE, AGE_DEFAULT_MS = "seamark.orphan-files.min-age-ms", 3 * 24 * 3_600_000
 AGE_LEAST_MS = 24 * 3_600_000
 """A writer may commit its files hours after it wrote them, and the storage's clock may differ."""
+UPLOADS_MAX = 1000
+"""Unfinished uploads that one request aborts."""
 FILES_MAX = 100_000
 """Files that one request removes; a repeat removes the next."""
 LOCATIONS_MAX = 1000
@@ -80,7 +85,8 @@ class OrphanRequest(msgspec.Struct, frozen=True):
 
 class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
     """With a dry run: what a removal would do. `files_left`: whether a repeat finds more. `locations`: the first of
-    the files. `files_failed`: files that the storage did not delete; a repeat tries again."""
+    the files. `files_failed`: files that the storage did not delete; a repeat tries again. `uploads`: unfinished
+    multipart uploads that were aborted."""
 
     files: int = 0
     size_in_bytes: int = 0
@@ -88,6 +94,7 @@ class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
     files_left: bool = False
     listed: int = 0
     locations: tuple[str, ...] = ()
+    uploads: int = 0
 
 
 def least_age_ms(metadata: TableMetadata) -> int:
@@ -119,8 +126,12 @@ class OrphanRemoval:
             needed = _NeededNames(self._checked_manifests(metadata, entry.uuid))
             await needed.add(entry, metadata)
             found, listed, is_complete = await self._find(entry, metadata, needed, older_than_ms)
+            uploads = await self._find_uploads(entry, metadata, older_than_ms)
             report = _report(found, listed, is_complete=is_complete)
-            if request.dry_run or not found:
+            if request.dry_run:
+                return msgspec.structs.replace(report, uploads=len(uploads))
+            report = msgspec.structs.replace(report, uploads=await self._parts.objects.abort_uploads(uploads))
+            if not found and not report.uploads:
                 return report
             return await self._remove(caller, entry, needed, found, report, now_ms)
 
@@ -188,6 +199,24 @@ class OrphanRemoval:
                     return found[:FILES_MAX], listed, False
         return found, listed, True
 
+    async def _find_uploads(self, entry: Entry, metadata: TableMetadata, older_than_ms: int) -> list[Upload]:
+        """Unfinished uploads of such files that were begun before; none where the storage does not list them."""
+        allowed = await deletable_files(self._parts, entry.uuid, metadata, exclusive=True)
+        found: list[Upload] = []
+        for folder in _outermost(own_folders(self._parts, metadata)):
+            try:
+                async for upload in self._parts.objects.uploads(folder):
+                    place = upload.location
+                    name = place[len(folder) + 1 :]
+                    is_file = place.startswith(f"{folder}/") and place.endswith(_SUFFIXES) and not _is_hidden(name)
+                    if is_file and upload.begun_ms < older_than_ms and allowed(place):
+                        found.append(upload)
+                    if len(found) == UPLOADS_MAX:
+                        return found
+            except SeamarkError as error:  # the right to list uploads is another than that to list files
+                _log.warning("unfinished uploads not listed", location=folder, reason=error.message)
+        return found
+
     async def _add_pending(self, entry: Entry, needed: _NeededNames) -> None:
         """An interrupted expiration reads the metadata from before when it continues."""
         for instant in await pending_expirations(self._parts.store, entry.uuid):
@@ -221,11 +250,14 @@ class OrphanRemoval:
                 outcomes = await gathered([partial(delete, info) for info in batch], _DELETED_AT_ONCE)
             deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
             failed += outcomes.count(False)
-        done = _report(deleted, report.listed, is_complete=not report.files_left)
+        done = msgspec.structs.replace(
+            _report(deleted, report.listed, is_complete=not report.files_left), uploads=report.uploads
+        )
         summary: dict[str, Any] = {
             "deleted-files": done.files,
             "failed-files": failed,
             "size-in-bytes": done.size_in_bytes,
+            **({"aborted-uploads": done.uploads} if done.uploads else {}),
         }
         await self._parts.transact(
             [self._parts.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary)]

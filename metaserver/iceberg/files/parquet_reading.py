@@ -18,8 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from seamark.metaserver.iceberg.files import thrift
+from seamark.metaserver.iceberg.files import _footer, thrift
 from seamark.metaserver.iceberg.files.budget import Budget, expanded_bytes
+from seamark.metaserver.iceberg.files.footer import ENCRYPTED_MAGIC, MAGIC
 from seamark.metaserver.iceberg.files.parquet import Place, Unreadable, column_of, dotted
 
 Longs = npt.NDArray[np.int64]
@@ -47,6 +48,8 @@ TAIL_BYTES = 64 << 10
 _FOOTER_END = 8
 """The footer's length and the magic number."""
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
+_ALGORITHM, _KEY_METADATA = 8, 9
+"""parquet.thrift: fields of FileMetaData, in files whose footer is signed."""
 # parquet.thrift: fields of PageHeader; the first field of a data page's header is its number of values.
 _TYPE, _PLAIN_BYTES, _PACKED_BYTES, _DATA, _DATA_2, _VALUES = 1, 2, 3, 5, 8, 1
 _OFFSET = 8
@@ -245,17 +248,51 @@ def page_sizes(data: bytes, values: int) -> _Pages:
     return _Pages(total, largest)
 
 
+def plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
+    """The footer of a file without encryption; None for a file that is not Parquet, which pyarrow refuses. Unreadable
+    for an encrypted file."""
+    footer = _footer_of(source, path, limit_bytes=source.size())
+    if not footer:
+        return None
+    check_unsigned(footer, path)
+    return pq.read_metadata(pa.BufferReader(b"".join((MAGIC, footer, len(footer).to_bytes(4, "little"), MAGIC))))
+
+
+def check_unsigned(footer: bytes, path: str) -> None:
+    """Unreadable for the footer of a file with encrypted columns: without their keys, pyarrow ends the process when it
+    is asked for the metadata of such a column."""
+    try:
+        fields = [number for number, *_ in _footer.spans(footer, 0)[0]] if footer else []
+    except ValueError as error:
+        raise Unreadable(path, f"its footer is broken: {error}") from None
+    if _ALGORITHM in fields or _KEY_METADATA in fields:
+        raise Unreadable(path, "it has encrypted columns, and no keys were given")
+
+
+def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
+    """Empty for a file whose end is not that of a Parquet file. Unreadable for an encrypted footer, and for one above
+    the limit."""
+    size = source.size()
+    tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
+    if tail[-4:] == ENCRYPTED_MAGIC:
+        raise Unreadable(path, "its footer is encrypted, and no keys were given")
+    length = int.from_bytes(tail[-_FOOTER_END:-4], "little")
+    if tail[-4:] != MAGIC or length > size - _FOOTER_END:  # pyarrow rejects it itself
+        return b""
+    if length > limit_bytes:
+        raise Unreadable(path, f"its footer has {length:,} bytes; the limit is {limit_bytes:,} bytes")
+    if length + _FOOTER_END <= len(tail):
+        return bytes(tail[-_FOOTER_END - length : -_FOOTER_END])
+    return bytes(source.read_at(length, size - _FOOTER_END - length))
+
+
 def _footer_weight(source: pa.NativeFile, path: str, most: int) -> int:
     """About how many bytes pyarrow needs to decode the footer; 0 for a short one. Unreadable if the footer exceeds the
     limit, or decodes to more than `most` bytes."""
-    size = source.size()
-    tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
-    length = int.from_bytes(tail[-_FOOTER_END:-4], "little")
-    if FOOTER_LIMIT_BYTES < length <= size:  # pyarrow rejects a longer one itself
-        raise Unreadable(path, f"its footer has {length:,} bytes; the limit is {FOOTER_LIMIT_BYTES:,} bytes")
-    if not FOOTER_FREE_BYTES < length <= size - _FOOTER_END:
+    footer = _footer_of(source, path)
+    check_unsigned(footer, path)
+    if len(footer) <= FOOTER_FREE_BYTES:
         return 0
-    footer = source.read_at(length, size - _FOOTER_END - length)
     try:
         return thrift.weigh(footer, _FOOTER_WEIGHTS, item=_ITEM_BYTES, field=_FIELD_BYTES, most=most)
     except thrift.TooHeavy:

@@ -13,6 +13,7 @@ from pyarrow import fs
 from seamark.connector.parquet.columns import Projection, read_columns
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.types.schema import Field, Schema, StructType
+from tests.connector.parquet import encrypted
 
 SCHEMA = Schema(
     (
@@ -102,3 +103,54 @@ def test_of_two_columns_that_may_be_the_one_none_is_taken(tmp_path: Path) -> Non
     twice = written(tmp_path, [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 1)], [[1, 2, 3], [4, 5, 6]])
     with pytest.raises(Unreadable, match="2 columns that may be column 1"):
         read(twice, 1)
+
+
+ENCRYPTED: list[Any] = [
+    ({"k1": ["id"]}, {"plaintext_footer": True}),
+    ({"k1": ["id", "st.a"]}, {}),
+    ({"k1": ["id"]}, {"encryption_algorithm": "AES_GCM_CTR_V1"}),
+]
+
+
+@pytest.mark.parametrize(("columns", "options"), ENCRYPTED)
+def test_of_encrypted_files_only_columns_are_read_that_they_do_not_encrypt(
+    tmp_path: Path, columns: dict[str, list[str]], options: dict[str, Any]
+) -> None:
+    path = str(tmp_path / "data.parquet")
+    names = [with_id("a", pa.int64(), 4), with_id("b", pa.string(), 5)]
+    fields = [with_id("id", pa.int64(), 1), with_id("c.b", pa.string(), 2), with_id("st", pa.struct(names), 3)]
+    table = pa.table(
+        {
+            "id": range(5000),
+            "c.b": [None if n % 7 == 0 else f"text {n % 90}" for n in range(5000)],
+            "st": [{"a": n, "b": "x" * (n % 5)} for n in range(5000)],
+        },
+        schema=pa.schema(fields),
+    )
+    configuration = encrypted.configuration(columns, **options)
+    properties = encrypted.encryption_of(configuration)
+    pq.write_table(table, path, row_group_size=900, encryption_properties=properties, data_page_size=500)
+    projection = Projection(
+        Schema(
+            (
+                Field(1, "id", True, "long"),
+                Field(2, "c.b", False, "string"),
+                Field(3, "st", False, StructType((Field(4, "a", False, "long"), Field(5, "b", False, "string")))),
+            )
+        )
+    )
+
+    def read_with_keys(*column_ids: int, keys: Any = encrypted.keys) -> dict[int, list[Any]]:
+        local = fs.LocalFileSystem()
+        found = read_columns(path, column_ids, projection, filesystem=local, rows=5000, keys=keys)
+        return {column_id: column.to_pylist() for column_id, column in found.items()}
+
+    assert read_with_keys(2, 5) == {2: table["c.b"].to_pylist(), 5: [row["b"] for row in table["st"].to_pylist()]}
+    secret = [1, *([4] if "st.a" in columns["k1"] else [])]
+    for column_id in secret:
+        with pytest.raises(Unreadable, match=r"it encrypts its column (id|st\.a), whose values an index would show"):
+            read_with_keys(2, column_id)
+    # pyarrow ends the process that asks it for an encrypted column without its key.
+    for column_id in (1, 2):
+        with pytest.raises(Unreadable, match="it is encrypted, and this process has no key"):
+            read_with_keys(column_id, keys=lambda: None)

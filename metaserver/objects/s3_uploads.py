@@ -1,0 +1,113 @@
+"""Unfinished multipart uploads of S3, which obstore neither lists nor aborts: by botocore, in threads.
+
+Rare requests, so the client and its library are loaded on first use. A store that does not allow or know the listing of
+uploads (`s3:ListBucketMultipartUploads`) raises StorageError. MinIO lists the uploads of a complete key only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.errors import RetryLater, SeamarkError, StorageError
+from seamark.metaserver.objects.credentials import server_keys
+from seamark.metaserver.objects.locations import Location
+from seamark.metaserver.objects.port import Upload
+from seamark.metaserver.settings import Settings
+
+if TYPE_CHECKING:
+    from botocore import config as aws_config
+    from botocore import exceptions as aws_errors
+    from botocore import session as aws
+else:
+    aws, aws_config = Deferred("botocore.session"), Deferred("botocore.config")
+    aws_errors = Deferred("botocore.exceptions")
+
+_log = structlog.get_logger("seamark.objects")
+_PAGE = 1000
+_GONE = "NoSuchUpload"
+_OVERLOADED = 500
+"""Statuses from here on may be temporary."""
+
+
+async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Upload]:
+    """Those of the objects below a folder. RetryLater, StorageError."""
+    with closing(await asyncio.to_thread(_open, settings)) as client:
+        after: dict[str, str] = {}
+        while True:
+            prefix = f"{folder.path}/" if folder.path else ""
+            options = {"Bucket": folder.bucket, "Prefix": prefix, "MaxUploads": _PAGE, **after}
+            page = await asyncio.to_thread(_call, client.list_multipart_uploads, str(folder), **options)
+            for found in page.get("Uploads", ()):
+                begun_ms = int(found["Initiated"].timestamp() * 1000)
+                yield Upload(f"{folder.root()}/{found['Key']}", found["UploadId"], begun_ms)
+            # Without the marker of the upload, which some servers refuse: of several uploads of the last key of a page,
+            # those of the next page are found when these are gone.
+            following = {"KeyMarker": page.get("NextKeyMarker") or ""}
+            if not page.get("IsTruncated") or following in (after, {"KeyMarker": ""}):
+                return
+            after = following
+
+
+async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) -> int:
+    """How many are gone. A failure is logged."""
+
+    def run() -> int:
+        gone = 0
+        with closing(_open(settings)) as client:
+            for upload, at in uploads:
+                options = {"Bucket": at.bucket, "Key": at.path, "UploadId": upload.id}
+                try:
+                    _call(client.abort_multipart_upload, upload.location, **options)
+                except SeamarkError as error:
+                    _log.warning("upload not aborted", location=upload.location, reason=error.message)
+                else:
+                    gone += 1
+        return gone
+
+    return await asyncio.to_thread(run)
+
+
+def _open(settings: Settings) -> Any:
+    given = {}
+    if settings.s3_access_key_id:  # otherwise the client takes and refreshes those of AWS's chain
+        keys = server_keys(settings)
+        given = {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key}
+    timeout_s = settings.storage_timeout_s
+    return aws.Session().create_client(
+        "s3",
+        region_name=settings.s3_region,
+        endpoint_url=settings.s3_endpoint or None,
+        **given,
+        config=aws_config.Config(
+            s3={"addressing_style": "path" if settings.s3_path_style else "virtual"},
+            connect_timeout=min(timeout_s, 5.0),
+            read_timeout=timeout_s,
+            retries={"total_max_attempts": settings.storage_retries + 1},
+            user_agent="seamark",
+        ),
+    )
+
+
+def _call(request: Any, location: str, **options: Any) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = request(**options)
+    except aws_errors.ClientError as error:
+        code, status = error.response["Error"].get("Code"), error.response["ResponseMetadata"]["HTTPStatusCode"]
+        if code == _GONE:
+            return {}
+        raise _explained(location, f"{code} (status {status})", is_temporary=status >= _OVERLOADED) from error
+    except aws_errors.BotoCoreError as error:
+        raise _explained(location, type(error).__name__, is_temporary=True) from error
+    return answer
+
+
+def _explained(location: str, reason: str, *, is_temporary: bool) -> SeamarkError:
+    if is_temporary:
+        return RetryLater(f"S3 did not answer for the uploads of {location!r}, try again later: {reason}")
+    return StorageError(f"S3 refused the uploads of {location!r}: {reason}")

@@ -1,0 +1,241 @@
+"""Clustering, upserts, deletes and indexes of encrypted files: rows are those of a model, and stay as protected."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
+from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.jobs import clustering
+from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.connector.jobs.jobs import run_clustering
+from seamark.connector.parquet.encryption.keys import KMS_CLASS
+from seamark.connector.read.tables import open_table
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from tests.connector.jobs.test_encrypted_merges import CONFIGURATIONS, encrypt, paths, protections, read
+from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, create, rows
+from tests.connector.lake import catalog_at
+from tests.connector.parquet import encrypted
+from tests.connector.served import Served
+from tests.seeds import first_seed
+
+SECRET = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
+"""Of CONFIGURATIONS[2]."""
+
+
+@pytest.fixture
+def kms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
+
+
+def fill(client: IndexClient, rng: random.Random, configurations: list[Any], size: int) -> dict[int, Any]:
+    """Appends rows, a commit for each configuration. Returns how each row is protected."""
+    owners: dict[int, Any] = {}
+    known: set[str] = set()
+    for number, configuration in enumerate(configurations):
+        ids = range(number * size, number * size + size)
+        append(client, "db.t", rows(rng, ids))
+        new = [path for path in paths(client) if path not in known]
+        known.update(new)
+        for path in new if configuration is not None else []:
+            encrypt(path, configuration)
+        owners |= dict.fromkeys(ids, protections(new[0]))
+    return owners
+
+
+def protections_of_rows(client: IndexClient) -> dict[int, Any]:
+    found = {}
+    for path in paths(client):
+        with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
+            ids = file.read(["id"])["id"].to_pylist()
+        protected = {pair for pair in protections(path) if not pair[0].startswith("_")}
+        found |= dict.fromkeys(ids, protected)
+    return found
+
+
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_clustered_rows_stay_in_files_that_are_protected_as_before(
+    client: IndexClient, served: Served, kms: None, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """And are in no temporary file that is not encrypted."""
+    spilled: list[bytes] = []
+    ranges = clustering._Spill.ranges
+
+    def kept(spill: Any) -> Iterator[Any]:
+        spilled.extend(path.read_bytes() for path in spill._folder.iterdir())
+        return ranges(spill)
+
+    monkeypatch.setattr(clustering._Spill, "ranges", kept)
+    monkeypatch.setattr(clustering, "RANGE_ROWS", 300)
+    rng = random.Random(first_seed() + version)
+    properties = {"format-version": str(version), **PROPERTIES, "seamark.clustering.columns": "id, price"}
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
+    configurations = [*CONFIGURATIONS, *CONFIGURATIONS]
+    rng.shuffle(configurations)
+    owners = fill(client, rng, configurations, 700)
+    model = read(client, lineage=version == 3)
+    report = cluster_incrementally(client, "db.t")
+    assert (report.errors, report.rows) == ([], len(model))
+    assert read(client, lineage=version == 3) == model
+    assert protections_of_rows(client) == owners
+    assert spilled
+    texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]
+    assert not any(text in data for text in texts for data in spilled)
+    # The job of the service: its process has the keys, and the files that it finds are in layers of this layout.
+    owners |= fill_more(client, rng, owners)
+    run_clustering(client, ("db", "t"))
+    assert protections_of_rows(client) == owners
+    monkeypatch.delenv(KMS_CLASS)
+    before = paths(client)
+    again = cluster_incrementally(client, "db.t", full=True)
+    assert again.commits == 0
+    assert paths(client) == before
+
+
+def fill_more(client: IndexClient, rng: random.Random, owners: dict[int, Any]) -> dict[int, Any]:
+    """Enough loose files of one protection to be clustered."""
+    first, known, added = len(owners), set(paths(client)), dict[int, Any]()
+    for number in range(6):
+        ids = range(first + number * 50, first + number * 50 + 50)
+        append(client, "db.t", rows(rng, ids))
+        added |= dict.fromkeys(ids, SECRET)
+    for path in set(paths(client)) - known:
+        encrypt(path, CONFIGURATIONS[2])
+    return added
+
+
+def test_rows_in_memory_and_in_sealed_files_are_the_same(tmp_path: Path) -> None:
+    """The same test finds the text in a temporary file without encryption."""
+    batch = pa.record_batch({"text": [f"plain text {number}" for number in range(5000)]})
+    for sealed in (False, True):
+        folder = tmp_path / str(sealed)
+        folder.mkdir()
+        keys = np.arange(5000).astype(">u8").view("S8")
+        numbers = np.arange(5000) % 3
+        with clustering._Spill(folder, 3, sealed=sealed) as spill:
+            spill.add(batch, np.arange(5000), keys, numbers)
+            spill.add(batch, np.arange(5000), keys, numbers)
+        data = b"".join(path.read_bytes() for path in folder.iterdir())
+        assert (b"plain text" in data) is not sealed
+        found = [part for part, _, _ in spill.ranges()]
+        assert [part.num_rows for part in found] == [3334, 3334, 3332]
+        assert sorted(text for part in found for text in part.column(0).to_pylist()) == sorted(
+            [*batch.column(0).to_pylist()] * 2
+        )
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+def test_changed_rows_are_in_files_that_are_protected_as_before(
+    client: IndexClient, served: Served, version: int, seed: int
+) -> None:
+    rng = random.Random(first_seed() + 10 * seed + version)
+    create(served, version)
+    fill(client, rng, [CONFIGURATIONS[2]] * 3, 60)
+    keys, model = encrypted.keys(), read(client)
+    highest = len(model)
+    for step in range(8):
+        mode = rng.choice(MODES)
+        ids = rng.sample(range(highest + 20), rng.randint(1, 40))
+        if step % 4 == 1:
+            delete(client, "db.t", keys=pa.table({"id": ids}), mode=mode, file_keys=keys)
+            model = {number: row for number, row in model.items() if number not in ids}
+        elif step % 4 == 3:
+            first = rng.choice("0123456789abcdef")
+            where = f"payload >= '{first}' AND payload < '{first}g'"
+            delete(client, "db.t", where=where, mode=mode, file_keys=keys)
+            model = {number: row for number, row in model.items() if (row["payload"] or "")[:1] != first}
+        else:
+            given = [row for number in ids for row in rows(rng, range(number, number + 1)).to_pylist()]
+            table = pa.Table.from_pylist(given, schema=ARROW)
+            upsert(client, "db.t", table, keys=["id"], mode=mode, file_keys=keys)
+            model |= {row["id"]: row for row in given}
+        highest = max(highest, *model) + 1
+        assert read(client) == model, (step, mode)
+        assert {frozenset(found) for found in protections_of_rows(client).values()} <= {frozenset(SECRET)}
+    columns = pa.table({"id": list(model)[:5], "price": [0.5] * 5})
+    upsert(client, "db.t", columns, keys=["id"], columns=["price"], file_keys=keys)
+    for number in list(model)[:5]:
+        model[number]["price"] = 0.5
+    assert read(client) == model
+    assert {frozenset(found) for found in protections_of_rows(client).values()} <= {frozenset(SECRET)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_new_rows_of_differently_encrypted_files_are_refused(client: IndexClient, served: Served, mode: str) -> None:
+    """Those of each alone, and rows of encrypted files and of others, are written."""
+    create(served, 2)
+    rng = random.Random(first_seed())
+    owners = fill(client, rng, [None, CONFIGURATIONS[1], CONFIGURATIONS[2]], 50)
+    keys, before = encrypted.keys(), read(client)
+    files = sorted(paths(client))
+
+    def change(*ids: int, file_keys: Any = keys) -> None:
+        given = [{**before[number], "payload": "new"} for number in ids]
+        table = pa.Table.from_pylist(given, schema=ARROW)
+        upsert(client, "db.t", table, keys=["id"], mode=mode, file_keys=file_keys)
+
+    with pytest.raises(Unwritable, match="encrypted in different ways"):
+        change(60, 110)
+    with pytest.raises(Unreadable, match="encrypted"):
+        change(60, file_keys=None)
+    with pytest.raises(ValueError, match="not encrypted"):
+        upsert(client, "db.t", rows(rng, range(60, 61)), keys=["id"], strategy="equality", file_keys=keys)
+    assert sorted(paths(client)) == files
+    change(60, 61)
+    change(2, 110)  # of a plain and of an encrypted file
+    for number in (2, 60, 61, 110):
+        before[number]["payload"] = "new"
+    owners[2] = owners[110]
+    assert read(client) == before
+    live = protections_of_rows(client) if mode == "copy-on-write" else {2: protections(new_file(client, 2))}
+    assert live == {number: owners[number] for number in live}
+    opened = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
+    assert pickle.loads(pickle.dumps(opened)) == replace(opened, keys=None)
+
+
+def new_file(client: IndexClient, number: int) -> str:
+    """The file with the changed row: a file of the old one has the row, too, and a delete file for it."""
+    for path in paths(client):
+        with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
+            table = file.read(["id", "payload"])
+        if (number, "new") in zip(table["id"].to_pylist(), table["payload"].to_pylist(), strict=True):
+            return path
+    raise AssertionError(number)
+
+
+def test_indexes_have_the_plain_columns_of_encrypted_files(client: IndexClient, served: Served, kms: None) -> None:
+    """Those that jobs and writers build."""
+    create(served, 2)
+    rng = random.Random(first_seed())
+    fill(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
+    client.put_index("db.t", "ids", columns=["id"], kind="bitmap")
+    client.put_index("db.t", "payloads", columns=["payload"], kind="bitmap")
+    with closing(InProcessWorkers()) as workers:
+        built = build(client, "db.t", "ids", workers)
+        refused = build(client, "db.t", "payloads", workers)
+    assert (built.files_not_indexed, built.progress.files_done) == (0, 4)
+    assert (refused.files_not_indexed, refused.progress.files_done) == (4, 0)
+    assert all("it encrypts its column payload" in reason for _, reason in refused.skipped)
+    upsert(client, "db.t", rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.keys())
+    by_name = {index.name: index for index in client.indexes("db.t")}
+    assert by_name["ids"].lag_files == 0
+    assert by_name["payloads"].lag_files > 0
