@@ -32,7 +32,6 @@ from msgspec import structs
 
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.commit.changes.change import REPLACE
 from seamark.metaserver.commit.publication import FILES_REPLACED, MANIFESTS_REWRITTEN
 from seamark.metaserver.commit.stock.snapshot_commit import SnapshotCommit
 from seamark.metaserver.errors import SeamarkError
@@ -49,6 +48,7 @@ from seamark.metaserver.iceberg.manifests.writer import (
 )
 from seamark.metaserver.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
 from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.metaserver.iceberg.metadata.replacement import is_replace
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
 from seamark.metaserver.store.port import InstantFilter
 
@@ -97,7 +97,7 @@ async def rebase(
         work = _Rebase(parts, uuid, base, commit)
         overtaking = work.overtaking()
         is_enabled = single and base.properties.get(PROPERTY, "").lower() == "append"
-        only_replaced = overtaking is not None and all(map(_replaces, overtaking))
+        only_replaced = overtaking is not None and all(map(is_replace, overtaking))
         if commit.is_append and (is_enabled or only_replaced):
             with contextlib.suppress(CannotRebase):
                 return await work.onto_head(folder)
@@ -112,10 +112,6 @@ async def rebase(
         # Also while the storage is unavailable: clients retry after a refusal, but may give up after another error.
         pass
     return None
-
-
-def _replaces(snapshot: Snapshot) -> bool:
-    return snapshot.summary_map().get("operation") == REPLACE
 
 
 async def _recorded(parts: CatalogContext, uuid: str, snapshots: Sequence[Snapshot]) -> set[tuple[str, ...]]:
