@@ -70,7 +70,10 @@ async def run(folder: Path, *, quick: bool = False, commits: int | None = None) 
         _add(report, commits, _manifests(client, spark))
         _add(report, commits, upkeep.measure(client, spark, trino, TABLES, SMALL, (CATALOG, TRINO)))
     report.notes += [
-        f"{commits} commits of {ROWS:,} rows in 8 partitions. Medians of {rounds} rounds, the engines taking turns.",
+        f"{commits} commits of {ROWS:,} rows in 8 partitions. Statistics: medians of {rounds} rounds, the engines "
+        "taking turns.",
+        "Rewrites of manifests, compaction, expiration and removal of orphan files: one run of each engine, one after "
+        "the other.",
         "Spark, Trino and the server share the machine. The first run of each engine is not counted.",
     ]
     return report
