@@ -51,8 +51,8 @@ def rewriting_command(
     on_spark: str | None = None,
     dry_run_help: str = "Show which files would be replaced; commit nothing.",
 ) -> Callable[[Callable[..., RewriteReport]], click.Command]:
-    """Adds a command to the group, from a function that rewrites a table and takes client, table, `dry_run` and the
-    values of its own `options`.
+    """Adds a command to the group, from a function that rewrites a table and takes client, table, `dry_run` and its
+    own `options`.
 
     `refusal`: with "{table}", how a failure is reported. `verb`: what the command does to files. `on_spark`: the table
     service that does the same on Spark; without, the command runs in this process only."""

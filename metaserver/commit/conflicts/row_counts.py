@@ -27,7 +27,7 @@ async def check_row_counts(
 ) -> None:
     """BadRequest if the change has the operation `replace` and its data files cannot have the rows of those that it
     removes: they have more, or fewer than are left by the deletes of positions. How many rows equality deletes delete
-    is unknown, and so is a number of rows below 0. `listed`: the head's manifests."""
+    is unknown; a number of rows below 0 means unknown, too. `listed`: the head's manifests."""
     removed = [file for file in found.files if file.content == DATA]
     if change.operation != REPLACE or any(file.record_count < 0 for file in removed):
         return

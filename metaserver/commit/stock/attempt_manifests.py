@@ -1,4 +1,4 @@
-"""The manifests and manifest lists that one attempt of a commit reads: those of the table, and those of the client."""
+"""The manifests and manifest lists that an attempt of a commit reads: those of the table, and those of the client."""
 
 from __future__ import annotations
 
