@@ -44,8 +44,10 @@ PROPERTIES = "'commit.manifest-merge.enabled'='false', 'format-version'='2'"
 COLUMNS = ("id", "part", "text", "price")
 
 
-async def run(folder: Path, *, quick: bool = False) -> Report:
-    commits, rounds = (QUICK_COMMITS, 1) if quick else (COMMITS, ROUNDS)
+async def run(folder: Path, *, quick: bool = False, commits: int | None = None) -> Report:
+    """`commits`: those of each table."""
+    rounds = 1 if quick else ROUNDS
+    commits = commits or (QUICK_COMMITS if quick else COMMITS)
     report = Report("writing_maintenance", "How long does the upkeep of a table take?")
     report.peer = "Spark's procedures, or Trino's ANALYZE and optimize"
     env = {"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_SERVICES_WORKERS": "0"}
@@ -64,11 +66,14 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             )
             for number in range(appends):
                 append(client, table, _rows(number * ROWS))
-        _add(report, commits, _statistics(client, spark, trino, rounds))
+        _add(report, commits, _statistics(client, spark, trino, rounds, commits))
         _add(report, commits, _manifests(client, spark))
         _add(report, commits, upkeep.measure(client, spark, trino, TABLES, SMALL, (CATALOG, TRINO)))
     report.notes += [
-        f"{commits} commits of {ROWS:,} rows in 8 partitions. Medians of {rounds} rounds, the engines taking turns.",
+        f"{commits} commits of {ROWS:,} rows in 8 partitions. Statistics: medians of {rounds} rounds, the engines "
+        "taking turns.",
+        "Rewrites of manifests, compaction, expiration and removal of orphan files: one run of each engine, one after "
+        "the other.",
         "Spark, Trino and the server share the machine. The first run of each engine is not counted.",
     ]
     return report
@@ -99,7 +104,9 @@ def _add(report: Report, commits: int, measured: dict[str, dict[str, float]]) ->
             )
 
 
-def _statistics(client: IndexClient, spark: SparkSession, trino: Trino, rounds: int) -> dict[str, dict[str, float]]:
+def _statistics(
+    client: IndexClient, spark: SparkSession, trino: Trino, rounds: int, commits: int
+) -> dict[str, dict[str, float]]:
     """Of the whole table, and after one more commit; engines read the whole table then, too."""
     works: dict[str, Callable[[], object]] = {
         OURS: lambda: compute_statistics(client, TABLES[OURS], full=True),
@@ -114,7 +121,7 @@ def _statistics(client: IndexClient, spark: SparkSession, trino: Trino, rounds: 
         for column, count in found.items():
             if abs(count - counts[OURS][column]) > 0.06 * count:
                 raise AnswersDiffer(f"{name} counts {count:,} distinct values of {column}, we {counts[OURS][column]:,}")
-    number = [COMMITS]
+    number = [commits]
 
     def commit() -> None:
         number[0] += 1

@@ -1,9 +1,10 @@
-"""`python -m bench.writing.run [NAME …] [--quick] [--rows N …] [--batches N]`: the benches of writing, printed and
-written. Without names all.
+"""`python -m bench.writing.run [NAME …] [--quick] [--rows N …] [--batches N] [--commits N]`: the benches of writing,
+printed and written. Without names all.
 
 `--rows` takes other table sizes for `upserts`, and another size for `statements`; `--batches` another number of
-batches before reading is measured; `--quick` runs everything on small tables and writes nothing. Tables are made below
-.cache/bench/writing when they are not there: 6 GB for all sizes. Hudi takes part where `make hudi` has fetched it.
+batches before reading is measured; `--commits` another number of commits for `maintenance`; `--quick` runs everything
+on small tables and writes nothing. Tables are made below .cache/bench/writing when they are not there: 6 GB for all
+sizes. Hudi takes part where `make hudi` has fetched it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main() -> None:
     parser = parser_of("bench.writing.run", __doc__, BENCHES)
     parser.add_argument("--rows", type=int, nargs="+", help="rows of the tables, instead of 1 M, 10 M and 50 M")
     parser.add_argument("--batches", type=int, help="batches before reading is measured, instead of 100")
+    parser.add_argument("--commits", type=int, help="commits of the tables of `maintenance`, instead of 100")
     chosen = parser.parse_args()
     options: dict[str, Any] = {}
     if chosen.rows:
@@ -42,6 +44,7 @@ def main() -> None:
         quick=chosen.quick,
         options=lambda name: {
             "upserts": options,
+            "maintenance": {"commits": chosen.commits},
             "statements": {key: value for key, value in options.items() if key == "sizes"},
         }.get(name, {}),
     )

@@ -18,11 +18,12 @@ from typing import NamedTuple
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
+from seamark.metaserver.iceberg.metadata.replacement import is_replace
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 
 INSERT, DELETE = "insert", "delete"
 OPERATION = "operation"
-APPEND, REPLACE = "append", "replace"
+APPEND = "append"
 
 
 class SnapshotChange(NamedTuple):
@@ -62,7 +63,7 @@ def _segments(snapshots: Iterable[Snapshot], start: int | None) -> Iterator[tupl
     """Pairs of snapshots (before, after) without a `replace` between them."""
     before, after = start, start
     for snapshot in snapshots:
-        if snapshot.summary_map().get(OPERATION) == REPLACE:
+        if is_replace(snapshot):
             if after is not None and after != before:
                 yield before, after
             before = snapshot.snapshot_id

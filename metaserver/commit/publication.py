@@ -26,6 +26,7 @@ from seamark.metaserver.catalog.values import Caller, LoadedTable
 from seamark.metaserver.errors import CommitUnknown, ObjectExists, RetryLater, SeamarkError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
 from seamark.metaserver.iceberg.metadata.properties import as_bool
+from seamark.metaserver.iceberg.metadata.replacement import difference
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.store.model import Entry, NamespacePath
@@ -38,7 +39,8 @@ _CODEC = "write.metadata.compression-codec"
 _UPDATES_RECORDED = 50
 """The largest number of updates of one commit that the timeline records."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
-
+OTHER_ROWS = "other-rows"
+"""A key of the timeline's summary: why a snapshot of the operation `replace` cannot have the rows of its parent."""
 
 SNAPSHOT_ADDED = ("add-snapshot", "set-snapshot-ref")
 MANIFESTS_REWRITTEN = ("rewrite-manifests",)
@@ -249,6 +251,8 @@ class Publisher:
             recorded = event.summary
             summary["operation"] = recorded.get("operation")
             summary |= {key: recorded[key] for key in _SUMMARY_KEYS if key in recorded}
+            if (why := _difference(prepared.metadata, event.snapshot_id)) is not None:
+                summary[OTHER_ROWS] = why
         now = self._parts.clock.now_ms()
         return self._parts.instant(
             event.caller,
@@ -295,6 +299,13 @@ async def open_publisher(parts: CatalogContext) -> AsyncIterator[Publisher]:
         yield publisher
     finally:
         await publisher.close()
+
+
+def _difference(metadata: TableMetadata, snapshot_id: int) -> str | None:
+    snapshot = metadata.snapshot(snapshot_id)
+    parent_id = None if snapshot is None else snapshot.parent_snapshot_id
+    parent = None if parent_id is None else metadata.snapshot(parent_id)
+    return None if snapshot is None else difference(snapshot, parent)
 
 
 def pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:

@@ -27,6 +27,7 @@ from seamark.metaserver.iceberg.metadata.properties import (
     as_bool,
     count_of,
 )
+from seamark.metaserver.iceberg.metadata.replacement import difference
 from seamark.metaserver.iceberg.metadata.service_switches import (
     BUCKET_SPLITTING_ENABLED,
     COLUMN_TTL_ENABLED,
@@ -134,6 +135,7 @@ def health_of(metadata: TableMetadata, view: TableView, settings: Settings, now_
         *_ttl_problems(view, metadata, settings, now_ms),
         *_statistics_problems(metadata, settings),
         *_metadata_problems(health, metadata),
+        *_replacement_problems(metadata),
     )
     # Indexes, which are built at any time, are no problems here.
     after_s = wait_s(metadata.properties.get(WINDOW, ""), now_ms)
@@ -308,6 +310,26 @@ def _metadata_problems(health: TableHealth, metadata: TableMetadata) -> list[Pro
             f"{len(metadata.statistics):,} statistics files",
             "each commit writes it, and each query of an engine reads it; expire snapshots, and reduce "
             f"{PREVIOUS_VERSIONS_MAX}",
+        )
+    ]
+
+
+def _replacement_problems(metadata: TableMetadata) -> list[Problem]:
+    found = {}
+    for snapshot in metadata.snapshots:
+        parent_id = snapshot.parent_snapshot_id
+        parent = None if parent_id is None else metadata.snapshot(parent_id)
+        if (why := difference(snapshot, parent)) is not None:
+            found[snapshot.snapshot_id] = why
+    if not found:
+        return []
+    newest, why = list(found.items())[-1]
+    return [
+        Problem(
+            "replacement with other rows",
+            f"{len(found):,} snapshots have the operation replace, but not the rows of the snapshot before; of the "
+            f"newest, {newest}, the summary says that {why}",
+            "readers of changes may miss these rows; find out which program committed it",
         )
     ]
 

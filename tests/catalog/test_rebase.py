@@ -81,6 +81,23 @@ async def test_an_overtaken_append_comes_after_those_that_overtook_it(tmp_path: 
             assert metadata["next-row-id"] == 21
 
 
+async def test_what_a_refused_client_writes_to_the_same_location_is_read_again(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it)
+        await append(it, {"a": 1})
+        late = Appender(await load(it))
+        request = late.commit({"old-1": 1, "old-2": 1})
+        request[1][0]["snapshot"]["summary"]["added-data-files"] = "3"
+        await append(it, {"b": 2})
+        with pytest.raises(CommitConflict):
+            await commit(it, request)
+        refused_list, refused_manifests = late.manifest_list, list(late.manifests)
+        late.manifests.clear()
+        await commit(it, late.commit({"new": 1}))
+        assert (late.manifest_list, late.manifests) == (refused_list, refused_manifests)
+        assert read_snapshot(head(await load(it))).keys() == {"a", "b", "new"}
+
+
 @dataclass
 class Model:
     """What stands, as plain sets; the table's oracle."""

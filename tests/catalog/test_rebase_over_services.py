@@ -277,3 +277,34 @@ async def test_an_append_comes_after_replaced_files_and_is_refused_after_changed
         else:
             with pytest.raises(CommitConflict):
                 await table.commit(late)
+
+
+async def test_an_append_does_not_come_after_a_replacement_that_adds_rows(tmp_path: Path) -> None:
+    """An engine's commit is not refused for what it calls itself; it is reported, and counts as a change of rows."""
+    async with a_table(tmp_path, 2) as table:
+        await table.commit(Appender(await table.load()).commit({"a": 1}))
+        before = await table.load()
+        late = Appender(before).commit({"late": 5})
+        wrong = Appender(await table.load()).commit({"b": 3}, ["a"])
+        wrong[1][0]["snapshot"]["summary"]["operation"] = "replace"
+        await table.commit(wrong)
+        with pytest.raises(CommitConflict):
+            await table.commit(late)
+        file = {"content": "data", "file-path": f"{before['location']}/data/c.parquet", "file-format": "parquet"}
+        counted = {  # by a client that read all rows
+            "read-snapshot-id": before["current-snapshot-id"],
+            "scope": {"filter": True},
+            "add": [{**file, "spec-id": 0, "partition": [], "file-size-in-bytes": 100, "record-count": 1}],
+        }
+        async with table.server.http.post(f"{table.server.url}/api/v1/tables/db/t/commit", json=counted) as answer:
+            assert answer.status == 409, await answer.text()
+        found = {}
+        for what in ("health", "timeline"):
+            async with table.server.http.get(f"{table.server.url}/api/v1/tables/db/t/{what}") as answer:
+                assert answer.status == 200, await answer.text()
+                found[what] = await answer.json()
+    assert "replacement with other rows" in {one["problem"] for one in found["health"]["problems"]}
+    (told,) = [
+        each["summary"]["other-rows"] for each in found["timeline"]["instants"] if "other-rows" in each["summary"]
+    ]
+    assert told == "it adds 3 rows and removes 1"

@@ -73,7 +73,7 @@ async def test_what_is_replaced_is_protected_whatever_else_was_read(
     body: dict[str, Any] = {
         "read_snapshot_id": read,
         "replace": {"partitions": "written"},
-        "add": [table.data("mine", 1)],
+        "add": [table.data("mine", 1, rows=2)],
     }
     if scoped:
         body["scope"] = {"filter": {"type": "eq", "term": "x", "value": 5}}

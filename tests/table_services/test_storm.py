@@ -58,6 +58,8 @@ AGED_AFTER_S = 30.0
 LATE_S = 120.0
 WASTED_MAX = 0.2
 """Part of the bytes that rewrites read which may be wasted, where jobs choose files as those of the server do."""
+REWRITES_MIN = 20
+"""Of fewer rewrites the part says nothing: each one that loses is much of the bytes. A busy machine does few."""
 KINDS = (
     *("clustering", "compaction", "expiration", "indexing", "orphan-files"),
     *("statistics", "manifests", "bucket-splitting"),
@@ -368,7 +370,7 @@ def test_services_never_change_rows_or_stop_a_writer(
     print(f"wasted work: {wasted:.0%} of {rewritten['bytes_read']:,} bytes that rewrites read")
     assert [error for error in storm.refused if "schema" not in error and "spec" not in error] == []
     assert [goal for goal, is_reached in goals().items() if not is_reached] == []
-    if is_long:
+    if is_long and rewritten["commits"] + rewritten["conflicts"] >= REWRITES_MIN:
         assert wasted < WASTED_MAX
 
     # What killed jobs have left, the services remove: nothing is cleaned by hand.

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Fil
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.values import CURRENT, At
-from seamark.connector.read.changes import APPEND, INSERT, OPERATION, REPLACE, SnapshotChange, changes, history
+from seamark.connector.read.changes import APPEND, INSERT, OPERATION, SnapshotChange, changes, history
 from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
 from seamark.connector.read.scans import TaskReader, bound_filter, limit_batches
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, restrict_to_rows
@@ -36,6 +36,7 @@ from seamark.connector.spark.source.filters import expression_of
 from seamark.connector.spark.source.options import client_and_table, flag
 from seamark.connector.spark.types import Convert, for_spark, spark_type
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, all_of
+from seamark.metaserver.iceberg.metadata.replacement import is_replace
 
 CHANGE_TYPE = "_change_type"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -307,7 +308,7 @@ class StreamReader(DataSourceStreamReader):
         """BadRequest if a snapshot deleted or rewrote rows, which a stream of rows cannot represent."""
         for snapshot in history(table, first, last):
             operation = snapshot.summary_map().get(OPERATION)
-            if operation not in (APPEND, REPLACE) and not self._options.skip_changes:
+            if operation != APPEND and not is_replace(snapshot) and not self._options.skip_changes:
                 raise BadRequest(
                     f"Snapshot {snapshot.snapshot_id} ({operation}) deleted or rewrote rows; a stream has only "
                     "appended rows. Skip such snapshots with option('skip-changes', 'true'), or read the changes"

@@ -5,14 +5,12 @@ Exit codes: 0 when the job is done, 1 when it failed, 2 for invalid arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
 from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.column_ttl import expire_columns
@@ -28,43 +26,29 @@ from seamark.connector.write.compaction import compact
 from seamark.connector.write.replacements import RewriteReport
 from seamark.metaserver.cli.build import interruptible
 from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.maintenance.launching import PROCESS, launch_options, run_on_spark
+from seamark.metaserver.cli.maintenance.rewriting import rewriting_command, running, wait_option
 from seamark.metaserver.cli.options import CONTEXT, json_option, parse_duration, parse_size
 from seamark.metaserver.cli.terminal import print_result, show_size
 from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import SeamarkError
 
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Show which files would be replaced; commit nothing.")
 _WHERE = click.option(
     "--where", metavar="SQL", help="Only the partitions that this condition selects, as day < DATE '2026-01-01'."
 )
-_WAIT = click.option(
-    "--wait",
-    "wait_s",
-    default=f"{REWRITE_WAIT_S:g}s",
-    show_default=True,
-    metavar="DURATION",
-    callback=lambda context, option, text: float(parse_duration(text, "--wait")),
-    help="How long to wait for another job that rewrites files of the same table, such as 30s or 10m.",
+_TARGET_SIZE = click.option(
+    "--target-size",
+    "target_bytes",
+    metavar="SIZE",
+    callback=lambda context, option, text: None if text is None else parse_size(text, "--target-size"),
+    help="Size of new files, such as 256MB. Default: that of the table.",
 )
-
-
-@contextmanager
-def _running(refusal: str) -> Iterator[None]:
-    """Within the block, SIGTERM acts like Ctrl-C, and a failure ends the command with `refusal` and the reason."""
-    with interruptible():
-        try:
-            yield
-        except (OSError, SeamarkError) as error:
-            raise click.ClickException(f"{refusal}: {error}") from None
-
-
-@contextmanager
-def _alone(client: IndexClient, table: str, wait_s: float, *, dry_run: bool) -> Iterator[None]:
-    """Within the block, no other job rewrites files of the table; waits for one that does."""
-    job = f"seamark run {click.get_current_context().info_name}"
-    with nullcontext() if dry_run else rewrite_lease(client, table, job=job, wait_s=wait_s):
-        yield
+_COLUMNS = click.option(
+    "--columns",
+    required=True,
+    metavar="NAMES",
+    callback=lambda context, option, text: [name.strip() for name in text.split(",") if name.strip()],
+    help="The columns, separated by commas.",
+)
+_FULL = click.option("--full", is_flag=True, help="Also rewrite files that were clustered by other columns.")
 
 
 @click.group(context_settings=CONTEXT)
@@ -72,105 +56,59 @@ def run() -> None:
     """Runs a maintenance job on a table."""
 
 
-@run.command("compact", context_settings=CONTEXT)
-@click.argument("table")
-@_DRY_RUN
-@_WAIT
-@launch_options
-@json_option
-@server_options
-def compact_command(
-    client: IndexClient,
-    table: str,
-    dry_run: bool,
-    wait_s: float,
-    on: str,
-    master: str | None,
-    submit_options: str,
-    as_json: bool,
-) -> None:
+@rewriting_command(run, "compact", refusal="{table} is not compacted", verb="compact", on_spark="compaction")
+def compact_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
     """Merges small data files of TABLE and applies its delete files.
 
     Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
     """
-    with _running(f"{table} is not compacted"):
-        if on == PROCESS or dry_run:
-            with _alone(client, table, wait_s, dry_run=dry_run):
-                report = compact(client, table, dry_run=dry_run)
-        else:
-            report = run_on_spark(client, "compaction", table, on, master, submit_options, wait_s=wait_s)
-    _show(report, table, "compact", dry_run=dry_run, as_json=as_json)
+    return compact(client, table, dry_run=dry_run)
 
 
-@run.command("merge-files", context_settings=CONTEXT)
-@click.argument("table")
-@_WHERE
-@click.option("--target-size", metavar="SIZE", help="Size of new files, such as 256MB. Default: that of the table.")
-@_DRY_RUN
-@_WAIT
-@json_option
-@server_options
+@rewriting_command(
+    run, "merge-files", _WHERE, _TARGET_SIZE, refusal="The files of {table} are not merged", verb="merge"
+)
 def merge_files_command(
-    client: IndexClient,
-    table: str,
-    where: str | None,
-    target_size: str | None,
-    dry_run: bool,
-    wait_s: float,
-    as_json: bool,
-) -> None:
+    client: IndexClient, table: str, *, dry_run: bool, where: str | None, target_bytes: int | None
+) -> RewriteReport:
     """Merges data files of TABLE, and applies their delete files.
 
     Large row groups are copied without decoding them, small row groups are encoded together. Rows stay the same.
     """
-    target_bytes = None if target_size is None else parse_size(target_size, "--target-size")
-    with _running(f"The files of {table} are not merged"), _alone(client, table, wait_s, dry_run=dry_run):
-        report = merge_files(client, table, where=where, target_bytes=target_bytes, dry_run=dry_run)
-    _show(report, table, "merge", dry_run=dry_run, as_json=as_json)
+    return merge_files(client, table, where=where, target_bytes=target_bytes, dry_run=dry_run)
 
 
-@run.command("drop-columns", context_settings=CONTEXT)
-@click.argument("table")
-@click.option("--columns", required=True, metavar="NAMES", help="The columns, separated by commas.")
-@_WHERE
-@_DRY_RUN
-@_WAIT
-@json_option
-@server_options
+@rewriting_command(run, "drop-columns", _COLUMNS, _WHERE, refusal="The columns of {table} are not dropped", verb="drop")
 def drop_columns_command(
-    client: IndexClient, table: str, columns: str, where: str | None, dry_run: bool, wait_s: float, as_json: bool
-) -> None:
+    client: IndexClient, table: str, *, dry_run: bool, columns: list[str], where: str | None
+) -> RewriteReport:
     """Removes the values of columns from data files of TABLE.
 
     The schema stays; readers see null. The other columns are copied without decoding them. Snapshots that are older
     keep their files until they expire.
     """
-    names = [name.strip() for name in columns.split(",") if name.strip()]
-    with _running(f"The columns of {table} are not dropped"), _alone(client, table, wait_s, dry_run=dry_run):
-        report = drop_columns(client, table, names, where=where, dry_run=dry_run)
-    _show(report, table, "drop", dry_run=dry_run, as_json=as_json)
+    return drop_columns(client, table, columns, where=where, dry_run=dry_run)
 
 
-@run.command("column-ttl", context_settings=CONTEXT)
-@click.argument("table")
-@click.option("--dry-run", is_flag=True, help="Show how many bytes would be freed; commit nothing.")
-@_WAIT
-@json_option
-@server_options
-def column_ttl_command(client: IndexClient, table: str, dry_run: bool, wait_s: float, as_json: bool) -> None:
+@rewriting_command(
+    run,
+    "column-ttl",
+    refusal="The expired columns of {table} are not dropped",
+    verb="drop",
+    dry_run_help="Show how many bytes would be freed; commit nothing.",
+)
+def column_ttl_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
     """Removes the values of expired columns from old partitions of TABLE.
 
     The ages are those of the table property seamark.column-ttl.columns. The schema stays; readers see null. The other
     columns are copied without decoding them.
     """
-    with _running(f"The expired columns of {table} are not dropped"), _alone(client, table, wait_s, dry_run=dry_run):
-        report = expire_columns(client, table, dry_run=dry_run)
-    _show(report, table, "drop", dry_run=dry_run, as_json=as_json)
+    return expire_columns(client, table, dry_run=dry_run)
 
 
 @run.command("statement", context_settings=CONTEXT)
 @click.argument("statement")
-@_WAIT
+@wait_option
 @json_option
 @server_options
 def statement_command(client: IndexClient, statement: str, wait_s: float, as_json: bool) -> None:
@@ -185,7 +123,7 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
         raise click.UsageError(
             "STATEMENT is neither ALTER TABLE … MERGE FILES nor ALTER TABLE … PARTITION (…) DROP COLUMNS (…)"
         )
-    with _running("The statement is not done"):
+    with running("The statement is not done"):
         result = run_statement(client, parsed, utc=True, wait_s=wait_s)
     print_result(
         result,
@@ -196,53 +134,23 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
     )
 
 
-@run.command("cluster", context_settings=CONTEXT)
-@click.argument("table")
-@click.option("--full", is_flag=True, help="Also rewrite files that were clustered by other columns.")
-@_DRY_RUN
-@_WAIT
-@launch_options
-@json_option
-@server_options
-def cluster_command(
-    client: IndexClient,
-    table: str,
-    full: bool,
-    dry_run: bool,
-    wait_s: float,
-    on: str,
-    master: str | None,
-    submit_options: str,
-    as_json: bool,
-) -> None:
+@rewriting_command(run, "cluster", _FULL, refusal="{table} is not clustered", verb="cluster", on_spark="clustering")
+def cluster_command(client: IndexClient, table: str, *, dry_run: bool, full: bool) -> RewriteReport:
     """Sorts new rows of TABLE into files by its clustering columns.
 
     The columns are those of the table property seamark.clustering.columns. Rows stay the same. Writers do not wait;
     files that they change meanwhile are left to the next run.
     """
-    with _running(f"{table} is not clustered"):
-        if on == PROCESS or dry_run:
-            with _alone(client, table, wait_s, dry_run=dry_run):
-                report = cluster_incrementally(client, table, full=full, dry_run=dry_run)
-        else:
-            report = run_on_spark(client, "clustering", table, on, master, submit_options, wait_s=wait_s, full=full)
-    _show(report, table, "cluster", dry_run=dry_run, as_json=as_json)
+    return cluster_incrementally(client, table, full=full, dry_run=dry_run)
 
 
-@run.command("split-buckets", context_settings=CONTEXT)
-@click.argument("table")
-@_DRY_RUN
-@_WAIT
-@json_option
-@server_options
-def split_buckets_command(client: IndexClient, table: str, dry_run: bool, wait_s: float, as_json: bool) -> None:
+@rewriting_command(run, "split-buckets", refusal="The buckets of {table} are not split", verb="split")
+def split_buckets_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
     """Splits data files of TABLE that were written before its number of buckets grew.
 
     Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
     """
-    with _running(f"The buckets of {table} are not split"), _alone(client, table, wait_s, dry_run=dry_run):
-        report = split_buckets(client, table, dry_run=dry_run)
-    _show(report, table, "split", dry_run=dry_run, as_json=as_json)
+    return split_buckets(client, table, dry_run=dry_run)
 
 
 @run.command("statistics", context_settings=CONTEXT)
@@ -256,7 +164,7 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
 
     Only files that earlier statistics do not count are read. Engines use the statistics to order joins.
     """
-    with _running(f"The statistics of {table} are not computed"):
+    with running(f"The statistics of {table} are not computed"):
         report = compute_statistics(client, table, full=full, dry_run=dry_run)
     if report.snapshot_id is None:
         print_result(report, f"{table} has no snapshot.", as_json=as_json)
@@ -288,7 +196,7 @@ def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: 
 
     Files stay the same. If other commits replace the manifests meanwhile, nothing is changed.
     """
-    with _running(f"The manifests of {table} are not rewritten"):
+    with running(f"The manifests of {table} are not rewritten"):
         report = rewrite_manifests(client, table, min_count=min_count, dry_run=dry_run)
     print_result(report, _manifests_text(report, table, dry_run=dry_run), as_json=as_json)
 
@@ -336,7 +244,7 @@ def expire_command(
     that replaced it.
     """
     older_than_ms = _time_before(older_than)
-    with _running(f"Snapshots of {table} are not expired"):
+    with running(f"Snapshots of {table} are not expired"):
         totals = expire(client, table, older_than_ms=older_than_ms, retain_last=retain_last, dry_run=dry_run)
     print_result(totals, _expiration_text(totals, table, dry_run=dry_run), as_json=as_json)
 
@@ -373,7 +281,7 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
     Failed and killed writers leave such files, and unfinished uploads to S3, which are aborted. Files in hidden
     folders, and files that are not Iceberg's, stay.
     """
-    with _running(f"The orphan files of {table} are not removed"):
+    with running(f"The orphan files of {table} are not removed"):
         totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
     verb = "would be removed" if dry_run else "were removed"
     more = "" if totals.is_complete else "; there are more"
@@ -408,29 +316,3 @@ def _time_before(duration: str | None) -> int | None:
     if duration is None:
         return None
     return max(0, SystemClock().now_ms() - 1000 * parse_duration(duration, "--older-than"))
-
-
-def _show(report: RewriteReport, table: str, verb: str, *, dry_run: bool, as_json: bool) -> None:
-    print_result(report, _text(report, table, verb, dry_run=dry_run), as_json=as_json)
-    if report.errors:
-        raise click.ClickException(f"{len(report.errors):,} parts of {table} are not rewritten: {report.errors[0]}")
-
-
-def _text(report: RewriteReport, table: str, verb: str, *, dry_run: bool) -> str:
-    if not report.files_before and not report.conflicts:
-        return f"{table} has nothing to {verb}."
-    verb, about = ("would become", "about ") if dry_run else ("became", "")
-    text = (
-        f"{report.files_before:,} files ({show_size(report.bytes_before)}) of {table} {verb} "
-        f"{about}{report.files_after:,} ({show_size(report.bytes_after)}); {report.deletes_applied:,} delete files "
-        "applied."
-    )
-    if report.row_groups_copied or report.row_groups_encoded:
-        encoded = sum(report.row_groups_encoded.values())
-        text += f" {report.row_groups_copied:,} row groups were copied, {encoded:,} encoded"
-        text += "".join(f"; {reason}: {count:,}" for reason, count in sorted(report.row_groups_encoded.items())) + "."
-    if report.conflicts:
-        text += f" {report.conflicts:,} batches were given up, because writers changed too much of them; run it again."
-    if report.files_skipped:
-        text += f" {report.files_skipped:,} files are not Parquet or are encrypted, and stay."
-    return text

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamark.metaserver.commit.changes.change import APPEND, DELETE, REPLACE
+from seamark.metaserver.commit.changes.change import APPEND, DELETE, OVERWRITE, REPLACE
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.replacement import is_replace
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import strings
@@ -74,7 +75,7 @@ class History:
         self._manifests = manifests
         self._metadata = metadata
         self.snapshots = tuple(snapshots)
-        self._operations = {snapshot.snapshot_id: snapshot.summary_map().get("operation", "") for snapshot in snapshots}
+        self._operations = {snapshot.snapshot_id: _operation(snapshot) for snapshot in snapshots}
 
     def _changing(self) -> tuple[Snapshot, ...]:
         """The snapshots that changed rows."""
@@ -136,6 +137,11 @@ class History:
         """The manifests that the snapshot added."""
         listed = await self._manifests.listed(snapshot)
         return [manifest for manifest in listed if manifest.added_snapshot_id == snapshot.snapshot_id]
+
+
+def _operation(snapshot: Snapshot) -> str:
+    operation = snapshot.summary_map().get("operation", "")
+    return OVERWRITE if operation == REPLACE and not is_replace(snapshot) else operation
 
 
 def _keys(block: Block) -> list[tuple[bytes | None, int]]:

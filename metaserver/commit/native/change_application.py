@@ -19,6 +19,7 @@ from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import ConflictCheck
 from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
 from seamark.metaserver.commit.conflicts.overwrite import replaced_files
+from seamark.metaserver.commit.conflicts.row_counts import check_row_counts
 from seamark.metaserver.commit.conflicts.undo import Undo, undo_of
 from seamark.metaserver.commit.native.location_checks import LocationChecks
 from seamark.metaserver.commit.snapshots.manifest_filter import (
@@ -189,6 +190,7 @@ class ChangeApplication:
         if undo is None:
             conflicts = ConflictCheck(files, manifests, metadata, listed, change, found)
             await conflicts.check(parent, self._parts.settings.commit_history_limit)
+            await check_row_counts(manifests, listed, change, found)
         else:  # which has checked more than that
             added, counts = await self._restore(undo, metadata), counts_of(undo.restored_files)
         new = change.deletes if undo is None else undo.restored_files

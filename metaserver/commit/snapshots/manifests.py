@@ -129,6 +129,10 @@ class Manifests:
                 f"Snapshot {snapshot.snapshot_id} has no manifest list, as in early tables of format version 1; "
                 "rewrite the table's manifests with an engine first"
             )
+        return await self.listed_at(location)
+
+    async def listed_at(self, location: str) -> tuple[ManifestFile, ...]:
+        """The manifests that the manifest list at a location names; otherwise as `listed`."""
         if self._check_paths is not None:
             await self._check_paths([location])
         kept = self._lists.get(location)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from seamark.metaserver.catalog.ownership.claims import check_own
 from seamark.metaserver.catalog.parts import CatalogContext
@@ -25,7 +25,6 @@ from seamark.metaserver.iceberg.manifests.writer import (
 from seamark.metaserver.iceberg.metadata import properties as props
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import metadata_folder
-from seamark.metaserver.objects.port import ObjectStore
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20
@@ -46,10 +45,26 @@ class StoredManifest(NamedTuple):
         return self.manifest.described(self.path, snapshot_id=snapshot_id, sequence_number=sequence_number)
 
 
+class FileCreator(Protocol):
+    """The part of `ObjectStore` by which files are written."""
+
+    async def create(self, location: str, data: bytes) -> None: ...
+
+
+class HeldFiles:
+    """Keeps files in memory, in their order, until the commit that names them writes them."""
+
+    def __init__(self) -> None:
+        self.files: list[tuple[str, bytes]] = []
+
+    async def create(self, location: str, data: bytes) -> None:
+        self.files.append((location, data))
+
+
 class SnapshotWriter:
     """Writes the manifests of one snapshot. `written` are the locations of all files, used or not."""
 
-    def __init__(self, objects: ObjectStore, clock: Clock, manifests: Manifests, folder: str, snapshot_id: int) -> None:
+    def __init__(self, objects: FileCreator, clock: Clock, manifests: Manifests, folder: str, snapshot_id: int) -> None:
         self._objects = objects
         self._clock = clock
         self._manifests = manifests

@@ -20,7 +20,6 @@ replacement is undone: the client's snapshot lists the files of its parent, whic
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 from collections import Counter
@@ -32,32 +31,32 @@ from msgspec import structs
 
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.commit.changes.change import REPLACE
 from seamark.metaserver.commit.publication import FILES_REPLACED, MANIFESTS_REWRITTEN
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
+from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests
 from seamark.metaserver.commit.stock.snapshot_commit import SnapshotCommit
 from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.manifests.writer import (
     ADDED,
+    DATA_MANIFEST,
     EXISTING,
     ManifestEntry,
-    WrittenManifest,
     assign_first_row_ids,
-    read_entries,
-    write_manifest,
-    write_manifest_list,
 )
 from seamark.metaserver.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
 from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.metaserver.iceberg.metadata.replacement import is_replace
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
 from seamark.metaserver.store.port import InstantFilter
 
 PROPERTY = "seamark.commit.rebase"
 """Table property. "append": appends are rebased. Any other value: no commit is rebased."""
 
-_LIST_LIMIT_BYTES = 64 << 20
 _MANIFESTS_LIMIT_BYTES = 16 << 20
 """The limit for reading manifests in the check; writers aim at 8 MB per manifest."""
+_DECODED_BYTES_MAX = 512 << 20
 _INSTANTS_MAX = 200
 """Commits of the table among which rewrites of manifests are looked for."""
 _NO_NUMBER = -1
@@ -82,6 +81,8 @@ class Rebased(msgspec.Struct, frozen=True):
     """Replace the client's updates."""
     files: list[tuple[str, bytes]]
     """The manifest list and manifests, by location; written before anything refers to them."""
+    listed: tuple[ManifestFile, ...] = ()
+    """The manifests of the rebased snapshot."""
 
 
 class CannotRebase(Exception):
@@ -89,33 +90,36 @@ class CannotRebase(Exception):
 
 
 async def rebase(
-    parts: CatalogContext, uuid: str, folder: str, base: TableMetadata, commit: SnapshotCommit, *, single: bool
+    parts: CatalogContext,
+    manifests: AttemptManifests,
+    uuid: str,
+    folder: str,
+    base: TableMetadata,
+    commit: SnapshotCommit,
+    *,
+    single: bool,
 ) -> Rebased | None:
     """The snapshot on the head of its branch in `base`, with a manifest list to write in `folder`. None if not
     possible. `single`: the commit changes one table."""
     try:
-        work = _Rebase(parts, uuid, base, commit)
+        work = _Rebase(parts, manifests, uuid, folder, base, commit)
         overtaking = work.overtaking()
         is_enabled = single and base.properties.get(PROPERTY, "").lower() == "append"
-        only_replaced = overtaking is not None and all(map(_replaces, overtaking))
+        only_replaced = overtaking is not None and all(map(is_replace, overtaking))
         if commit.is_append and (is_enabled or only_replaced):
             with contextlib.suppress(CannotRebase):
-                return await work.onto_head(folder)
+                return await work.onto_head()
         if not only_replaced or not overtaking:
             return None
         recorded = await _recorded(parts, uuid, overtaking)
         if recorded == {MANIFESTS_REWRITTEN}:
-            return await work.over_rewrites(folder)
+            return await work.over_rewrites()
         if recorded <= {MANIFESTS_REWRITTEN, FILES_REPLACED}:
-            return await work.over_replacements(folder, overtaking)
+            return await work.over_replacements(overtaking)
     except (CannotRebase, SeamarkError):
         # Also while the storage is unavailable: clients retry after a refusal, but may give up after another error.
         pass
     return None
-
-
-def _replaces(snapshot: Snapshot) -> bool:
-    return snapshot.summary_map().get("operation") == REPLACE
 
 
 async def _recorded(parts: CatalogContext, uuid: str, snapshots: Sequence[Snapshot]) -> set[tuple[str, ...]]:
@@ -150,7 +154,15 @@ class _Lists(msgspec.Struct, frozen=True):
 
 
 class _Rebase:
-    def __init__(self, parts: CatalogContext, uuid: str, base: TableMetadata, commit: SnapshotCommit) -> None:
+    def __init__(
+        self,
+        parts: CatalogContext,
+        manifests: AttemptManifests,
+        uuid: str,
+        folder: str,
+        base: TableMetadata,
+        commit: SnapshotCommit,
+    ) -> None:
         """CannotRebase when the snapshot or the branch's head has an unsupported form."""
         snapshot = commit.snapshot
         ref = base.refs.get(commit.branch)
@@ -167,13 +179,16 @@ class _Rebase:
         self._ref: SnapshotRef = ref
         self._head: Snapshot = head
         self._sequence_number = base.last_sequence_number + 1
+        self._manifests = manifests.checked(self._check_paths, _DECODED_BYTES_MAX)
+        self._held = HeldFiles()
+        self._writer = SnapshotWriter(self._held, parts.clock, manifests.own, folder, snapshot.snapshot_id)
 
-    async def onto_head(self, folder: str) -> Rebased:
+    async def onto_head(self) -> Rebased:
         lists = await self._lists()
         self._check_added(lists)
-        own, files, merged = await self._own_manifests(lists, folder)
+        own, merged = await self._own_manifests(lists)
         kept = [manifest for path, manifest in lists.head.items() if path not in merged]
-        return self._listing([*own, *kept], len(kept), files, folder)
+        return await self._listing([*own, *kept], len(kept))
 
     def overtaking(self) -> list[Snapshot] | None:
         """The snapshots between the client's parent and the head, the newest first. None if the parent is not in the
@@ -186,7 +201,7 @@ class _Rebase:
             snapshot = None if parent_id is None else self._base.snapshot(parent_id)
         return None if snapshot is None else found
 
-    async def over_rewrites(self, folder: str) -> Rebased:
+    async def over_rewrites(self) -> Rebased:
         """After snapshots that have only rewritten manifests: lists the client's manifests, and of the others those of
         the head. If the client has replaced rewritten manifests, lists those of its parent of the same kind."""
         lists = await self._lists()
@@ -204,9 +219,9 @@ class _Rebase:
             if path in lists.own and path not in lists.head and _kind(manifest) in touched
         ]
         added = [self._renumbered(manifest) for manifest in lists.added]
-        return self._listing([*added, *kept], len(kept), (), folder)
+        return await self._listing([*added, *kept], len(kept))
 
-    async def over_replacements(self, folder: str, undone: Sequence[Snapshot]) -> Rebased:
+    async def over_replacements(self, undone: Sequence[Snapshot]) -> Rebased:
         """After snapshots that have only replaced files by others with the same rows: lists the client's manifests and
         those of its parent, so that these snapshots are undone. Their parent has not expired, so its files exist.
 
@@ -219,7 +234,7 @@ class _Rebase:
         kept = [manifest for path, manifest in lists.parent.items() if path in lists.own]
         added = [self._renumbered(manifest) for manifest in lists.added]
         parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)
-        return self._listing([*added, *kept], len(kept), (), folder, parent, undone)
+        return await self._listing([*added, *kept], len(kept), parent, undone)
 
     def _check_numbered(self, lists: _Lists) -> None:
         """Checks that the added manifests take their numbers from this snapshot, and that the rows of the parent's have
@@ -240,12 +255,10 @@ class _Rebase:
         ):
             raise CannotRebase("rows have got row ids since")
 
-    def _listing(
+    async def _listing(
         self,
         manifests: list[ManifestFile],
         kept: int,
-        files: Sequence[tuple[str, bytes]],
-        folder: str,
         parent: Snapshot | None = None,
         undone: Sequence[Snapshot] = (),
     ) -> Rebased:
@@ -255,21 +268,14 @@ class _Rebase:
         next_row_id = self._base.next_row_id
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
             manifests, next_row_id = assign_first_row_ids(manifests, next_row_id)
-        snapshot_id = self._commit.snapshot.snapshot_id
-        data = write_manifest_list(
-            manifests,
-            format_version=self._base.format_version,
-            snapshot_id=snapshot_id,
-            parent_snapshot_id=parent.snapshot_id,
-            sequence_number=self._sequence_number,
-        )
-        place = f"{folder}/snap-{snapshot_id}-{self._sequence_number}-{self._parts.clock.uuid4()}.avro"
+        listed = tuple(manifests)
+        place = await self._writer.manifest_list(listed, self._base, parent.snapshot_id, self._sequence_number)
         summary = self._commit.snapshot.summary or {}
         summary = rebased_summary(summary, parent.summary_map(), kept)
         if undone:
             summary[REPLACEMENTS_UNDONE] = ",".join(str(snapshot.snapshot_id) for snapshot in undone[:_UNDONE_MAX])
         updates = self._updates(parent, place, summary, next_row_id - self._base.next_row_id)
-        return Rebased(updates, [*files, (place, data)])
+        return Rebased(updates, self._held.files, listed)
 
     async def _lists(self) -> _Lists:
         snapshot = self._commit.snapshot
@@ -278,12 +284,12 @@ class _Rebase:
             parent = self._base.snapshot(snapshot.parent_snapshot_id)
             if parent is None:
                 raise CannotRebase("the parent has expired")
-        own = await self._manifests(snapshot)
-        head = await self._manifests(self._head)
+        published = self._manifests.published
+        own = await _listed(self._manifests.own, snapshot)
+        head = await _listed(published, self._head)
         before: dict[str, ManifestFile] = {}
         if parent is not None:
-            before = head if parent is self._head else await self._manifests(parent)
-        await self._check_paths({*own, *head, *before})
+            before = head if parent is self._head else await _listed(published, parent)
         return _Lists(before, own, head)
 
     async def _check_paths(self, paths: Iterable[str]) -> None:
@@ -291,18 +297,6 @@ class _Rebase:
         overwrite the lists that name them."""
         if await foreign(self._parts, self._uuid, paths):
             raise CannotRebase("a file is in a location of another table")
-
-    async def _manifests(self, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:
-        place = snapshot.manifest_list
-        if place is None or snapshot.key_id is not None:
-            raise CannotRebase("a snapshot has no manifest list")
-        await self._check_paths([place])
-        data = await self._parts.objects.read(place, limit_bytes=_LIST_LIMIT_BYTES)
-        manifests = await asyncio.to_thread(decode_manifest_list, data, place)
-        by_path = {manifest.manifest_path: manifest for manifest in manifests}
-        if len(by_path) != len(manifests):
-            raise CannotRebase("a manifest list names a manifest twice")
-        return by_path
 
     def _check_added(self, lists: _Lists) -> None:
         """Checks that the added manifests contain only data files of this snapshot, as many as the summary states."""
@@ -326,11 +320,9 @@ class _Rebase:
         if count != str(sum(manifest.added_files_count or 0 for manifest in lists.added)):
             raise CannotRebase("the summary and the manifest list state different numbers of files")
 
-    async def _own_manifests(
-        self, lists: _Lists, folder: str
-    ) -> tuple[list[ManifestFile], list[tuple[str, bytes]], set[str]]:
-        """The manifests of the files that the client added, those of them that must be written, and the paths of the
-        manifests of the head that they replace.
+    async def _own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
+        """The manifests of the files that the client added, and the paths of the manifests of the head that they
+        replace.
 
         When the client merged manifests of its parent that another commit has merged since, its merge is undone: its
         added files get a new manifest, and the head keeps the others. The same applies when the merged rows have got
@@ -338,50 +330,39 @@ class _Rebase:
         merged entries.
         """
         snapshot_id, added, dropped = self._commit.snapshot.snapshot_id, lists.added, lists.dropped
-        entries = await self._read([structs.replace(each, **_UNASSIGNED) for each in added])
+        entries = await self._read(self._manifests.own, [structs.replace(each, **_UNASSIGNED) for each in added])
         for entry in (entry for each in entries for entry in each if entry.status == ADDED):
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
             if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _row_id(entry) is not None:
                 raise CannotRebase("an entry has sequence numbers that the client chose")
         there = all(manifest.manifest_path in lists.head for manifest in dropped)
-        merged = await self._read([lists.head[each.manifest_path] for each in dropped] if there else dropped)
+        former = [lists.head[each.manifest_path] for each in dropped] if there else dropped
+        merged = await self._read(self._manifests.published, former)
         existing = [entry for each in entries for entry in each if entry.status == EXISTING]
         if _identities(existing) != _identities(entry for each in merged for entry in each):
             raise CannotRebase("the merged entries differ from those of the parent")
         keeps_merge = there and _row_ids(existing) == _row_ids(entry for each in merged for entry in each)
         own: list[ManifestFile] = []
-        files: list[tuple[str, bytes]] = []
         for manifest, listed in zip(added, entries, strict=True):
             if keeps_merge or not manifest.existing_files_count:
                 own.append(self._renumbered(manifest))
             elif manifest.added_files_count:
-                place = f"{folder}/{self._parts.clock.uuid4()}-m{len(files)}.avro"
-                written = await asyncio.to_thread(self._write, listed, manifest.partition_spec_id)
-                files.append((place, written.data))
-                described = written.described(place, snapshot_id=snapshot_id, sequence_number=self._sequence_number)
-                own.append(described)
-        return own, files, {manifest.manifest_path for manifest in dropped} if keeps_merge else set()
+                written = [_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
+                spec_id = manifest.partition_spec_id
+                stored = await self._writer.manifest(written, self._base, spec_id, DATA_MANIFEST)
+                own.append(stored.described(snapshot_id, self._sequence_number))
+        return own, {manifest.manifest_path for manifest in dropped} if keeps_merge else set()
 
-    async def _read(self, manifests: Sequence[ManifestFile]) -> list[list[ManifestEntry]]:
+    async def _read(self, source: Manifests, manifests: Sequence[ManifestFile]) -> list[list[ManifestEntry]]:
         if sum(manifest.manifest_length for manifest in manifests) > _MANIFESTS_LIMIT_BYTES:
             raise CannotRebase("the manifests to check are too large")
         decoded = []
         for manifest in manifests:
-            data = await self._parts.objects.read(manifest.manifest_path, limit_bytes=_MANIFESTS_LIMIT_BYTES)
-            entries = await asyncio.to_thread(read_entries, data, manifest, self._base)
+            entries = await source.entries(manifest, self._base)
             if len(entries) != (manifest.added_files_count or 0) + (manifest.existing_files_count or 0):
                 raise CannotRebase(f"{manifest.manifest_path} does not have the content that its list states")
             decoded.append(entries)
         return decoded
-
-    def _write(self, entries: Sequence[ManifestEntry], spec_id: int) -> WrittenManifest:
-        plain = {
-            "snapshot_id": self._commit.snapshot.snapshot_id,
-            "sequence_number": None,
-            "file_sequence_number": None,
-        }
-        added = [structs.replace(entry, **plain) for entry in entries if entry.status == ADDED]
-        return write_manifest(added, metadata=self._base, spec_id=spec_id, content=0)
 
     def _renumbered(self, manifest: ManifestFile) -> ManifestFile:
         """The client's manifest with the sequence number of the new snapshot; entries without numbers inherit it."""
@@ -417,9 +398,24 @@ class _Rebase:
         ]
 
 
+async def _listed(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:
+    if snapshot.manifest_list is None or snapshot.key_id is not None:
+        raise CannotRebase("a snapshot has no manifest list")
+    listed = await manifests.listed_at(snapshot.manifest_list)
+    by_path = {manifest.manifest_path: manifest for manifest in listed}
+    if len(by_path) != len(listed):
+        raise CannotRebase("a manifest list names a manifest twice")
+    return by_path
+
+
 def _kind(manifest: ManifestFile) -> tuple[int, int]:
     """Manifests of different kinds are rewritten apart."""
     return manifest.partition_spec_id, manifest.content
+
+
+def _added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
+    """It inherits its sequence numbers."""
+    return structs.replace(entry, snapshot_id=snapshot_id, sequence_number=None, file_sequence_number=None)
 
 
 def _row_id(entry: ManifestEntry) -> int | None:

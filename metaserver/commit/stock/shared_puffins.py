@@ -10,7 +10,6 @@ that it wrote and the snapshot does not list, as after a rebase.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,18 +20,13 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.changes.change import APPEND
 from seamark.metaserver.commit.snapshots.manifest_filter import key_of, puffins_in_use
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
-from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
+from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests
 from seamark.metaserver.commit.stock.rebase import Rebased
 from seamark.metaserver.errors import Forbidden, SeamarkError
 from seamark.metaserver.iceberg.manifests.content_file import DATA
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
-from seamark.metaserver.iceberg.manifests.writer import (
-    ADDED,
-    DELETE_MANIFEST,
-    ManifestEntry,
-    write_manifest,
-    write_manifest_list,
-)
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.writer import ADDED, DELETE_MANIFEST, ManifestEntry
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 
@@ -40,7 +34,6 @@ _VECTORS_SINCE = 3
 """Format version."""
 _NO_NUMBER = -1
 """For what an entry inherits, to distinguish it from an explicit number."""
-_SHARE = 4
 _MEMORY_BYTES = 256 << 20
 """Of the decoded manifests of one snapshot."""
 
@@ -50,23 +43,24 @@ class SharedPuffins:
 
     def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
-        self._manifests = Manifests.of(parts.objects, parts.settings, _SHARE)
 
     async def keep(
         self,
+        manifests: AttemptManifests,
         uuid: str,
         folder: str,
         base: TableMetadata,
         metadata: TableMetadata,
         updates: Sequence[Mapping[str, Any]],
-        files: Sequence[tuple[str, bytes]],
+        rebased: Rebased | None,
     ) -> Rebased | None:
-        """Replaces the updates of a commit, which lead from `base` to `metadata`, and the `files` to write before it;
-        new files are for `folder`. None if no update needs to change, or a file cannot be read."""
+        """Replaces the updates of a commit, which lead from `base` to `metadata`, and the files to write before it; new
+        files are for `folder`. `rebased`: what a rebase made of the commit. None if no update needs to change, or a
+        file cannot be read."""
         if metadata.format_version < _VECTORS_SINCE:
             return None
         kept: list[dict[str, Any]] = []
-        pending = dict(files)
+        pending = dict(rebased.files if rebased else ())
         is_changed = False
         for update in updates:
             fields = update.get("snapshot")
@@ -74,7 +68,9 @@ class SharedPuffins:
             if update.get("action") == "add-snapshot" and isinstance(fields, Mapping):
                 snapshot = metadata.snapshot(int(fields.get("snapshot-id") or 0))
                 if snapshot is not None and base.snapshot(snapshot.snapshot_id) is None:
-                    written = await self._rewritten(uuid, folder, metadata, snapshot, pending)
+                    listed = rebased.listed if rebased else None
+                    parent = base.snapshot(snapshot.parent_snapshot_id or 0)
+                    written = await self._rewritten(manifests, uuid, folder, metadata, snapshot, parent, listed)
                     if written:
                         pending.pop(snapshot.manifest_list or "", None)
                         pending |= written
@@ -84,10 +80,18 @@ class SharedPuffins:
         return Rebased(kept, list(pending.items())) if is_changed else None
 
     async def _rewritten(
-        self, uuid: str, folder: str, metadata: TableMetadata, snapshot: Snapshot, pending: Mapping[str, bytes]
+        self,
+        manifests: AttemptManifests,
+        uuid: str,
+        folder: str,
+        metadata: TableMetadata,
+        snapshot: Snapshot,
+        parent: Snapshot | None,
+        listed: Sequence[ManifestFile] | None,
     ) -> list[tuple[str, bytes]]:
-        """Manifests and, last, the manifest list that names them. Empty if the snapshot can stay unchanged. `pending`:
-        files that are not written yet, such as the manifest list of a rebased snapshot."""
+        """Manifests and, last, the manifest list that names them. Empty if the snapshot can stay unchanged. `parent`:
+        None if the table does not have it yet. `listed`: the manifests of the snapshot, where its manifest list is not
+        written yet."""
 
         async def check_paths(paths: Iterable[str]) -> None:
             if await foreign(self._parts, uuid, paths):
@@ -95,24 +99,22 @@ class SharedPuffins:
 
         if snapshot.manifest_list is None or snapshot.summary_map().get("operation") == APPEND:
             return []
-        manifests = self._manifests.checked(check_paths, _MEMORY_BYTES)
+        checked = manifests.checked(check_paths, _MEMORY_BYTES)
         try:
-            if (data := pending.get(snapshot.manifest_list)) is None:
-                listed = await manifests.listed(snapshot)
-            else:
-                listed = decode_manifest_list(data, snapshot.manifest_list)
-                await check_paths(manifest.manifest_path for manifest in listed)
-            return await self._without_marks(manifests, folder, metadata, snapshot, listed)
+            if listed is None:
+                listed = await checked.own.listed(snapshot)
+            return await self._without_marks(checked, folder, metadata, snapshot, parent, listed)
         except SeamarkError:
             # The commit is as valid as without this; an engine could not repair what the server cannot read.
             return []
 
     async def _without_marks(
         self,
-        manifests: Manifests,
+        manifests: AttemptManifests,
         folder: str,
         metadata: TableMetadata,
         snapshot: Snapshot,
+        parent: Snapshot | None,
         listed: Sequence[ManifestFile],
     ) -> list[tuple[str, bytes]]:
         removals: dict[str, list[ManifestEntry]] = {}
@@ -124,15 +126,22 @@ class SharedPuffins:
                 and manifest.key_metadata is None
                 and can_be_written(metadata, manifest.partition_spec_id)
             ):
-                removals[manifest.manifest_path] = await manifests.removals(manifest, metadata)
+                removals[manifest.manifest_path] = await manifests.own.removals(manifest, metadata)
         removed = {
             key_of(entry.file)
             for entries in removals.values()
             for entry in entries
             if entry.file.is_deletion_vector and entry.snapshot_id == snapshot.snapshot_id
         }
-        in_use = await puffins_in_use(manifests, listed, removed, metadata, {})
-        files: list[tuple[str, bytes]] = []
+        if not removed:
+            return []
+        before = {manifest.manifest_path for manifest in await manifests.published.listed(parent)}
+        old = [manifest for manifest in listed if manifest.manifest_path in before]
+        new = [manifest for manifest in listed if manifest.manifest_path not in before]
+        in_use = await puffins_in_use(manifests.published, old, removed, metadata, {})
+        in_use |= await puffins_in_use(manifests.own, new, removed, metadata, {})
+        held = HeldFiles()
+        writer = SnapshotWriter(held, self._parts.clock, manifests.own, folder, snapshot.snapshot_id)
         replaced: list[ManifestFile] = []
         for manifest in listed:
             marks = removals.get(manifest.manifest_path, [])
@@ -141,29 +150,16 @@ class SharedPuffins:
                 replaced.append(manifest)
                 continue
             unnumbered = structs.replace(manifest, sequence_number=_NO_NUMBER)
-            entries = [_as_written(entry) for entry in await manifests.entries(unnumbered, metadata)]
+            entries = [_as_written(entry) for entry in await manifests.own.entries(unnumbered, metadata)]
             entries += others
             if not entries:
                 continue
-            place = f"{folder}/{self._parts.clock.uuid4()}-m{len(files)}.avro"
-            written = await asyncio.to_thread(
-                write_manifest, entries, metadata=metadata, spec_id=manifest.partition_spec_id, content=DELETE_MANIFEST
-            )
-            files.append((place, written.data))
-            replaced.append(
-                written.described(place, snapshot_id=snapshot.snapshot_id, sequence_number=manifest.sequence_number)
-            )
-        if len(replaced) == len(listed) and not files:
+            stored = await writer.manifest(entries, metadata, manifest.partition_spec_id, DELETE_MANIFEST)
+            replaced.append(stored.described(snapshot.snapshot_id, manifest.sequence_number))
+        if len(replaced) == len(listed) and not held.files:
             return []
-        place = f"{folder}/snap-{snapshot.snapshot_id}-{snapshot.sequence_number}-{self._parts.clock.uuid4()}.avro"
-        data = write_manifest_list(
-            replaced,
-            format_version=metadata.format_version,
-            snapshot_id=snapshot.snapshot_id,
-            parent_snapshot_id=snapshot.parent_snapshot_id,
-            sequence_number=snapshot.sequence_number,
-        )
-        return [*files, (place, data)]
+        await writer.manifest_list(tuple(replaced), metadata, snapshot.parent_snapshot_id, snapshot.sequence_number)
+        return held.files
 
 
 def _as_written(entry: ManifestEntry) -> ManifestEntry:

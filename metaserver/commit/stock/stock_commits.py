@@ -26,6 +26,7 @@ from seamark.metaserver.catalog.pointers import (
 )
 from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange
 from seamark.metaserver.commit.publication import CommitEvent, PlannedCommit, Publisher, pointer_moved
+from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests, CommitManifests
 from seamark.metaserver.commit.stock.rebase import Rebased, rebase
 from seamark.metaserver.commit.stock.shared_puffins import SharedPuffins
 from seamark.metaserver.commit.stock.snapshot_commit import requested_snapshot
@@ -61,6 +62,7 @@ class StockCommits:
         self._parts = catalog.parts
         self._tables = catalog.tables
         self._plans = catalog.plan_tables
+        self._manifests = CommitManifests(catalog.parts)
         self._puffins = SharedPuffins(catalog.parts)
         self.publisher = publisher
 
@@ -161,13 +163,15 @@ class StockCommits:
             check_uuid(entry, base)
         files: Sequence[tuple[str, bytes]] = ()
         requested: TableChange | None = change
+        manifests = self._manifests.attempt()
+        rebased: Rebased | None = None
         try:
             check_requirements(base, change.requirements)
             metadata = await self._apply(base, change.updates)
         except CommitConflict:
             if base is not None:
                 await check_added(self._parts, request.caller, uuid_of(entry, base), base, base, change)
-            requested, rebased = None, await self._rebase(request, change, entry, base)
+            requested, rebased = None, await self._rebase(request, manifests, change, entry, base)
             if rebased is None:
                 raise
             change = msgspec.structs.replace(change, updates=rebased.updates)
@@ -181,7 +185,7 @@ class StockCommits:
             await check_added(self._parts, request.caller, uuid_of(entry, metadata), base, metadata, requested)
         if base is not None and metadata is not base:
             uuid, folder = uuid_of(entry, base), checked_folder(self._parts, base.location, base.properties)
-            kept = await self._puffins.keep(uuid, folder, base, metadata, change.updates, files)
+            kept = await self._puffins.keep(manifests, uuid, folder, base, metadata, change.updates, rebased)
             if kept is not None:
                 metadata, files = await self._apply(base, kept.updates), kept.files
                 plan = await self.publisher.prepare(
@@ -195,7 +199,12 @@ class StockCommits:
         return await run_by_size(updates, lambda: apply_updates(base, updates, now_ms=now_ms, new_uuid=new_uuid))
 
     async def _rebase(
-        self, request: _Request, change: TableChange, entry: Entry | None, base: TableMetadata | None
+        self,
+        request: _Request,
+        manifests: AttemptManifests,
+        change: TableChange,
+        entry: Entry | None,
+        base: TableMetadata | None,
     ) -> Rebased | None:
         """Rebases a refused snapshot onto the new head, if that is possible (`rebase.py`)."""
         commit = requested_snapshot(base, change) if base is not None else None
@@ -204,7 +213,8 @@ class StockCommits:
         # The refusal may mean that the snapshot was applied already; its snapshot may even have expired since.
         await self._raise_if_repeat(request)
         folder = checked_folder(self._parts, base.location, base.properties)
-        return await rebase(self._parts, uuid_of(entry, base), folder, base, commit, single=request.single)
+        uuid = uuid_of(entry, base)
+        return await rebase(self._parts, manifests, uuid, folder, base, commit, single=request.single)
 
     async def _raise_if_repeat(self, request: _Request) -> None:
         """Raises Repeat with the first outcome, when the refused commit was applied before and its reply was lost.

@@ -14,6 +14,7 @@ import msgspec
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_int, count_of
+from seamark.metaserver.iceberg.metadata.replacement import is_replace
 from seamark.metaserver.iceberg.metadata.snapshot import BlobMetadata, Snapshot, StatisticsFile
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.types import base_name
@@ -27,7 +28,6 @@ column was last read whole, whose values the sketch still counts."""
 _UNKNOWN_TYPES = frozenset({"unknown", "variant", "geometry", "geography"})
 _ADDED = ("added-records",)
 _GONE = ("deleted-records", "added-position-deletes", "added-equality-deletes")
-REPLACE = "replace"
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,9 @@ def known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownStatis
     return KnownStatistics(snapshot, None, tuple(since))
 
 
-def is_replace(snapshot: Snapshot) -> bool:
-    """Whether the snapshot has the rows of its parent, in other files or manifests."""
-    return snapshot.summary_map().get("operation") == REPLACE
-
-
 def _count(snapshot: Snapshot, names: tuple[str, ...]) -> int:
     summary = snapshot.summary_map()
-    return 0 if summary.get("operation") == REPLACE else sum(count_of(summary, name, 0) for name in names)
+    return 0 if is_replace(snapshot) else sum(count_of(summary, name, 0) for name in names)
 
 
 def _names(text: str) -> tuple[str, ...]:

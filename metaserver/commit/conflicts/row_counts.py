@@ -1,0 +1,69 @@
+"""Checks the numbers of rows of a change that says that it replaces files by files with the same rows.
+
+Streams, conflict checks and statistics skip such a change, and the commit of an engine that it overtook undoes it. So
+if it changed rows, by mistake of its writer, rows would be lost without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from seamark.metaserver.commit.changes.change import REPLACE, Change
+from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, live
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.manifests.content_file import DATA, EQUALITY_DELETES
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.index.blocks.strings import strings
+
+_DELETE_FILES_MAX = 10_000
+"""Of more delete files the rows are not counted, because the table is locked meanwhile."""
+
+
+async def check_row_counts(
+    manifests: Manifests, listed: Sequence[ManifestFile], change: Change, found: FilesToRemove
+) -> None:
+    """BadRequest if the change has the operation `replace` and its data files cannot have the rows of those that it
+    removes: they have more, or fewer than are left by the deletes of positions. How many rows equality deletes delete
+    is unknown; a number of rows below 0 means unknown, too. `listed`: the head's manifests."""
+    removed = [file for file in found.files if file.content == DATA]
+    if change.operation != REPLACE or any(file.record_count < 0 for file in removed):
+        return
+    before, after = (sum(file.record_count for file in files) for files in (removed, change.data))
+    if after > before:
+        raise BadRequest(
+            f"operation is replace, but the added data files have {after:,} rows, and the removed data files {before:,}"
+            " (record-count); a replacement has the same rows. Set overwrite, or omit the operation"
+        )
+    if after == before:
+        return
+    deleted = await _deleted(manifests, listed, {file.file_path for file in removed})
+    if deleted is not None and after < before - deleted:
+        raise BadRequest(
+            f"operation is replace, but the added data files have {after:,} rows, and the removed data files {before:,}"
+            f" (record-count), of which at most {deleted:,} are deleted; a replacement has the same rows. Set "
+            "overwrite, or omit the operation"
+        )
+
+
+async def _deleted(manifests: Manifests, listed: Sequence[ManifestFile], paths: Collection[str]) -> int | None:
+    """The positions that delete files and deletion vectors may delete in these data files; None if unknown."""
+    deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
+    counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
+    if sum(_DELETE_FILES_MAX if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:
+        return None
+    searched = {path.encode() for path in paths}
+    deleted = 0
+    for block in await manifests.blocks(deletes):
+        rows = np.arange(block.rows, dtype=np.int64)
+        if (block.longs("content") == EQUALITY_DELETES).any():
+            return None
+        records = block.longs("record_count")
+        named = strings(block.text_column("referenced_data_file"), rows)
+        applies = np.array([name is None or name in searched for name in named], dtype=np.bool_)
+        if (records[applies] < 0).any():
+            return None
+        deleted += int(records[applies].sum())
+    return deleted

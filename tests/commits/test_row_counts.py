@@ -1,0 +1,149 @@
+"""A change that says that it replaces files by files with the same rows: one that cannot have them is refused, and one
+that has them never is. Random tables, of which a plain model knows the rows and the deletes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.client import Api
+from tests.commits.claims import Claims
+from tests.seeds import EXPLORING, first_seed
+from tests.server.rig import running
+
+TABLES, ROUNDS = 6, 12
+OFFSET = 4
+DELETES = {"content": "position-deletes"}
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    async with running(tmp_path) as server:
+        yield Api(server)
+
+
+@dataclass
+class File:
+    rows: int
+    deleted: set[int] = field(default_factory=set)
+    named: int = 0
+    """Rows of the delete files of this data file alone, which go with it."""
+    vector: str | None = None
+
+
+@dataclass
+class Model:
+    table: Claims
+    version: int
+    rng: random.Random
+    files: dict[str, File] = field(default_factory=dict)
+    loose: int = 0
+    """Rows of the delete files of several data files. They stay when the data files are gone."""
+    by_value: bool = False
+    count: int = 0
+    read: int | None = None
+
+    def file(self, rows: int, **more: Any) -> dict[str, Any]:
+        self.count += 1
+        return self.table.data(f"{self.count}", rows=rows, **more)
+
+    async def commit(self, add: list[dict[str, Any]], remove: list[dict[str, Any]] | None = None) -> None:
+        answer = await self.table.commit(read_snapshot_id=self.read, add=add, remove=remove or [])
+        self.read = answer["snapshot-id"]
+
+    async def append(self) -> None:
+        added = [self.file(self.rng.randint(1, 20)) for _ in range(self.rng.randint(1, 3))]
+        self.files |= {one["file-path"]: File(one["record-count"]) for one in added}
+        await self.commit(added)
+
+    async def delete(self) -> None:
+        """Rows of one file or two. In version 2, some were deleted before."""
+        add, remove, loose = [], [], 0
+        in_one_file = self.version == 2 and self.rng.random() < 0.5
+        for path in self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 2))):
+            file = self.files[path]
+            spots = set(self.rng.sample(range(file.rows), self.rng.randint(1, file.rows)))
+            file.deleted |= spots
+            if in_one_file:
+                loose += len(spots)
+                continue
+            more: dict[str, Any] = {**DELETES, "referenced-data-file": path}
+            if self.version == 3:
+                if file.vector is not None:
+                    remove.append({"file-path": file.vector, "content-offset": OFFSET})
+                more |= {"file-format": "puffin", "content-offset": OFFSET, "content-size-in-bytes": 50}
+            made = self.file(len(file.deleted if self.version == 3 else spots), **more)
+            file.vector, file.named = made["file-path"], made["record-count"] + (self.version == 2) * file.named
+            add.append(made)
+        self.loose += loose
+        await self.commit(add + ([self.file(loose, **DELETES)] if loose else []), remove)
+
+    async def delete_by_value(self) -> None:
+        more: dict[str, Any] = {"content": "equality-deletes", "equality-ids": [1]}
+        await self.commit([self.file(1, **more)])
+        self.by_value = True
+
+    async def replace(self) -> str:
+        """With a number of rows about the limits. Returns the outcome."""
+        chosen = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
+        files = [self.files[path] for path in chosen]
+        rows = sum(file.rows for file in files)
+        live = rows - sum(len(file.deleted) for file in files)
+        least = rows - self.loose - sum(file.named for file in files)
+        given = self.rng.choice([live, live, rows, rows + 1, rows + 5, least, least - 1, least - 3])
+        added, is_under = max(0, given), not self.by_value and max(0, given) < least
+        is_right = added <= rows and not is_under
+        assert is_right or added != live
+        new = [self.file(added)] if added else []
+        remove = [{"file-path": path} for path in chosen]
+        answer = await self.table.send(operation="replace", read_snapshot_id=self.read, add=new, remove=remove)
+        assert answer.status == (200 if is_right else 400), (answer.raw, added, least, rows)
+        if not is_right:
+            assert "operation is replace" in answer.error[2]
+            return "too few rows" if is_under else "too many rows"
+        self.read = answer.json["snapshot-id"]
+        for path in chosen:
+            del self.files[path]
+        self.files |= {one["file-path"]: File(added) for one in new}
+        return "replaced"
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_a_replacement_is_refused_if_it_cannot_have_the_same_rows_and_only_then(api: Api, version: int) -> None:
+    seed = first_seed()
+    print(f"TEST_SEED={seed}")
+    outcomes = set()
+    for number in range(TABLES):
+        rng = random.Random(f"{seed} {version} {number}")
+        table = await Claims.create(api, {"x": "long"}, name=f"t{number}", version=version)
+        model = Model(table, version, rng)
+        for _ in range(ROUNDS):
+            if not model.files or rng.random() < 0.3:
+                await model.append()
+            elif rng.random() < 0.4:
+                await model.delete()
+            elif rng.random() < 0.05:
+                await model.delete_by_value()
+            else:
+                outcomes.add(await model.replace())
+    assert EXPLORING or outcomes == {"replaced", "too few rows", "too many rows"}
+
+
+async def test_a_change_that_says_overwrite_may_have_any_rows(api: Api) -> None:
+    table = await Claims.create(api, {"x": "long"})
+    old = table.data("old", rows=3)
+    read = (await table.commit(add=[old]))["snapshot-id"]
+    body: dict[str, Any] = {
+        "read_snapshot_id": read,
+        "add": [table.data("new", rows=7)],
+        "remove": [{"file-path": old["file-path"]}],
+    }
+    refused = await table.send(**body, operation="replace")
+    assert refused.error[:2] == (400, "BadRequestException")
+    await table.commit(**body, operation="overwrite")
+    assert await table.live() == ["new"]

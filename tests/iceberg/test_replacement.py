@@ -1,0 +1,81 @@
+"""Which snapshots of the operation `replace` are believed to have the rows of their parent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from seamark.metaserver.iceberg.metadata.compaction import UNDONE
+from seamark.metaserver.iceberg.metadata.replacement import difference, is_replace
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+
+
+def _snapshot(summary: Mapping[str, str]) -> Snapshot:
+    return Snapshot(snapshot_id=1, timestamp_ms=1, summary=msgspec.Raw(msgspec.json.encode(summary)))
+
+
+def _replace(**counts: int | str) -> Snapshot:
+    return _snapshot({"operation": "replace"} | {name.replace("_", "-"): str(count) for name, count in counts.items()})
+
+
+PARENT = _snapshot({"total-records": "100", "total-position-deletes": "10", "total-equality-deletes": "0"})
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        pytest.param(_replace(added_records=90, deleted_records=100, deleted_data_files=9), id="Spark, Trino: files"),
+        pytest.param(_replace(added_records=100, deleted_records=100), id="without deletes"),
+        pytest.param(_replace(manifests_created=1, manifests_replaced=9, entries_processed=9), id="Spark: manifests"),
+        pytest.param(_replace(added_position_deletes=5, removed_position_deletes=9), id="Spark: position deletes"),
+        pytest.param(_replace(added_position_deletes=5, removed_equality_deletes=2), id="Flink: equality deletes"),
+        pytest.param(_replace(deleted_records=10, deleted_data_files=1), id="all rows were deleted"),
+        pytest.param(_replace(added_records=7, deleted_data_files=2), id="imported Avro files, rows unknown"),
+        pytest.param(_replace(added_records=7, deleted_data_files=2, deleted_records=-2), id="the same, as -1 each"),
+        pytest.param(
+            _replace(added_records=100, deleted_records=90, added_position_deletes=10), id="adds deletes, too"
+        ),
+        pytest.param(_replace(added_records=9, deleted_records=8, added_equality_deletes=1), id="deletes by value"),
+        pytest.param(_snapshot({"operation": "replace"}), id="no counts"),
+        pytest.param(_snapshot({"operation": "replace", "added-records": "many"}), id="no number"),
+        pytest.param(
+            _snapshot({"operation": "replace", "added-records": "9", "deleted-records": "8", UNDONE: "7"}), id="undo"
+        ),
+    ],
+)
+def test_rewrites_are_believed(rewrite: Snapshot) -> None:
+    assert is_replace(rewrite)
+    assert difference(rewrite, PARENT) is None
+    assert difference(rewrite, None) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _replace(added_records=1),
+        _replace(added_records=101, deleted_records=100, deleted_data_files=1),
+        _replace(added_records=100, deleted_records=90, added_position_deletes=9),
+    ],
+)
+def test_more_rows_than_before_are_a_change(change: Snapshot) -> None:
+    assert not is_replace(change)
+    assert "rows and removes" in (difference(change, None) or "")
+
+
+def test_fewer_rows_than_the_deletes_leave_are_told_but_may_be_an_error_of_the_parent() -> None:
+    """Totals are derived from totals, so one wrong commit makes them wrong for good."""
+    change = _replace(added_records=89, deleted_records=100)
+    assert is_replace(change)
+    assert "10 of the table were deleted before" in (difference(change, PARENT) or "")
+    by_value = _snapshot({"total-position-deletes": "10", "total-equality-deletes": "1"})
+    for parent in (None, by_value, _snapshot({}), _snapshot({"total-position-deletes": "10"})):
+        assert difference(change, parent) is None
+
+
+@pytest.mark.parametrize("operation", ["append", "overwrite", "delete", ""])
+def test_other_operations_are_no_replacements(operation: str) -> None:
+    snapshot = _snapshot({"operation": operation, "added-records": "5"})
+    assert not is_replace(snapshot)
+    assert difference(snapshot, None) is None
