@@ -200,6 +200,7 @@ def test_the_query_of_a_statement_that_writes_reads_fewer_files(rig: Rig) -> Non
     assert rig.run("SELECT id FROM {db}.chosen WHERE id > 1000") == ["(1044,)"]
 
 
+@pytest.mark.slow
 def test_branches_and_tags_and_times_are_read_as_they_are(rig: Rig) -> None:
     rig.run("CREATE TABLE {db}.branched (id bigint, s struct<a int, b int>) USING iceberg")
     for number in range(4):
@@ -335,7 +336,7 @@ def test_shapes_of_all_engines_leave_files_out(rig: Rig, text: str) -> None:
     assert done.files < done.considered_files / 2
 
 
-@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize("ansi", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ansi: str) -> None:
     """What the rules of the other engines do not know. Each row is in a file of its own."""
     with settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):
