@@ -52,6 +52,8 @@ class NameKinds:
             for name, iceberg_type in columns.items():
                 self._found[name.lower()].add(kind_of(iceberg_type))
         stored = set(self._found)
+        relations = {one.name.lower() for one in tree.find_all(exp.TableAlias, exp.Table)}
+        self._structs = {name.partition(".")[0] for name in stored if "." in name} - relations
         renamed: defaultdict[str, set[str]] = defaultdict(set)
         for alias in tree.find_all(exp.Alias):
             name, column = alias.alias.lower(), alias.this
@@ -70,9 +72,12 @@ class NameKinds:
         """Of each column of that name."""
         if type(column) is not exp.Column:
             return None
-        if self._qualifiers is not None and column.table.lower() not in self._qualifiers:
+        name, qualifier = column.name.lower(), column.table.lower()
+        if qualifier in self._structs:
+            name, qualifier = f"{qualifier}.{name}", column.db.lower()
+        if self._qualifiers is not None and qualifier not in self._qualifiers:
             return None
-        kinds = self._found.get(column.name.lower(), set())
+        kinds = self._found.get(name, set())
         return next(iter(kinds)) if len(kinds) == 1 else None
 
     def _follow(self, renamed: Mapping[str, set[str]]) -> None:

@@ -313,7 +313,7 @@ class Seamark:
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self.url} answered with something that is not a view: {error!r}") from None
         text = next((one.sql for one in version.representations if one.dialect.lower() == "trino"), None)
-        columns = _columns(schema)
+        columns = column_types([(one.name, one.type) for one in schema.fields])
         if text is None or columns is None:
             return None
         catalog = version.default_catalog and version.default_catalog.lower()
@@ -364,7 +364,7 @@ class Seamark:
         snapshot = next(snapshots, None)
         found = KnownTable(
             version,
-            _columns(schema),
+            column_types([(one.name, one.type) for one in schema.fields]),
             None if snapshot is None else snapshot.snapshot_id,
             *(_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
         )
@@ -415,10 +415,28 @@ class Seamark:
         return answer.headers.get("ETag", ""), raw
 
 
-def _columns(schema: _Schema) -> dict[str, str] | None:
-    """None if two names differ only in case."""
-    columns = {one.name.lower(): one.type if isinstance(one.type, str) else NESTED for one in schema.fields}
-    return columns if len(columns) == len(schema.fields) else None
+def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
+    """The types of columns by their names in lower case, with the fields of structs as `struct.field`. `fields`: names
+    and types as in the metadata. None if two names differ only in case."""
+    columns = {name.lower(): kind if isinstance(kind, str) else NESTED for name, kind in fields}
+    if len(columns) != len(fields):
+        return None
+    if not any("." in name for name in columns):
+        for name, kind in fields:
+            columns |= _fields(name.lower(), kind)
+    return columns
+
+
+def _fields(name: str, kind: Any) -> dict[str, str]:
+    """Of a struct, its fields with types that are not nested, as `struct.field`."""
+    given = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
+    below = {str(one["name"]).lower(): one["type"] for one in given}
+    if len(below) != len(given) or any("." in one for one in below):
+        return {}
+    found: dict[str, str] = {}
+    for one, inner in below.items():
+        found |= {f"{name}.{one}": inner} if isinstance(inner, str) else _fields(f"{name}.{one}", inner)
+    return found
 
 
 def _total(snapshot: _Snapshot | None, name: str) -> int:

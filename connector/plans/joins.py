@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seamark.connector.plans.async_client import JoinRequest, KnownTable, Name
-from seamark.connector.plans.conditions import All, ColumnComparison, all_of, expression_of
+from seamark.connector.plans.conditions import All, Atom, ColumnComparison, all_of, expression_of, weaken
 from seamark.connector.plans.scan import Join, Scan, columns_of
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
@@ -67,7 +67,7 @@ class Dimension:
     def request(self) -> JoinRequest:
         scan, join = self.place.scan, self.join
         nested = tuple(one.request() for one in self.dimensions)
-        condition = all_of([scan.condition, join.where])
+        condition = weaken(all_of([scan.condition, join.where]), _of_column)
         return JoinRequest(
             self.place.table,
             join.on,
@@ -140,6 +140,11 @@ class _DimensionTree:
         """Whether all alternatives are there: without one of them, the others restrict no row."""
         alternatives = [one for one in self._places[number].scan.joins if one.any_of == join.any_of]
         return all(any(other.join is one for other in found) for one in alternatives)
+
+
+def _of_column(atom: Atom) -> Atom | None:
+    """The rows of a dimension are filtered by whole columns, and not by fields of structs."""
+    return None if isinstance(atom, ColumnComparison) and "." in atom.place[1] else atom
 
 
 def _has_values(scan: Scan) -> bool:

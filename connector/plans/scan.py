@@ -11,7 +11,8 @@ from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:
-    return frozenset() if condition is None else frozenset(name for _, name in places_of(condition))
+    """Of a field of a struct, the struct's column."""
+    return frozenset() if condition is None else frozenset(name.partition(".")[0] for _, name in places_of(condition))
 
 
 @dataclass(frozen=True)

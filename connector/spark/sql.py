@@ -38,10 +38,17 @@ def sql(
 
     A query reads fewer files if possible (`connector.spark.query.queries.sql`). MERGE, UPDATE and DELETE
     change the rows that an index locates, if possible, and INSERT OVERWRITE builds index files
-    (`connector.spark.statements.execution.execute`).
+    (`connector.spark.statements.execution.execute`). The queries of INSERT, CREATE TABLE AS and MERGE read fewer
+    files, too.
     """
     try:
         if _is_change(spark, text):
+            planned = queries.planned_source(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+            try:
+                return execute(spark, planned, args).frame
+            except AnalysisException as error:
+                if planned == text or not queries.is_plan_gone(error):
+                    raise
             return execute(spark, text, args).frame
         return queries.sql(spark, text, args, lease_s=lease_s, kept_max=kept_max)
     except AnalysisException as error:

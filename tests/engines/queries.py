@@ -16,6 +16,8 @@ TABLES = {
         "weight": "double",
         "note": "string",
         "ok": "boolean",
+        "info.code": "int",
+        "info.tag": "string",
     },
     "items": {"i_id": "bigint", "brand": "int", "color": "string", "size": "int"},
     "brands": {"b_id": "int", "b_name": "string"},
@@ -39,7 +41,7 @@ class Queries:
 
     def query(self) -> str:
         rng = self._rng
-        kind = rng.randrange(8)
+        kind = rng.randrange(9)
         if kind < 4:
             return self._select()[0]
         if kind == 4:
@@ -62,7 +64,7 @@ class Queries:
                 f"WITH w AS ({inner}) SELECT a.* FROM w a {word} w b ON {joined} AND {self._condition(columns, 'b')} "
                 f"WHERE {self._condition(columns, 'a')}"
             )
-        return self._grouped()
+        return self._grouped() if kind == 7 else self._counted()
 
     def _alias(self) -> str:
         self._aliases += 1
@@ -75,6 +77,23 @@ class Queries:
         having = rng.choice(["count(*) > 1", self._condition({key: columns[key]}, "g"), "true"])
         group = rng.choice([f"GROUP BY g.{key}", f"GROUP BY ROLLUP (g.{key})"])
         return f"SELECT g.{key}, count(*) AS n FROM ({inner}) g {group} HAVING {having}"
+
+    def _counted(self) -> str:
+        """Aggregates over some of the rows."""
+        rng = self._rng
+        table, alias = rng.choice(["sales", "sales", "items"]), self._alias()
+        number = rng.choice([name for name, kind in TABLES[table].items() if kind in ("int", "bigint")])
+        of = [self._of(table, alias) for _ in range(3)]
+        parts = [
+            f"count(*) FILTER (WHERE {of[0]})",
+            f"max({alias}.{number}) FILTER (WHERE {of[1]}) + 1",
+            f"sum(CASE WHEN {of[2]} THEN {alias}.{number} END)",
+            f"count(DISTINCT IF({of[0]}, {alias}.{number}, NULL))",
+            f"avg(CASE WHEN {of[1]} THEN 2 WHEN {of[2]} THEN {alias}.{number} ELSE {rng.choice(['NULL', '7'])} END)",
+        ]
+        chosen = ", ".join(rng.sample(parts, rng.randint(1, 3)))
+        more = f" WHERE {self._of(table, alias)}" if rng.random() < 0.3 else ""
+        return f"SELECT {chosen} FROM {self._source(table, 1)} {alias}{more}"
 
     def _select(self, depth: int = 0) -> tuple[str, dict[str, str]]:
         """And the columns that come out."""
@@ -92,18 +111,41 @@ class Queries:
             new, kind = self._alias(), rng.choice(_KINDS + ("JOIN",) * 5)
             more = f" AND {self._of(other, new)}" if rng.random() < 0.3 else ""
             equal = "<=>" if rng.random() < 0.05 else "="
-            text += f" {kind} {self._source(other, depth)} {new} ON {old}.{column} {equal} {new}.{theirs}{more}"
+            sides = f"{self._side(old, column)} {equal} {self._side(new, theirs)}"
+            text += f" {kind} {self._source(other, depth)} {new} ON {sides}{more}"
             there[new] = other
             hidden |= {new} if kind in _KINDS[4:] else set()
+        if table == "sales" and rng.random() < 0.2:
+            text += rng.choice(
+                [
+                    f" JOIN VALUES (3, 'x'), (7, NULL), (NULL, 'y') AS v{alias} (k, l) ON v{alias}.k = {alias}.item",
+                    f" JOIN (SELECT item, max(id) AS last FROM {self._db}.sales x{alias} "
+                    f"WHERE {self._of('sales', f'x{alias}')} GROUP BY item) l{alias} "
+                    f"ON {alias}.item = l{alias}.item AND {alias}.id = l{alias}.last",
+                ]
+            )
         seen = {name: one for name, one in there.items() if name not in hidden}
         where = [self._of(one, name) for name, one in seen.items() if rng.random() < 0.7]
         if rng.random() < 0.3:
             where.append(self._subquery(rng.choice(list(seen.items()))))
-        columns = {name: (alias, kind) for alias, one in seen.items() for name, kind in TABLES[one].items()}
+        if len(seen) > 1 and rng.random() < 0.3:
+            parts = [self._of(one, name) for name, one in rng.sample(list(seen.items()), 2)]
+            if rng.random() < 0.3:
+                parts[0] = f"({parts[0]} AND {self._of(*rng.choice(list(seen.items()))[::-1])})"
+            where.append(f"({' OR '.join(parts)})")
+        columns = {
+            name: (alias, kind) for alias, one in seen.items() for name, kind in TABLES[one].items() if "." not in name
+        }
         chosen = rng.sample(list(columns), min(len(columns), rng.randint(2, 4)))
         named = ", ".join(f"{columns[name][0]}.{name}" for name in chosen)
         text = f"SELECT {named} {text}" + (f" WHERE {' AND '.join(where)}" if where else "")
         return text, {name: columns[name][1] for name in chosen}
+
+    def _side(self, alias: str, column: str) -> str:
+        """An operand of a join."""
+        if column != "day" or self._rng.random() < 0.5:
+            return f"{alias}.{column}"
+        return self._rng.choice([f"CAST({alias}.at AS date)", f"CAST({alias}.nt AS date)", f"trunc({alias}.day, 'MM')"])
 
     def _source(self, table: str, depth: int) -> str:
         rng = self._rng
@@ -156,6 +198,12 @@ class Queries:
             one, other = (self._condition(columns, alias, depth + 1) for _ in range(2))
             return rng.choice([f"({one} AND {other})", f"({one} OR {other})", f"NOT ({one} OR {other})"])
         name, kind = rng.choice(list(columns.items()))
+        if {"item", "store"} <= columns.keys() and rng.random() < 0.04:
+            rows_of = "(3, 4L), (7, 1L), (0, 5L)" if rng.random() < 0.8 else "(3, 4L), (7, NULL)"
+            return f"({alias}.item, {alias}.store) {rng.choice(['IN', 'NOT IN'])} ({rows_of})"
+        found = self._function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
+        if found is not None:
+            return f"NOT ({found})" if rng.random() < 0.15 else found
         found = self._leaf(f"{alias}.{name}", kind)
         return f"NOT ({found})" if rng.random() < 0.15 else found
 
@@ -226,3 +274,90 @@ class Queries:
                     ]
                 )
         return rng.choice([column, f"{column} {op} true", f"{column} IS NOT TRUE"])
+
+    def _function(self, column: str, kind: str) -> str | None:
+        """A comparison of a function of the column."""
+        rng = self._rng
+        op = rng.choice(["=", "<", "<=", ">", ">=", "<>", "="])
+        day = rng.choice([*_DAYS, "2026-01-01", "2026-03-01"])
+        match kind:
+            case "int" | "bigint":
+                value = rng.choice([-1, 0, 1, 3, 7, 15, 40, 111])
+                return rng.choice(
+                    [
+                        f"{column} DIV {rng.choice([4, 30, -3])} {op} {value}",
+                        f"2 * {column} + 1 {op} {value}",
+                        f"{value} - {column} {op} {rng.choice([2, -20])}",
+                        f"-{column} {op} -{value}",
+                        f"CAST({column} AS decimal(20,2)) + 1.5 {op} {value}",
+                        f"coalesce({column}, {rng.choice([3, 7])}) {op} {value}",
+                        f"nullif({column}, 3) {op} {value}",
+                        f"CASE WHEN {column} < {value} THEN 1 WHEN {column} IS NULL THEN 2 ELSE 3 END {op} 2",
+                        f"CASE {column} WHEN {value} THEN 'a' WHEN 5 THEN 'b' END {op} 'a'",
+                        f"CASE WHEN {column} > {value} THEN {column} < 60 ELSE {column} = 3 END",
+                        f"if({column} > {value}, {column} < 60, NULL)",
+                        f"array_contains(array(1, {value}), {column})",
+                        f"{column} IN (SELECT explode(array(3, {value})))",
+                    ]
+                )
+            case "date":
+                unit = rng.choice(["MM", "YEAR", "QUARTER", "week", "DAY"])
+                return rng.choice(
+                    [
+                        f"(year({column}) = 2026 AND month({column}) = {rng.choice([1, 2, 13])})",
+                        f"trunc({column}, '{unit}') {op} DATE'{day}'",
+                        f"date_trunc('{unit}', {column}) {op} TIMESTAMP'{day} 00:00:00'",
+                        f"date_trunc('month', {column}) {op} DATE'{day}'",
+                        f"date_format({column}, '{rng.choice(['yyyy-MM', 'yyyyMM'])}') {op} '{day[:7]}'",
+                        f"{column} + INTERVAL '{rng.choice([1, 30, -2])}' DAY {op} DATE'{day}'",
+                        f"{column} + INTERVAL '1' MONTH {op} DATE'{day}'",
+                        f"{column} + INTERVAL '25' HOUR {op} TIMESTAMP'{day} 01:00:00'",
+                        f"date_sub({column}, {rng.choice([0, 5, 40])}) {op} DATE'{day}'",
+                        f"coalesce({column}, DATE'2026-01-20') {op} DATE'{day}'",
+                        f"CAST({column} AS timestamp_ntz) {op} TIMESTAMP_NTZ'{day} 10:00:00'",
+                    ]
+                )
+            case "timestamp" | "timestamp_ntz":
+                unit = rng.choice(["year", "MM", "week", "dd", "hour", "minute"])
+                word = kind.upper()
+                return rng.choice(
+                    [
+                        f"date_trunc('{unit}', {column}) {op} {word}'{day} 00:00:00'",
+                        f"(year({column}) = 2026 AND month({column}) = 1)",
+                        f"{column} + INTERVAL '90' MINUTE {op} {word}'{day} 02:00:00'",
+                        f"{column} - INTERVAL '1' DAY {op} {word}'{day} 02:00:00'",
+                        f"date_format({column}, 'yyyy-MM-dd') {op} '{day}'",
+                        f"coalesce({column}, {word}'2026-01-05 10:00:00') {op} {word}'{day} 02:00:00'",
+                        f"trunc({column}, 'MM') {op} DATE'{day}'",
+                    ]
+                )
+            case "decimal(9,2)":
+                value = rng.choice(["3", "10.25", "7.125"])
+                return rng.choice(
+                    [
+                        f"{column} + 1.25 {op} {value}",
+                        f"2 * {column} {op} {value}",
+                        f"-{column} {op} -{value}",
+                        f"coalesce({column}, 7.5) {op} {value}",
+                        f"CAST({column} AS decimal(38,10)) - 1 {op} {value}",
+                    ]
+                )
+            case "string":
+                text = rng.choice(["a1", "a", "red", "blue", "c5", "A1", "RED"])
+                return rng.choice(
+                    [
+                        f"substr({column}, {rng.choice([0, 1, 2, -2])}, 2) {op} '{text}'",
+                        f"left({column}, {rng.choice([1, 2, 3])}) {op} '{text}'",
+                        f"lower({column}) {op} '{text}'",
+                        f"upper({column}) {op} '{text}'",
+                        f"lower({column}) IN ('{text}', 'red')",
+                        f"contains({column}, '{text[1:]}')",
+                        f"endswith({column}, '{text[-1]}')",
+                        f"lower({column}) LIKE '%{text[-1]}%'",
+                        f"coalesce({column}, 'red') {op} '{text}'",
+                        f"CASE WHEN {column} LIKE 'a%' THEN 'a' ELSE {column} END {op} '{text}'",
+                    ]
+                )
+            case "boolean":
+                return rng.choice([f"coalesce({column}, true)", f"CASE WHEN {column} THEN {column} ELSE NULL END"])
+        return None

@@ -84,6 +84,11 @@ class _Statics:
         return getattr(self._jvm, f"{_SPARK}catalyst.trees.TreePattern").CURRENT_LIKE()
 
     @cached_property
+    def skip(self) -> Any:
+        """The mode in which a command is analysed and not run."""
+        return getattr(self._jvm, f"{_SPARK}execution.CommandExecutionMode").SKIP()
+
+    @cached_property
     def schema_json(self) -> Any:
         return getattr(self._jvm, _SCHEMAS).toJson
 
@@ -132,6 +137,10 @@ class Catalyst:
 
     def parsed(self, text: str) -> Node:
         return self._parser.parsePlan(text)
+
+    def analyzed(self, plan: Node) -> Node:
+        """The plan after Spark's analyser. PySparkException if Spark does not accept it. Runs nothing."""
+        return self.session.sessionState().executePlan(plan, self._statics.skip).analyzed()
 
     def names(self, text: str) -> tuple[str, ...]:
         """The levels of a table's name."""

@@ -2,23 +2,43 @@
 
 Spark's analyser makes conversions visible as casts, so a literal has the type of the column that it is compared with.
 Expressions that depend on the time of evaluation are not read: a DataFrame is evaluated after its condition is read.
+
+Comparisons of columns with literals are read here, for all types. Functions of columns are read by the rules of all
+engines (`expressions.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, time, timedelta
+from functools import cached_property
 from math import isfinite
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
+from sqlglot import exp
 
-from seamark.connector.plans.conditions import DAY, NEVER, YEAR, ColumnComparison, Condition, all_of, any_of
+from seamark.connector.plans.conditions import (
+    DAY,
+    NEVER,
+    YEAR,
+    Atom,
+    ColumnComparison,
+    Condition,
+    Match,
+    Place,
+    all_of,
+    any_of,
+    weaken,
+)
 from seamark.connector.plans.literals import LOCAL, ZONED, Literal
 from seamark.connector.plans.zones import is_utc
 from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.query.expressions import SparkExpressions, is_sure
 from seamark.connector.spark.scala import items
+from seamark.connector.trino.statements.conditions import ConditionReader
 from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
@@ -47,13 +67,30 @@ _COMPARED = {
     "EqualNullSafe": "IS NOT DISTINCT FROM",
 }
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_RULES = ConditionReader(casts_decimal=False)
+_RULE_KINDS = {
+    "boolean": "boolean",
+    "int": "int",
+    "bigint": "long",
+    "string": "string",
+    "date": "date",
+    "timestamp": "timestamp",
+    "timestamp_ntz": "timestamp",
+}
+"""The types of columns and constants in the rules, besides decimals. Instants are times in UTC."""
+_FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
+_ON_OTHER_DAYS = {"<": "<=", "<=": "<=", ">": ">", ">=": ">"}
+"""The operators for a day instead of a later time of this day."""
 _EPOCH, _EPOCH_DAY = datetime(1970, 1, 1, tzinfo=UTC), date(1970, 1, 1)
 
 
 class SparkColumn(NamedTuple):
     name: str
+    """Of a field of a struct, with the names of the structs."""
     kind: str
-    """Spark's type: `bigint`, `decimal(9,2)`, …"""
+    """Spark's type: `bigint`, `decimal(9,2)`, …; of a struct `struct`."""
+    fields: tuple[SparkColumn, ...] = ()
+    """Of a struct, the fields that Spark compares as Iceberg does."""
 
 
 class _Term(NamedTuple):
@@ -77,6 +114,22 @@ def spark_kind(iceberg_type: object) -> str | None:
     return SAME_TYPES.get(iceberg_type)
 
 
+def spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tuple[SparkColumn, ...]:
+    """The fields of a schema whose values Spark compares as Iceberg does, and the structs that have some."""
+    found = []
+    given = [(str(one["name"]), one["type"]) for one in fields]
+    # The server would read a name with a dot as a field of a struct.
+    dotted = any("." in name for name, _ in given)
+    for name, kind in given:
+        if "." in name:
+            continue
+        below = isinstance(kind, Mapping) and kind.get("type") == "struct" and not dotted
+        inner = spark_columns(kind["fields"], f"{within}{name}.") if below else ()
+        known = "struct" if inner else spark_kind(kind)
+        found += [] if known is None else [SparkColumn(f"{within}{name}", known, inner)]
+    return tuple(found)
+
+
 class Conditions:
     """Reads conditions of one session."""
 
@@ -85,10 +138,21 @@ class Conditions:
 
     def read(self, node: Node, columns: Mapping[int, SparkColumn]) -> Condition | None:
         """A condition on these columns, which are by the ids of Spark's attributes. Its places are (0, column)."""
+        return weaken(self.read_with_likes([node], columns), _comparison)
+
+    def read_with_likes(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
+        """A condition that is true where all the nodes are; with LIKE, which only filters the rows of a dimension."""
+        found: list[Condition | None] = []
+        for node in nodes:
+            try:
+                found.append(_Reading(self._catalyst, columns).read(node, negated=False))
+            except (_TooLarge, RecursionError):
+                continue
         try:
-            return _Reading(self._catalyst, columns).read(node, negated=False)
-        except _TooLarge:
-            return None
+            found += _Reading(self._catalyst, columns).months(nodes)
+        except (_TooLarge, RecursionError):
+            pass
+        return weaken(all_of(found), _sure)
 
 
 class _TooLarge(Exception):
@@ -115,13 +179,61 @@ class _Reading:
         if kind == "Not":
             return self.read(node.child(), negated=not negated)
         if kind in ("And", "Or"):
-            parts = [self.read(one, negated=negated) for one in self._catalyst.operands(node, kind)]
-            return all_of(parts) if (kind == "And") != negated else any_of(parts)
+            nodes = self._catalyst.operands(node, kind)
+            parts = [self.read(one, negated=negated) for one in nodes]
+            if (kind == "And") == negated:
+                return any_of(parts)
+            return all_of([*parts, *(() if negated else self.months(nodes))])
         if kind == "Literal":
             value = node.value()
             return NEVER if value is None or bool(value) == negated else None
         found = self._leaf(node, kind)
-        return found.negation() if found is not None and negated else found
+        if found is None:
+            return self._by_rules(node, negated=negated)
+        return found.negation() if negated else found
+
+    def months(self, nodes: Iterable[Node]) -> Iterable[Condition | None]:
+        """The ranges that `year(c) = 2026 AND month(c) = 3` give; the nodes are parts of a conjunction."""
+        kinds: dict[str, list[Node]] = {"Year": [], "Month": []}
+        for node in nodes:
+            if self._catalyst.kind(node) == "EqualTo":
+                for side in (node.left(), node.right()):
+                    kinds.get(self._catalyst.kind(side), []).append(node)
+        if all(kinds.values()):
+            both = [SparkExpressions(self._catalyst, self).condition(one) for each in kinds.values() for one in each]
+            yield self._read(exp.and_(*both))
+
+    def _by_rules(self, node: Node, *, negated: bool) -> Condition | None:
+        """Of functions of columns."""
+        written = SparkExpressions(self._catalyst, self)
+        tree = written.condition(node)
+        found = self._read(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
+        if found is None or not written.moved:
+            return found
+        # Days added to a date far beyond these years may give a date before them, and the reverse.
+        bounds = ((op, Literal("date", day, LOCAL)) for op, day in (("<", _FIRST_DAY), (">", _LAST_DAY)))
+        far = [ColumnComparison((0, name), op, (day,)) for op, day in bounds for name in sorted(written.moved)]
+        return any_of([found, *far])
+
+    def _read(self, tree: exp.Expr) -> Condition | None:
+        if not is_sure(tree):
+            return None
+        kinds = self._kinds
+
+        def kind(place: Place) -> str | None:
+            return _rule_kind(kinds[place[1]])
+
+        return weaken(_RULES.read(tree, lambda column: (0, column.name), kind), lambda atom: _stored(atom, kinds))
+
+    @cached_property
+    def _kinds(self) -> dict[str, str]:
+        """By the names of columns and fields."""
+        found, left = {}, list(self._columns.values())
+        while left:
+            column = left.pop()
+            left += column.fields
+            found[column.name] = column.kind
+        return found
 
     def _leaf(self, node: Node, kind: str) -> ColumnComparison | None:
         if kind in _COMPARED:
@@ -187,18 +299,66 @@ class _Reading:
         return column
 
     def _column(self, node: Node) -> SparkColumn | None:
-        node = self._catalyst.uncast(node)
-        if self._catalyst.kind(node) != "AttributeReference":
-            return None
-        column = self._columns.get(self._catalyst.id_of(node))
+        column = self._reference(self._catalyst.uncast(node))
         return column if column is not None and column.kind == self._catalyst.type_of(node) else None
+
+    def _reference(self, node: Node) -> SparkColumn | None:
+        """A column, or a field of a struct."""
+        kind = self._catalyst.kind(node)
+        if kind == "AttributeReference":
+            return self._columns.get(self._catalyst.id_of(node))
+        if kind != "GetStructField":
+            return None
+        struct = self._reference(node.child())
+        if struct is None or not struct.fields:
+            return None
+        name = f"{struct.name}.{node.childSchema().fieldNames()[node.ordinal()]}"
+        return next((field for field in struct.fields if field.name == name), None)
+
+    # What the rules need (`expressions.Leaves`)
+
+    def column_name(self, node: Node) -> str | None:
+        self._count(1)
+        column = self._column(node)
+        return column.name if column is not None and _rule_kind(column.kind) is not None else None
+
+    def constant(self, node: Node) -> Literal | None:
+        kind = self._catalyst.type_of(node)
+        return self._literal(node, kind) if kind == "void" or _rule_kind(kind) is not None else None
+
+    def row(self, node: Node) -> list[Literal | None] | None:
+        if self._catalyst.kind(node) != "Literal" or node.value() is None:
+            return None
+        kind, value = node.dataType(), node.value()
+        match str(kind.typeName()):
+            case "struct":
+                kinds = [field.dataType() for field in kind.fields()]
+            case "array":
+                kinds = [kind.elementType()] * value.numElements()
+            case _:
+                return None
+        self._count(len(kinds))
+        return [self._element(value, number, one) for number, one in enumerate(kinds)]
+
+    def _element(self, row: Any, number: int, kind: Node) -> Literal | None:
+        if row.isNullAt(number):
+            return Literal("null", "NULL")
+        name = str(kind.catalogString())
+        return None if _rule_kind(name) is None else literal_of(row.get(number, kind), name)
+
+    def interval_us(self, node: Node) -> int | None:
+        kind = self._catalyst.type_of(node)
+        if not kind.startswith("interval ") or "month" in kind or "year" in kind:
+            return None
+        value = self._value(node, kind)
+        return None if value is None else int(value)
 
     def _literal(self, node: Node, kind: str) -> Literal | None:
         """None if it is no literal of type `kind`."""
         if self._catalyst.kind(node) == "Literal" and node.value() is None:
             return Literal("null", "NULL")
         value = self._value(node, kind)
-        return None if value is None else _literal_of(value, kind)
+        return None if value is None else literal_of(value, kind)
 
     def _value(self, node: Node, kind: str) -> Any:
         given = self._catalyst.type_of(node)
@@ -214,7 +374,55 @@ class _Reading:
             return None
 
 
-def _literal_of(value: Any, kind: str) -> Literal | None:
+def _rule_kind(kind: str) -> str | None:
+    return kind if kind.startswith("decimal(") else _RULE_KINDS.get(kind)
+
+
+def _comparison(atom: Atom) -> Atom | None:
+    return atom if isinstance(atom, ColumnComparison) else None
+
+
+def _sure(atom: Atom) -> Atom | None:
+    """Not every file format counts a field of a null struct as null. LIKE is of columns only."""
+    if isinstance(atom, Match) or "." not in atom.place[1]:
+        return atom
+    return atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None
+
+
+def _stored(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
+    """What the rules found, with literals of the type of the column: dates, instants or times without a zone."""
+    if not isinstance(atom, ColumnComparison) or atom.transform != IDENTITY:
+        return atom
+    kind = kinds[atom.place[1]]
+    given = [_moment(one) for one in atom.literals]
+    if kind not in ("date", "timestamp", "timestamp_ntz") or None in given:
+        return atom
+    moments = [one for one in given if one is not None]
+    if kind != "date":
+        return replace(atom, literals=tuple(_time_literal(one, kind) for one in moments))
+    days = tuple(Literal("date", one.date().isoformat(), LOCAL) for one in moments)
+    if all(one.time() == time() for one in moments):
+        return replace(atom, literals=days)
+    if atom.op not in _ON_OTHER_DAYS or atom.negated:
+        return None
+    return replace(atom, op=_ON_OTHER_DAYS[atom.op], literals=days)
+
+
+def _moment(literal: Literal) -> datetime | None:
+    """Of a date or a time without a zone."""
+    if literal.kind not in ("date", "timestamp") or literal.zone == ZONED:
+        return None
+    return datetime.fromisoformat(literal.value)
+
+
+def _time_literal(moment: datetime, kind: str) -> Literal:
+    zoned = kind == "timestamp"
+    text = moment.isoformat(sep=" ")
+    return Literal("timestamp", f"{text} UTC" if zoned else text, ZONED if zoned else LOCAL)
+
+
+def literal_of(value: Any, kind: str) -> Literal | None:
+    """Of a value as Spark holds it."""
     match kind:
         case "boolean":
             return Literal("boolean", str(bool(value)).upper())
@@ -237,8 +445,7 @@ def _time(value: int, kind: str) -> Literal | None:
     try:
         if kind == "date":
             return Literal("date", str(_EPOCH_DAY + timedelta(days=value)), LOCAL)
-        at = (_EPOCH + timedelta(microseconds=value)).replace(tzinfo=None).isoformat(sep=" ")
+        at = (_EPOCH + timedelta(microseconds=value)).replace(tzinfo=None)
     except OverflowError:
         return None
-    zoned = kind == "timestamp"
-    return Literal("timestamp", f"{at} UTC" if zoned else at, ZONED if zoned else LOCAL)
+    return _time_literal(at, kind)

@@ -5,7 +5,8 @@ the relation that the name refers to, also in WITH, subqueries and copied plans.
 known position in the text; a relation without a marker belongs to a view. An option of the reference cannot be the
 marker: Spark uses the options of the first reference for all references of a table.
 
-Only queries have positions, because the text is analysed again with other names.
+Only queries have positions, because the text is analysed again with other names: a statement that is a query, and the
+query whose rows another statement writes (`query_of`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _QUERY = frozenset(
     | {"UnresolvedSubqueryColumnAliases", "UnresolvedTableValuedFunction", "UnresolvedWith", "Window"}
     | {"WithWindowDefinition"}
 )
+_QUERIES_OF = {"InsertIntoStatement": "query", "CreateTableAsSelect": "query", "MergeIntoTable": "sourceTable"}
+"""Statements that write the rows of a query."""
+_TARGETS_OF = {"InsertIntoStatement": "table", "CreateTableAsSelect": "name", "MergeIntoTable": "targetTable"}
 _ALIASES = ("SubqueryAlias", "UnresolvedSubqueryColumnAliases")
 _VERSION = re.compile(r"\s+(?:FOR\s+)?(?:SYSTEM_)?VERSION\s+AS\s+OF\s+(['\"]?)([0-9]{1,19})\1(?![\w.])", re.IGNORECASE)
 _ORIGIN = re.compile(r"Origin\([^,]*,[^,]*,Some\(([0-9]+)\),Some\(([0-9]+)\),")
@@ -57,12 +61,23 @@ class TableReference(NamedTuple):
     """VERSION AS OF."""
 
 
-def find_references(catalyst: Catalyst, text: str) -> list[TableReference]:
-    """Raises UnsupportedQuery."""
+def is_write(catalyst: Catalyst, parsed: Node) -> bool:
+    """Whether the statement writes the rows of a query."""
+    return catalyst.kind(parsed) in _QUERIES_OF
+
+
+def query_of(catalyst: Catalyst, parsed: Node) -> Node:
+    """The query of a parsed statement: the statement, or the query whose rows it writes."""
+    part = _QUERIES_OF.get(catalyst.kind(parsed))
+    return parsed if part is None else getattr(parsed, part)()
+
+
+def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[TableReference]:
+    """Those in the query of the parsed statement. Raises UnsupportedQuery."""
     if _MARK in text:
         raise UnsupportedQuery(f"{_MARK} is a reserved name")
     found: list[TableReference] = []
-    parsed = catalyst.parsed(text)
+    parsed = query_of(catalyst, statement)
     with_subqueries = catalyst.has_subqueries(parsed)
     left: list[tuple[Node, tuple[str, str], Node]] = [(parsed, ("", ""), None)]
     while left:
@@ -83,7 +98,26 @@ def find_references(catalyst: Catalyst, text: str) -> list[TableReference]:
     found = sorted(set(found))
     if len(found) > REFERENCES_MAX:
         raise UnsupportedQuery(f"more than {REFERENCES_MAX} tables")
+    if is_write(catalyst, statement):
+        # The code that runs such a write compares the names of the tables.
+        target = _target(catalyst, statement)
+        read = {catalyst.names(text[one.start : one.end])[-1].lower() for one in found}
+        if target is None or target.lower() in read:
+            raise UnsupportedQuery("it reads the table that it writes")
     return found
+
+
+def _target(catalyst: Catalyst, statement: Node) -> str | None:
+    """The last level of the name of the table that is written."""
+    node = getattr(statement, _TARGETS_OF[catalyst.kind(statement)])()
+    while catalyst.kind(node) in _ALIASES:
+        node = node.child()
+    match catalyst.kind(node):
+        case "UnresolvedRelation":
+            return strings(node.multipartIdentifier())[-1]
+        case "UnresolvedIdentifier":
+            return strings(node.nameParts())[-1]
+    return None
 
 
 def _place(catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node) -> TableReference | None:

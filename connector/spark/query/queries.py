@@ -7,8 +7,9 @@ Spark's Iceberg connector sends the server filters, but no joins, and plans tabl
 module analyses the whole query (`name_positions.py`, `relations.py`), requests plan tables (`connector/plans/`), and
 replaces the names in the query's text, which Spark then runs.
 
-Invariant: if anything is uncertain or fails, the text runs unchanged. A statement that is not a query is passed to
-Spark once. Plan tables have a lease; a DataFrame reads them until then.
+Invariant: if anything is uncertain or fails, the text runs unchanged. Plan tables have a lease; a DataFrame reads them
+until then. INSERT, CREATE TABLE AS and MERGE read plan tables in their queries, and run once; another statement that is
+not a query is passed to Spark once.
 """
 
 from __future__ import annotations
@@ -16,36 +17,48 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark, run_in_thread
-from seamark.connector.plans.conditions import all_of, any_of, within_limit
+from seamark.connector.plans.conditions import (
+    Atom,
+    ColumnComparison,
+    Condition,
+    Like,
+    all_of,
+    any_of,
+    likes_of,
+    weaken,
+    within_limit,
+)
 from seamark.connector.plans.joins import Dimension
 from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.rewrites import BUDGET_S, KEPT_MAX, LEASE_S, RewrittenStatement, summary_of
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.query.conditions import SparkColumn, spark_kind
+from seamark.connector.spark.query.conditions import SparkColumn, spark_columns
 from seamark.connector.spark.query.maintenance import run_maintenance
 from seamark.connector.spark.query.name_positions import (
     TableReference,
     UnsupportedQuery,
     find_references,
     insert_markers,
+    is_write,
     marker_number,
+    query_of,
     replace_names,
 )
 from seamark.connector.spark.query.relations import Relation, Relations, TooLarge
 from seamark.metaserver.iceberg.metadata.properties import count_of
-from seamark.metaserver.wire import PLAN_MARK
+from seamark.metaserver.wire import LIKES_MAX, PLAN_MARK
 
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
@@ -57,6 +70,8 @@ _log = logging.getLogger(__name__)
 class RewrittenQuery(RewrittenStatement):
     """The text reads plan tables."""
 
+    is_write: bool = False
+    """It writes the rows of a query."""
     schemas: Mapping[Name, int] | None = None
     """The schema ids by which the text was analysed, by plan table."""
 
@@ -69,8 +84,8 @@ class _Table:
     name: Name
     known: KnownTable
     schema_id: int
-    columns: Mapping[str, str]
-    """The columns whose values Spark compares as Iceberg does, with Spark's types."""
+    columns: Mapping[str, SparkColumn]
+    """The columns that Spark compares as Iceberg does."""
 
     @property
     def read(self) -> tuple[str, Name]:
@@ -100,15 +115,47 @@ def sql(
             return counts
     done = rewritten(spark, text, args, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
-    if done.statement is not None:
+    if done.statement is not None and done.is_write:
+        if _may_run(spark, done):
+            try:
+                return _run(spark, done.statement, args)
+            except AnalysisException as error:
+                if not is_plan_gone(error):
+                    raise
+    elif done.statement is not None:
         try:
             frame = _run(spark, done.statement, args)
-            if _is_as_understood(frame, done):
+            if _is_as_understood(Catalyst(spark), _analyzed(frame), done):
                 return frame
             _log.warning("run unchanged: its tables were altered meanwhile")
         except (PySparkException, Py4JError) as error:
             _log.warning("run unchanged: Spark does not accept it with plan tables: %s", error)
     return _run(spark, text, args)
+
+
+def planned_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
+    """A statement that writes the rows of a query, with plan tables in the query if possible."""
+    done = rewritten(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+    _log.info("%s", done.summary)
+    return done.statement if done.statement is not None and _may_run(spark, done) else text
+
+
+def is_plan_gone(error: AnalysisException) -> bool:
+    """Whether Spark did not find a plan table, before it ran anything."""
+    return "TABLE_OR_VIEW_NOT_FOUND" in str(error) and PLAN_MARK in str(error)
+
+
+def _may_run(spark: SparkSession, done: RewrittenQuery) -> bool:
+    """Whether the query of a statement that writes is accepted with its plan tables."""
+    catalyst = Catalyst(spark)
+    try:
+        plan = catalyst.analyzed(query_of(catalyst, catalyst.parsed(str(done.statement))))
+        if _is_as_understood(catalyst, plan, done):
+            return True
+        _log.warning("run unchanged: its tables were altered meanwhile")
+    except (PySparkException, Py4JError) as error:
+        _log.warning("run unchanged: Spark does not accept it with plan tables: %s", error)
+    return False
 
 
 def rewritten(
@@ -143,6 +190,7 @@ class _Query:
         self._lease_s = lease_s
         self._kept_max = kept_max
         self._catalyst = Catalyst(spark)
+        self._is_write = False
         self._settings: dict[str, str] = {}
         self._tables: dict[int, _Table] = {}
         """By marker."""
@@ -152,18 +200,30 @@ class _Query:
     def rewritten(self) -> RewrittenQuery:
         if any(self._spark.conf.get(name, None) for name in _SETTINGS):
             raise UnsupportedQuery("the session reads a branch to be audited")
-        found = find_references(self._catalyst, self._text)
+        parsed = self._catalyst.parsed(self._text)
+        found = find_references(self._catalyst, self._text, parsed)
         if not found:
             raise UnsupportedQuery("no table")
+        self._is_write = is_write(self._catalyst, parsed)
+        if self._is_write and self._args:
+            raise UnsupportedQuery("a statement that writes has parameters")
         if self._catalyst.has_cached() and self._reads_cached():
             raise UnsupportedQuery("it reads what the session has cached")
-        plan = _analyzed(_run(self._spark, insert_markers(self._text, found), self._args))
+        plan = self._marked(insert_markers(self._text, found))
         scans = self._scans(found, plan)
         if not any(scan.condition is not None or scan.joins for scan in scans.values()):
             raise UnsupportedQuery("no table of a Seamark server whose files could be pruned")
         return self._planned(found, scans)
 
+    def _marked(self, text: str) -> Node:
+        """The analysed query of the text. Runs nothing."""
+        if self._is_write:
+            return self._catalyst.analyzed(query_of(self._catalyst, self._catalyst.parsed(text)))
+        return _analyzed(_run(self._spark, text, self._args))
+
     def _reads_cached(self) -> bool:
+        if self._is_write:  # its text must not run here
+            return True
         execution = _run(self._spark, self._text, self._args)._jdf.queryExecution()
         return any("InMemory" in self._catalyst.kind(one) for one in self._catalyst.leaves(execution.withCachedData()))
 
@@ -182,7 +242,6 @@ class _Query:
         for mark, table in sorted(self._tables.items()):
             each, place = by_mark.get(mark, []), found[mark]
             condition = any_of([all_of(one.parts) for one in each]) if each else None
-            joins = each[0].joins if len(each) == 1 else []
             scans[mark] = Scan(
                 catalog=table.catalog,
                 schema=".".join(table.name[:-1]),
@@ -193,8 +252,9 @@ class _Query:
                 alias_needed=place.alias,
                 snapshot_id=place.snapshot_id,
                 version_span=None,
-                condition=within_limit(condition),
-                joins=tuple(Join(other.mark, on) for other, on in joins if other.mark != mark),
+                condition=within_limit(weaken(condition, _comparison)),
+                likes=_likes(condition),
+                joins=_joins(each, mark),
             )
         return scans
 
@@ -222,10 +282,7 @@ class _Query:
         mark = marks.pop() if len(marks) == 1 else None
         table = None if mark is None else self._tables.get(mark)
         if table is not None and mark is not None:
-            there = {
-                number: SparkColumn(name, table.columns[name]) for number, name in attributes if name in table.columns
-            }
-            return Relation(mark, there)
+            return Relation(mark, {number: table.columns[name] for number, name in attributes if name in table.columns})
         table = self._table(leaf) if mark is None else None
         if table is not None and table.read in {one.read for one in self._tables.values()}:
             raise UnsupportedQuery("its relations cannot be distinguished")
@@ -246,7 +303,6 @@ class _Query:
             return None
         table = leaf.table().table()
         schema, snapshot = self._catalyst.iceberg_schema(table), self._catalyst.iceberg_snapshot(table)
-        kinds = {str(one["name"]): spark_kind(one["type"]) for one in schema["fields"]}
         summary = {} if snapshot is None else snapshot.get("summary", {})
         known = KnownTable(
             "",
@@ -254,8 +310,7 @@ class _Query:
             None if snapshot is None else int(snapshot["snapshot-id"]),
             *(count_of(summary, name, 0) for name in ("total-files-size", "total-data-files")),
         )
-        # The server would read a name with a dot as a field of a struct.
-        columns = {column: kind for column, kind in kinds.items() if kind is not None and "." not in column}
+        columns = {column.name: column for column in spark_columns(schema["fields"])}
         return _Table(catalog_name, name, known, int(schema["schema-id"]), columns)
 
     def _setting(self, catalog: str, name: str) -> str:
@@ -289,6 +344,7 @@ class _Query:
             summary_of(plans, dimensions),
             sum(plan.files for plan in plans.values()),
             sum(plan.considered_files for plan in plans.values()),
+            self._is_write,
             {name: self._tables[mark].schema_id for mark, name in names.items()},
         )
 
@@ -309,15 +365,47 @@ class _Query:
         return run_in_thread(ask())
 
 
+def _comparison(atom: Atom) -> Atom | None:
+    return atom if isinstance(atom, ColumnComparison) else None
+
+
+def _likes(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
+    """As many as a request takes."""
+    found = list(likes_of(condition))
+    while sum(map(len, found)) > LIKES_MAX:
+        found.pop()
+    return tuple(found)
+
+
+def _joins(relations: Sequence[Relation], mark: int) -> tuple[Join, ...]:
+    """The joins that all relations of a marker have."""
+    each = [dict.fromkeys(_joins_of(one, mark)) for one in relations]
+    return tuple(join for join in each[0] if all(join in other for other in each)) if each else ()
+
+
+def _joins_of(relation: Relation, mark: int) -> Iterator[Join]:
+    own = {join.any_of for join in relation.joins if join.partner.mark == mark}
+    for join in relation.joins:
+        # Without one of its alternatives, the others restrict no row.
+        if join.partner.mark != mark and (join.any_of is None or join.any_of not in own):
+            yield Join(
+                join.partner.mark,
+                join.on,
+                join.transform,
+                within_limit(join.where),
+                join.any_of,
+                join.unless,
+            )
+
+
 def _analyzed(frame: DataFrame) -> Node:
     return frame._jdf.queryExecution().analyzed()
 
 
-def _is_as_understood(frame: DataFrame, done: RewrittenQuery) -> bool:
+def _is_as_understood(catalyst: Catalyst, plan: Node, done: RewrittenQuery) -> bool:
     """Whether each plan table exists, with the schema by which its conditions were read."""
-    catalyst = Catalyst(frame.sparkSession)
     found = {}
-    for leaf in catalyst.leaves(_analyzed(frame)):
+    for leaf in catalyst.leaves(plan):
         name = catalyst.identifier_of(leaf) if catalyst.is_relation(leaf) else None
         if name is not None and PLAN_MARK in name[-1]:
             found[(str(leaf.catalog().get().name()), *name)] = int(leaf.table().table().schema().schemaId())

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.plans.conditions import sql_of
+from seamark.connector.plans.conditions import ColumnComparison, sql_of
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.frames.writes import WriteReport, write
 from seamark.connector.spark.query.catalyst import Catalyst, Node
@@ -33,6 +33,7 @@ from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.index.files.definitions import read_definitions
 
 INSERT = "InsertIntoStatement"
+_EQUALITIES = ("=", "IS NOT DISTINCT FROM", "IS NULL")
 _KINDS = ("OverwriteByExpression", "OverwritePartitionsDynamic")
 
 
@@ -82,7 +83,8 @@ class OverwriteStatement:
         texts = []
         for part in self._catalyst.operands(condition, "And"):
             found = Conditions(self._catalyst).read(part, columns)
-            if found is None:
+            # A condition may be weaker than the part; an equality of a column is the part.
+            if not isinstance(found, ColumnComparison) or found.op not in _EQUALITIES or found.transform != IDENTITY:
                 raise NotLocated("its PARTITION is no equality of identity partitions")
             texts.append(sql_of(found))
         return " AND ".join(texts)

@@ -39,7 +39,8 @@ from seamark.connector.plans.conditions import (
     weaken,
 )
 from seamark.connector.plans.literals import Literal
-from seamark.connector.trino.statements.conditions import ConditionReader, is_plain
+from seamark.connector.trino.statements.block_sources import BlockSource, struct_field
+from seamark.connector.trino.statements.conditions import ConditionReader, conjuncts, is_plain
 from seamark.connector.trino.statements.joined_sources import JoinedSource, Tree, inner_joins, sources_of
 from seamark.connector.trino.statements.partners import (
     Equal,
@@ -63,15 +64,6 @@ from seamark.connector.trino.statements.scopes import (
 
 
 @dataclass
-class BlockSource:
-    """`name` qualifies its columns, and so does `schema` with the name if it is a table without an alias."""
-
-    result: Scope
-    name: str | None
-    schema: str | None = None
-
-
-@dataclass
 class Block:
     """One SELECT. `passes`: conditions on its result may be pushed to its sources (`queries.py`)."""
 
@@ -85,6 +77,8 @@ class Block:
     inner: list[tuple[exp.Expr, Scope]]
     """Subqueries in its expressions."""
     reader: ConditionReader
+    relation_names: frozenset[str] = frozenset()
+    """Of all relations of the statement."""
     having: exp.Expr | None = None
     is_grouped: bool = False
     keys: list[exp.Expr] = field(default_factory=list)
@@ -185,7 +179,7 @@ class Block:
         """A condition that is true for each row that an aggregate counts."""
         if not self.filters:
             return None
-        return any_of(self.reader.read(one, self._place, self._kind) for one in self.filters)
+        return any_of(self.reader.read(one, self._stored, self._kind) for one in self.filters)
 
     def _correlate(self, query: Scope, visible: int | None = None) -> None:
         """Adds the condition on the rows of a subquery that this block's rows imply: its WHERE compares columns of its
@@ -259,7 +253,7 @@ class Block:
     def _held(self, node: exp.Expr | None, equal: list[Equal], seen: frozenset[int] | None = None) -> Condition | None:
         """A condition that is true for each row where `node` is true and these columns are equal. `seen`: the sources
         that `node` sees, by default all."""
-        read = None if node is None else self.reader.read(node, self._place, self._kind)
+        read = None if node is None else self.reader.read(node, self._stored, self._kind)
         return all_of([read, *self._partners(equal), *self._found_in(node), *self._periods(node, seen)])
 
     def _across(self, condition: Condition | None, equal: list[Equal]) -> Iterator[Condition | None]:
@@ -267,7 +261,7 @@ class Block:
 
     def _periods(self, node: exp.Expr | None, seen: frozenset[int] | None) -> Iterator[Match]:
         """Columns whose day, month, year or hour is a value of another source, for each row where `node` is true."""
-        for part in _conjuncts(node):
+        for part in conjuncts(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
             for side, other in zip(sides, reversed(sides), strict=True):
                 period, column = period_of(side), other.unnest()
@@ -283,7 +277,7 @@ class Block:
     def _equals(self, node: exp.Expr | None) -> list[Equal]:
         """Columns that are equal for each row where `node` is true."""
         found = []
-        for part in _conjuncts(node):
+        for part in conjuncts(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
             places = [self._place(side) for side in sides if type(side) is exp.Column]
             known = [place for place in places if place is not None]
@@ -310,7 +304,7 @@ class Block:
 
     def _found_in(self, node: exp.Expr | None) -> Iterator[Condition]:
         """Columns whose values are among the values of subqueries in `node`, for each row where it is true."""
-        for part in _conjuncts(node):
+        for part in conjuncts(node):
             match part:
                 case exp.In() if {name for name, value in part.args.items() if value} == {"this", "query"}:
                     query = self._query(part.args["query"])
@@ -368,7 +362,7 @@ class Block:
 
     def _pairs_of(self, query: Block) -> Iterator[Equal]:
         """Columns of a subquery's sources that its WHERE requires to be equal to columns of this block."""
-        for part in _conjuncts(query.where):
+        for part in conjuncts(query.where):
             if type(part) is not exp.EQ or type(part.this) is not exp.Column or type(part.expression) is not exp.Column:
                 continue
             for inside, outside in ((part.this, part.expression), (part.expression, part.this)):
@@ -433,6 +427,10 @@ class Block:
         of_schema = [one for one in self._qualified(table) if one.schema == schema]
         return self._found(name, table) if len(of_schema) == 1 else None
 
+    def _stored(self, column: exp.Column) -> Place | None:
+        """A column, or a field of a struct of a table."""
+        return self._place(column) or struct_field(column, self.sources, self.relation_names)
+
     def _found(self, name: str, qualifier: str | None = None) -> Place | None:
         if qualifier is not None:
             matching = self._qualified(qualifier)
@@ -466,16 +464,6 @@ class Block:
 
     def _qualified(self, qualifier: str) -> list[BlockSource]:
         return [source for source in self.sources if source.name == qualifier]
-
-
-def _conjuncts(node: exp.Expr | None) -> Iterator[exp.Expr]:
-    for part in node.flatten() if isinstance(node, exp.And) else () if node is None else (node,):
-        while isinstance(part, exp.Paren):
-            part = part.this
-        if isinstance(part, exp.And):
-            yield from _conjuncts(part)
-        else:
-            yield part
 
 
 def _at(condition: Condition | None, place: Place) -> Condition | None:

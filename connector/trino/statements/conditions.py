@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -338,3 +338,13 @@ def _listed(nodes: list[exp.Expr]) -> list[exp.Expr]:
 
 def is_plain(node: exp.Expr) -> bool:
     return all(name in _READ for name, value in node.args.items() if value)
+
+
+def conjuncts(node: exp.Expr | None) -> Iterator[exp.Expr]:
+    for part in node.flatten() if isinstance(node, exp.And) else () if node is None else (node,):
+        while isinstance(part, exp.Paren):
+            part = part.this
+        if isinstance(part, exp.And):
+            yield from conjuncts(part)
+        else:
+            yield part

@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.trino.statements.blocks import Block, BlockSource
+from seamark.connector.trino.statements.block_sources import BlockSource
+from seamark.connector.trino.statements.blocks import Block
 from seamark.connector.trino.statements.conditions import ConditionReader
 from seamark.connector.trino.statements.joined_sources import JoinedSource, Tree
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
@@ -56,10 +57,13 @@ class Queries:
     """The queries of one statement. `tables`: references to stored tables, which have their conditions after the
     query's `push_down`."""
 
-    def __init__(self, columns_of: ColumnsOf, reader: ConditionReader) -> None:
+    def __init__(
+        self, columns_of: ColumnsOf, reader: ConditionReader, relation_names: frozenset[str] = frozenset()
+    ) -> None:
         self.tables: list[Table] = []
         self.columns_of = columns_of
         self._reader = reader
+        self._relation_names = relation_names
 
     def read(self, node: exp.Expr, visible: _Visible) -> Scope:
         """Converts a query. Raises UnsupportedStatement."""
@@ -157,6 +161,7 @@ class Queries:
             and not windows
             and not node.args.get("order")
             and all(_is_given(one) for one in node.expressions),
+            relation_names=self._relation_names,
             having=None if having is None else having.this,
             is_grouped=node.args.get("group") is not None,
             keys=_grouping_keys(node),

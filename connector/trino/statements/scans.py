@@ -122,7 +122,10 @@ def _read(
     casts_decimal = any(
         one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
     )
-    queries = Queries(columns_of, ConditionReader(casts_decimal=casts_decimal, today=today))
+    names = frozenset(
+        one.name.lower() for one in tree.find_all(exp.TableAlias, exp.Table) if isinstance(one.this, exp.Identifier)
+    )
+    queries = Queries(columns_of, ConditionReader(casts_decimal=casts_decimal, today=today), names)
     return inner, queries, queries.read(tree, {})
 
 
@@ -203,14 +206,20 @@ def _evaluated(table: Table, condition: Condition | None, utc: bool) -> Conditio
     def kept(atom: Atom) -> Atom | None:
         if not isinstance(atom, ColumnComparison) or columns.get(atom.place[1]) == COMPUTED:
             return None
+        if "." in atom.place[1] and not atom.rejects_null:  # not every file format counts a field of a null struct
+            return None
         return atom if utc or _zoneless(atom, columns) else None
 
     return within_limit(weaken(condition, kept))
 
 
+def _has_field(atom: Atom) -> bool:
+    return isinstance(atom, ColumnComparison) and "." in atom.place[1]
+
+
 def _likes(table: Table) -> tuple[tuple[Like, ...], ...]:
     """Those on columns that are known to be stored strings, as many as a request takes."""
-    strings = {name for name, kind in (table.columns or {}).items() if kind == "string"}
+    strings = {name for name, kind in (table.columns or {}).items() if kind == "string" and "." not in name}
     found = [either for either in likes_of(table.predicate) if all(one.place[1] in strings for one in either)]
     while sum(map(len, found)) > LIKES_MAX:
         found.pop()
@@ -262,7 +271,8 @@ def _alternatives(either: Any, table: Table, numbers: Mapping[Table, int], utc: 
     joins: dict[Join, None] = {}
     own: list[Condition | None] = []
     for branch in either.parts:
-        condition = _evaluated(table, branch, utc)
+        # Rows of a dimension are not filtered by fields of structs.
+        condition = _evaluated(table, weaken(branch, lambda atom: None if _has_field(atom) else atom), utc)
         if condition is not None:
             own.append(condition)
             continue

@@ -125,10 +125,7 @@ def _path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
 def _columns(table: LoadedTable) -> dict[str, str] | None:
     """Types by name in lower case; None if two names differ only in case."""
     fields = table.metadata.current_schema.fields
-    columns = {
-        field.name.lower(): field.type if isinstance(field.type, str) else async_client.NESTED for field in fields
-    }
-    return columns if len(columns) == len(fields) else None
+    return async_client.column_types([(field.name, msgspec.to_builtins(field.type)) for field in fields])
 
 
 def _joins(

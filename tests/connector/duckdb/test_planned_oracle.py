@@ -99,3 +99,78 @@ def test_planned_statements_give_the_rows_of_direct_ones(server: Seamark) -> Non
 @pytest.mark.slow
 def test_many_planned_statements_give_the_rows_of_direct_ones(server: Seamark) -> None:
     check_worth(campaign(server, first_seed() + 1, 25, 40))
+
+
+FIELDS = {"id": "i", "info.zone": "i", "info.tag": "t", "info.more.n": "i", "info.day": "d", "zone": "i", "tag": "t"}
+
+
+def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
+    """Each INSERT is a file of its own; structs and their fields are null now and then. A column may have the name of
+    a field, and a table that of a struct, with fields of other types."""
+    more = "STRUCT(n BIGINT, other VARCHAR)"
+    con.execute(
+        f"CREATE TABLE facts (id BIGINT, info STRUCT(zone INTEGER, tag VARCHAR, day DATE, more {more}), zone INTEGER)"
+    )
+    con.execute("CREATE TABLE info (zone VARCHAR, tag INTEGER)")
+    con.execute("INSERT INTO info VALUES ('3', 3), ('4', NULL)")
+
+    def one(text: str, share: float = 0.15) -> str:
+        return "NULL" if rng.random() < share else text
+
+    for number in range(8):
+        rows = []
+        for _ in range(rng.randint(1, 3)):
+            day = one(f"DATE '2026-01-{number + 1:02}'")
+            below = one(f"{{'n': {one(str(number * 10))}, 'other': 'x'}}")
+            struct = f"{{'zone': {one(str(number))}, 'tag': {one(repr(f'a{number}'))}, 'day': {day}, 'more': {below}}}"
+            rows.append(f"({number}, {one(struct)}, {rng.randint(0, 7)})")
+        con.execute(f"INSERT INTO facts VALUES {', '.join(rows)}")
+
+
+def field_condition(rng: random.Random, alias: str) -> str:
+    name, kind = rng.choice([(name, kind) for name, kind in FIELDS.items() if name != "tag"])
+    field = rng.choice([f"{alias}.{name}" if alias and name != "info.more.n" else name, name])
+    op = rng.choice(["=", "=", "<", ">=", "<>", "IS DISTINCT FROM"])
+    number = rng.randint(0, 8)
+    value = {
+        "i": str(number * (10 if name.endswith("n") else 1)),
+        "t": f"'a{number}'",
+        "d": f"DATE '2026-01-0{number + 1}'",
+    }
+    given = value[kind]
+    found = rng.choice(
+        [
+            *[f"{field} {op} {given}"] * 4,
+            f"{field} IN ({given}, {given})",
+            f"{field} IS {rng.choice(['', 'NOT '])}NULL",
+            f"coalesce({field}, {given}) = {given}",
+            f"{field} BETWEEN {given} AND {given}",
+            f"CASE WHEN {field} < {given} THEN 1 ELSE 2 END = 1",
+        ]
+    )
+    return f"NOT ({found})" if rng.random() < 0.15 else found
+
+
+def test_fields_of_structs_leave_files_out_and_no_rows(server: Seamark) -> None:
+    rng, told = random.Random(first_seed() + 2), Counter[str]()
+    with closing(seamark.duckdb.connect(server.base_url)) as con:
+        con.execute("CREATE SCHEMA sea.structs")
+        con.execute("USE sea.structs")
+        make_structs(con, rng)
+        for _ in range(120):
+            alias = rng.choice(["", "f", "info"])
+            parts = [field_condition(rng, alias) for _ in range(rng.choice([1, 1, 2]))]
+            where = f" {rng.choice(['AND', 'OR'])} ".join(parts)
+            facts = f"facts {alias}"
+            text = rng.choice(
+                [
+                    *[f"SELECT * FROM {facts} WHERE {where}"] * 4,
+                    f"SELECT count(*), sum(id) FILTER (WHERE {where}) FROM {facts}",
+                    f"SELECT id FROM {facts} LEFT JOIN (SELECT 3 AS k) ON k = id WHERE {where}",
+                    f"SELECT x.tag FROM info x WHERE EXISTS (SELECT 1 FROM {facts} WHERE {where})",
+                    f"SELECT id FROM (SELECT * FROM {facts}) {alias or 'q'} WHERE {where}",
+                ]
+            )
+            check(con, text, told, f"seed {first_seed() + 2}")
+    assert told["invalid"] < 0.3 * told["queries"], told
+    assert told["rewritten"] > 0.2 * told["queries"], told

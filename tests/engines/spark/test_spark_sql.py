@@ -9,23 +9,23 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.spark.query import queries as querying
 from seamark.connector.spark.query.catalyst import Catalyst
-from seamark.connector.spark.query.queries import RewrittenQuery, rewritten
 from seamark.connector.spark.scala import strings
 from seamark.spark import sql
 from tests.engines.queries import Queries
+from tests.engines.spark.shapes import SHAPES
+from tests.engines.spark.star import Rig, fill, rows, settings
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -33,48 +33,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
-
-MERGE_ON_READ = ", ".join(f"'write.{what}.mode'='merge-on-read'" for what in ("delete", "update", "merge"))
-SALES = (
-    "id, IF(id % 17 = 0, NULL, CAST(id DIV 12 AS int)) AS item, IF(id % 13 = 0, NULL, id % 9) AS store, "
-    "date_add(DATE'2026-01-01', CAST(id DIV 4 AS int)) AS day, "
-    "TIMESTAMP'2026-01-01 00:30:00' + make_interval(0, 0, 0, 0, CAST(id * 7 AS int)) AS at, "
-    "IF(id % 11 = 0, NULL, TIMESTAMP_NTZ'2026-01-01 03:00:00' + make_interval(0, 0, 0, CAST(id DIV 3 AS int))) AS nt, "
-    "CAST(id AS decimal(9,2)) / 8 AS price, CASE WHEN id % 19 = 0 THEN double('NaN') WHEN id % 7 = 0 THEN NULL "
-    "WHEN id % 5 = 0 THEN -0.0D ELSE CAST(id DIV 60 AS double) END AS weight, "
-    "IF(id % 10 = 0, NULL, concat('a', id DIV 30)) AS note, id % 3 = 0 AS ok"
-)
-
-
-@dataclass(frozen=True)
-class Rig:
-    spark: SparkSession
-    server: Seamark
-    catalog: str
-
-    @property
-    def db(self) -> str:
-        return f"{self.catalog}.db"
-
-    def run(self, text: str) -> list[str]:
-        return rows(self.spark.sql(text.replace("{db}", self.db)))
-
-    def ours(self, text: str, args: Any = None, **options: Any) -> list[str]:
-        return rows(sql(self.spark, text.replace("{db}", self.db), args, **options))
-
-    def told(self, text: str, args: Any = None) -> RewrittenQuery:
-        return rewritten(self.spark, text.replace("{db}", self.db), args)
-
-    def same(self, text: str, args: Any = None) -> RewrittenQuery:
-        """Asserts that the rows are; tells what was done."""
-        text = text.replace("{db}", self.db)
-        wanted = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
-        assert self.ours(text, args) == wanted, text
-        return self.told(text, args)
-
-
-def rows(frame: Any) -> list[str]:
-    return sorted(repr(tuple(row)) for row in frame.collect())
 
 
 @pytest.fixture(scope="module")
@@ -84,40 +42,6 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         made.run("CREATE NAMESPACE {db}")
         fill(made)
         yield made
-
-
-def fill(rig: Rig) -> None:
-    """Facts in two dozen files, of three specs, with rows deleted and updated; version 3."""
-    rig.run(
-        "CREATE TABLE {db}.sales (id bigint, item int, store bigint, day date, at timestamp, nt timestamp_ntz, "
-        "price decimal(9,2), weight double, note string, ok boolean) USING iceberg "
-        f"TBLPROPERTIES ('format-version'='3', 'write.distribution-mode'='none', 'write.spark.fanout.enabled'='true', "
-        f"{MERGE_ON_READ})"
-    )
-    for first in range(0, 240, 60):
-        if first == 60:
-            rig.run("ALTER TABLE {db}.sales ADD PARTITION FIELD bucket(2, store)")
-        if first == 120:
-            rig.run("ALTER TABLE {db}.sales ADD PARTITION FIELD months(day)")
-        rows_of = f"SELECT {SALES} FROM range({first}, {first + 60})"
-        rig.run(f"INSERT INTO {{db}}.sales SELECT /*+ REPARTITION_BY_RANGE(3, id) */ * FROM ({rows_of})")
-    rig.run("DELETE FROM {db}.sales WHERE id % 23 = 5")
-    rig.run("UPDATE {db}.sales SET note = 'red', item = 3 WHERE id IN (8, 44, 131)")
-    rig.run(
-        "CREATE TABLE {db}.items (i_id bigint, brand int, color string, size int) USING iceberg "
-        "TBLPROPERTIES ('write.distribution-mode'='none')"
-    )
-    rig.run(
-        "INSERT INTO {db}.items SELECT /*+ REPARTITION_BY_RANGE(2, i_id) */ * FROM (SELECT id AS i_id, "
-        "CAST(id DIV 3 AS int), element_at(array('red', 'blue', 'c5', NULL), CAST(id % 4 AS int) + 1), "
-        "CAST(id AS int) FROM range(20))"
-    )
-    rig.run("CREATE TABLE {db}.brands (b_id int, b_name string) USING iceberg")
-    rig.run("INSERT INTO {db}.brands SELECT CAST(id AS int), concat('a', id) FROM range(8)")
-    rig.run("CREATE TABLE {db}.stores (s_id bigint, city string, opened date) USING iceberg")
-    rig.run(
-        "INSERT INTO {db}.stores SELECT id, concat('c', id), date_add(DATE'2026-01-05', CAST(id AS int)) FROM range(8)"
-    )
 
 
 def test_a_filter_leaves_files_out(rig: Rig) -> None:
@@ -176,7 +100,7 @@ def test_each_place_of_a_table_has_a_plan_of_its_own(rig: Rig) -> None:
         "SELECT sales.id, note FROM sales WHERE sales.id = 44",
         "SELECT `id` AS `😀`, /* FROM sales */ '😀' FROM sales -- \n WHERE id < 9",
         "SELECT id, _file, _pos FROM sales s WHERE id = 44",
-        "SELECT * FROM sales AS s (a, b, c, d, e, f, g, h, i, j) WHERE a = 44",
+        "SELECT * FROM sales AS s (a, b, c, d, e, f, g, h, i, j, k) WHERE a = 44",
         "FROM sales |> WHERE id = 44 |> SELECT id",
         "WITH RECURSIVE r (n) AS (SELECT id FROM sales WHERE id = 1 UNION ALL "
         "SELECT s.id FROM r JOIN sales s ON s.id = r.n + 1 WHERE s.id < 4) SELECT * FROM r",
@@ -242,6 +166,62 @@ def test_what_is_not_sure_is_left_alone(rig: Rig, text: str) -> None:
     rig.run("CREATE OR REPLACE VIEW {db}.sales_view AS SELECT * FROM {db}.sales")
     rig.run("CREATE OR REPLACE TEMPORARY VIEW sales_shown AS SELECT * FROM {db}.sales")
     assert rig.same(text).statement is None
+
+
+def test_the_query_of_a_statement_that_writes_reads_fewer_files(rig: Rig) -> None:
+    rig.run("CREATE TABLE {db}.chosen (id bigint, note string) USING iceberg")
+    insert = "INSERT INTO {db}.chosen SELECT id, note FROM {db}.sales WHERE id IN (44, 131)"
+    done = rig.told(insert)
+    assert done.statement is not None, done.summary
+    assert done.files < done.considered_files / 2
+    assert rig.ours(insert) == []
+    assert rig.run("SELECT * FROM {db}.chosen") == ["(131, 'red')", "(44, 'red')"]
+    star = "SELECT s.id, i.color FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id WHERE i.color = 'red'"
+    made = f"CREATE TABLE {{db}}.made USING iceberg AS {star}"
+    assert "joins=db.sales.item:" in rig.told(made).summary
+    rig.ours(made)
+    assert rig.run("SELECT * FROM {db}.made") == rig.run(star)
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_ALREADY_EXISTS"):
+        rig.ours(made)
+    merge = (
+        "MERGE INTO {db}.chosen t USING (SELECT id, upper(note) AS note FROM {db}.sales WHERE id BETWEEN 43 AND 45) s "
+        "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    )
+    done = rig.told(merge)
+    assert done.files < done.considered_files / 2
+    rig.ours(merge)
+    found = rig.run("SELECT * FROM {db}.chosen")
+    assert found == sorted(
+        ["(131, 'red')", *rig.run("SELECT id, upper(note) FROM {db}.sales WHERE id BETWEEN 43 AND 45")]
+    )
+    own = "INSERT INTO {db}.chosen SELECT id + 1000, note FROM {db}.chosen WHERE id = 44"
+    assert "the table that it writes" in rig.told(own).summary
+    rig.ours(own)
+    assert rig.run("SELECT id FROM {db}.chosen WHERE id > 1000") == ["(1044,)"]
+
+
+@pytest.mark.slow
+def test_branches_and_tags_and_times_are_read_as_they_are(rig: Rig) -> None:
+    rig.run("CREATE TABLE {db}.branched (id bigint, s struct<a int, b int>) USING iceberg")
+    for number in range(4):
+        rig.run(f"INSERT INTO {{db}}.branched VALUES ({number}, named_struct('a', {number}, 'b', {3 - number}))")
+    old = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.branched.snapshots ORDER BY committed_at").collect()[2][0]
+    rig.run("ALTER TABLE {db}.branched CREATE TAG tagged")
+    rig.run("ALTER TABLE {db}.branched CREATE BRANCH audit")
+    rig.run("INSERT INTO {db}.branched.branch_audit VALUES (9, named_struct('a', 1, 'b', 9))")
+    rig.run("DELETE FROM {db}.branched WHERE id = 1")
+    for old_name, new_name in (("a", "c"), ("b", "a"), ("c", "b")):
+        rig.run(f"ALTER TABLE {{db}}.branched RENAME COLUMN s.{old_name} TO {new_name}")
+    for source in (
+        *("branched.branch_audit", "branched.tag_tagged", "branched VERSION AS OF 'audit'"),
+        *("branched VERSION AS OF 'tagged'", f"branched.snapshot_id_{old}", "branched TIMESTAMP AS OF now()"),
+        *("branched", f"branched VERSION AS OF {old}"),
+    ):
+        for where in ("id = 1", "id = 9", "s.a = 1", "s.b = 1", "s.a IN (0, 9) AND id > 0", "s.a IS NULL"):
+            done = rig.same(f"SELECT id, s FROM {{db}}.{source} WHERE {where}")
+            is_told = source in ("branched", f"branched VERSION AS OF {old}") and "NULL" not in where
+            assert (done.statement is not None) == is_told, done
+        rig.same(f"SELECT x.id, y.id FROM {{db}}.{source} x JOIN {{db}}.branched y ON x.s.a = y.s.a WHERE y.id = 2")
 
 
 def test_what_writes_is_run_once(rig: Rig) -> None:
@@ -348,6 +328,51 @@ def test_a_dataframe_is_good_for_its_lease(rig: Rig) -> None:
     assert rows(frame) == rows(frame.where("id > 0")) == ["(1,)"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("text", SHAPES)
+def test_shapes_of_all_engines_leave_files_out(rig: Rig, text: str) -> None:
+    done = rig.same(text)
+    assert done.statement is not None, done.summary
+    assert done.files < done.considered_files / 2
+
+
+@pytest.mark.parametrize("ansi", ["false", pytest.param("true", marks=pytest.mark.slow)])
+def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ansi: str) -> None:
+    """What the rules of the other engines do not know. Each row is in a file of its own."""
+    with settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):
+        rig.run("DROP TABLE IF EXISTS {db}.odd")
+        rig.run("CREATE TABLE {db}.odd (n int, m bigint, d date, c string) USING iceberg")
+        far = "date_add(DATE'1970-01-01', 2147483647)"
+        values = [
+            *("(1, 1L, DATE'2026-01-01', 'Straße')", "(2, 2L, DATE'2026-01-02', 'STRASSE')", "(3, 3L, NULL, '\u212a')"),
+            *("(4, 4L, DATE'2026-01-04', 'k')", f"(5, 5L, {far}, 'ı')", "(6, 6L, DATE'2026-01-06', 'I')"),
+        ]
+        if ansi == "false":
+            values.append("(2147483647, 9223372036854775807L, DATE'2026-01-07', 'x')")
+            values.append("(-2147483648, -9223372036854775808L, DATE'2026-01-08', 'y')")
+        for row in values:
+            rig.run(f"INSERT INTO {{db}}.odd SELECT /*+ COALESCE(1) */ * FROM VALUES {row}")
+        for where in (
+            *("n + 1 < 3", "2 * n > 9", "-n < 0", "m - 1 > 5", "5 - n < 2", "n + n < 5", "CAST(n AS bigint) + 1 < 3"),
+            *("n DIV 2 = 1", "coalesce(n, 3) + 1 < 3", "CASE WHEN n + 1 < 0 THEN 'a' ELSE 'b' END = 'a'"),
+            *(
+                "d + INTERVAL '30' DAY < DATE'2026-02-02'",
+                "date_add(d, 30) < DATE'2026-02-02'",
+                "d + 1 = DATE'2026-01-05'",
+            ),
+            *(
+                "upper(c) = 'STRASSE'",
+                "lower(c) = 'k'",
+                "upper(c) IN ('I', 'X')",
+                "coalesce(upper(c), 'x') = 'STRASSE'",
+            ),
+            *("lower(c) LIKE '%k%'", "year(d) = 2026 AND month(d) = 1", "NOT (date_add(d, 30) >= DATE'2026-02-02')"),
+        ):
+            rig.same(f"SELECT n, m, c FROM {{db}}.odd WHERE {where}")
+        assert rig.same("SELECT n FROM {db}.odd WHERE lower(c) = 'k'").files == 2
+
+
+@pytest.mark.parametrize("ansi", ["true", pytest.param("false", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("zone", ["UTC", pytest.param("America/New_York", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("seed", "count"),
@@ -358,13 +383,11 @@ def test_a_dataframe_is_good_for_its_lease(rig: Rig) -> None:
         pytest.param(3, 400, marks=pytest.mark.slow),
     ],
 )
-def test_random_queries_give_sparks_own_rows_from_fewer_files(rig: Rig, seed: int, count: int, zone: str) -> None:
-    before = rig.spark.conf.get("spark.sql.session.timeZone") or "UTC"
-    rig.spark.conf.set("spark.sql.session.timeZone", zone)
-    try:
+def test_random_queries_give_sparks_own_rows_from_fewer_files(
+    rig: Rig, seed: int, count: int, zone: str, ansi: str
+) -> None:
+    with settings(rig.spark, {"spark.sql.session.timeZone": zone, "spark.sql.ansi.enabled": ansi}):
         random_queries(rig, seed, count)
-    finally:
-        rig.spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def random_queries(rig: Rig, seed: int, count: int) -> None:

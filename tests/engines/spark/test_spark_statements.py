@@ -277,7 +277,7 @@ def test_a_statement_that_may_change_other_rows_is_icebergs_own_and_says_why(rig
     on = "s ON t.id = s.id WHEN"
     reasons = {
         f"DELETE FROM {t}": "DeleteFromTable",
-        f"UPDATE {t} SET n = 1 WHERE upper(name) = 'X'": "condition",
+        f"UPDATE {t} SET n = 1 WHERE length(name) = 1": "condition",
         f"MERGE INTO {t} t USING {t} {on} MATCHED THEN DELETE": "also reads the table",
         f"DELETE FROM {t} WHERE id IN (SELECT max(id) FROM {t})": "also reads the table",
         f"MERGE INTO {t} t USING (SELECT 1L AS id) s ON t.id > s.id WHEN MATCHED THEN DELETE": "equality",

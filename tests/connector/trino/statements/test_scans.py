@@ -7,6 +7,7 @@ from datetime import date
 
 import pytest
 
+from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import splice
 from seamark.connector.trino.statements.lexer import ExecuteStatement, parse_execute
@@ -768,3 +769,49 @@ def test_no_text_makes_reading_fail() -> None:
     pieces += ["EXECUTE IMMEDIATE", "LIKE", ".", "é", "'", "EXECUTE", "LEFT", "VALUES", "TABLE", "UNNEST", "INTERVAL"]
     for _ in range(3000):
         find_scans(" ".join(rng.choices(pieces, k=rng.randint(1, 25))), columns_of=columns_of)
+
+
+STRUCTS = {
+    "sales": {"id": "long", "delivery": "nested", "delivery.zone": "int", "delivery.to.city": "string"},
+    "delivery": {"zone": "int"},
+    "shops": {"zone": "int", "s_id": "long"},
+}
+
+
+@pytest.mark.parametrize(
+    ("statement", "predicate"),
+    [
+        ("SELECT 1 FROM sales WHERE delivery.zone = 17", '"delivery.zone" = 17'),
+        ("SELECT 1 FROM sales s WHERE s.delivery.zone IN (1, 2)", '"delivery.zone" IN (1, 2)'),
+        ("SELECT 1 FROM sales WHERE delivery.to.city = 'x' AND id = 1", '("delivery.to.city" = \'x\' AND "id" = 1)'),
+        ("SELECT 1 FROM sales s JOIN shops ON id = s_id WHERE delivery.zone > 3", '"delivery.zone" > 3'),
+        ("SELECT sum(id) FILTER (WHERE delivery.zone = 3) FROM sales", '"delivery.zone" = 3'),
+        ("SELECT 1 FROM sales WHERE delivery.zone IS NOT NULL", 'NOT ("delivery.zone" IS NULL)'),
+        # Not every file format counts the field of a null struct as null.
+        ("SELECT 1 FROM sales WHERE delivery.zone IS NULL", None),
+        ("SELECT 1 FROM sales WHERE coalesce(delivery.zone, 1) = 1", None),
+        # The name may be that of a relation.
+        ("SELECT 1 FROM sales, delivery WHERE delivery.zone = 17", None),
+        ("SELECT 1 FROM delivery WHERE EXISTS (SELECT 1 FROM sales WHERE delivery.zone = 17)", None),
+        ("SELECT 1 FROM shops delivery WHERE EXISTS (SELECT 1 FROM sales WHERE delivery.zone = 17)", None),
+        # Not of a table itself, or not known.
+        ("SELECT 1 FROM (SELECT delivery FROM sales) WHERE delivery.zone = 17", None),
+        ("SELECT 1 FROM sales WHERE delivery.street = 'x'", None),
+        ("SELECT 1 FROM sales a, sales b WHERE delivery.zone = 17", None),
+    ],
+)
+def test_a_field_of_a_struct_is_found_where_its_name_is_sure(statement: str, predicate: str | None) -> None:
+    scans = find_scans(statement, columns_of=lambda names: STRUCTS.get(names[2]))
+    assert [one.predicate for one in scans if one.table == "sales"][:1] == [predicate]
+
+
+def test_a_field_filters_no_rows_of_a_dimension_and_counts_as_its_struct() -> None:
+    text = "SELECT 1 FROM shops, sales WHERE s_id = id AND delivery.zone = 3"
+    shops, sales = find_scans(text, columns_of=lambda names: STRUCTS.get(names[2]))
+    assert sales.columns == {"delivery"}
+    place = PlannedScan(sales, "sea", ("db", "sales"))
+    assert Dimension(place, 1, 1, shops.joins[0], ()).request().filter is None
+    either = "SELECT 1 FROM shops, sales WHERE s_id = id AND (delivery.zone = 3 OR shops.zone = 4)"
+    assert [one.joins[0].any_of for one in find_scans(either, columns_of=lambda names: STRUCTS.get(names[2]))] == [
+        None
+    ] * 2

@@ -1,0 +1,66 @@
+"""Aggregates of Spark's plans: which rows they count, and whose value they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.scala import items
+
+_WITHOUT_NULLS = ("Sum", "Average", "Min", "Max", "Count")
+"""The aggregates that leave out nulls, and have the same value for no row as for rows of nulls."""
+
+
+def extreme_of(catalyst: Catalyst, output: Node) -> Node | None:
+    """The expression of which the output has the least or the greatest value; None for another output."""
+    aggregate = output.child() if catalyst.kind(output) == "Alias" else output
+    if catalyst.kind(aggregate) != "AggregateExpression":
+        return None
+    function = aggregate.aggregateFunction()
+    return function.child() if catalyst.kind(function) in ("Min", "Max") else None
+
+
+def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node]:
+    """Conditions of which a row meets at least one if it changes an output of an aggregation without keys: those of
+    FILTER, and of CASE within an aggregate. Empty if all rows may count."""
+    found: list[Node] = []
+    left = list(outputs)
+    while left:
+        node = left.pop()
+        kind = catalyst.kind(node)
+        if kind == "AggregateExpression":
+            conditions = _conditions(catalyst, node)
+            if not conditions:
+                return []
+            found += conditions
+        elif kind in ("", "PythonUDF", "PythonUDAF"):
+            return []
+        else:
+            left += items(node.children())
+    return found
+
+
+def _conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
+    if aggregate.filter().isDefined():
+        return [aggregate.filter().get()]
+    function = aggregate.aggregateFunction()
+    values = items(function.children()) if catalyst.kind(function) in _WITHOUT_NULLS else []
+    if len(values) != 1:
+        return []
+    value = values[0]
+    while catalyst.kind(value) == "Cast":  # of null it is null
+        value = value.child()
+    match catalyst.kind(value):
+        case "If" if _is_null(catalyst, value.falseValue()):
+            return [value.predicate()]
+        case "CaseWhen":
+            otherwise = value.elseValue()
+            if otherwise.isEmpty() or _is_null(catalyst, otherwise.get()):
+                return [one._1() for one in items(value.branches())]
+    return []
+
+
+def _is_null(catalyst: Catalyst, node: Node) -> bool:
+    while catalyst.kind(node) == "Cast":
+        node = node.child()
+    return catalyst.kind(node) == "Literal" and node.value() is None

@@ -1,0 +1,366 @@
+"""Spark's expressions in the words of the shared rules (`connector/trino/statements/conditions.py`).
+
+A function of a column in a comparison is read by the same rules for all engines. This module writes Catalyst's
+expressions as the trees that these rules read. An expression is written only if it has the same value in both for all
+rows, or an error in Spark; another expression is hidden, and leaves no row out.
+
+What differs in Spark is guarded here:
+- Integers wrap around without ANSI mode, and days added to dates always do. So arithmetic is written only where an
+  overflow is an error or null, and `moved` has the dates' columns, whose far values need a further condition.
+- Functions of instants depend on the session's zone. They are written only in UTC, in which instants are written as
+  times without a zone.
+- `upper` may turn one character into two letters.
+- A substring from another position than the first, and dates as texts in other patterns, are not written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sqlglot import exp
+
+from seamark.connector.plans.literals import Literal
+from seamark.connector.plans.zones import is_utc
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.scala import items
+
+_HIDDEN = "seamark_hidden"
+_COMPARISONS: dict[str, type[exp.Expr]] = {
+    "EqualTo": exp.EQ,
+    "LessThan": exp.LT,
+    "LessThanOrEqual": exp.LTE,
+    "GreaterThan": exp.GT,
+    "GreaterThanOrEqual": exp.GTE,
+}
+_TRUNCATED = {
+    **dict.fromkeys(("year", "yyyy", "yy"), "YEAR"),
+    **dict.fromkeys(("month", "mon", "mm"), "MONTH"),
+    **dict.fromkeys(("quarter", "week"), ""),
+    **dict.fromkeys(("day", "dd"), "DAY"),
+    **dict.fromkeys(("hour", "minute", "second"), ""),
+}
+"""Spark's units of `date_trunc` and `trunc`; "" for a unit of the same name."""
+_OF_DATES = frozenset({"YEAR", "QUARTER", "MONTH", "WEEK"})
+"""Of `trunc`; other units give null."""
+_FORMATS = {"yyyy": "%Y", "yyyy-MM": "%Y-%m", "yyyyMM": "%Y%m", "yyyy-MM-dd": "%Y-%m-%d", "yyyyMMdd": "%Y%m%d"}
+_LETTER_PAIRS = ("SS", "FF", "FI", "FL", "ST")
+"""What `upper` may make of one character, such as ß."""
+_DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
+_DIGITS = {"int": 10, "bigint": 19}
+_PRECISION_MAX = 38
+"""A result of this precision may be rounded."""
+_SECOND_US = 1_000_000
+_ROWS_MAX = 1_000
+
+
+class Leaves(Protocol):
+    """Columns and constants, as the reader of conditions finds them."""
+
+    def column_name(self, node: Node) -> str | None:
+        """The column whose stored value the node has."""
+
+    def constant(self, node: Node) -> Literal | None:
+        """Of the type of the node; an instant is in UTC."""
+
+    def row(self, node: Node) -> list[Literal | None] | None:
+        """The fields of a constant struct, or the elements of a constant array."""
+
+    def interval_us(self, node: Node) -> int | None:
+        """Microseconds of a constant interval of days or less."""
+
+
+class SparkExpressions:
+    """Writes the expressions of one condition."""
+
+    def __init__(self, catalyst: Catalyst, leaves: Leaves) -> None:
+        self._catalyst = catalyst
+        self._leaves = leaves
+        self.moved: set[str] = set()
+        """The date columns to which days were added."""
+
+    def condition(self, node: Node) -> exp.Expr:
+        """A condition that is true, false or null where Spark's is, unless it is hidden."""
+        kind = self._catalyst.kind(node)
+        if kind in ("And", "Or"):
+            parts = [self.condition(one) for one in self._catalyst.operands(node, kind)]
+            return exp.and_(*parts) if kind == "And" else exp.or_(*parts)
+        if kind == "Not":
+            return exp.Not(this=exp.Paren(this=self.condition(node.child())))
+        if kind in _COMPARISONS:
+            if self._is_row(node.left()):
+                return self._rows(node.left(), [node.right()])
+            sides = [self.value(one) for one in (node.left(), node.right())]
+            return hidden() if None in sides else _COMPARISONS[kind](this=sides[0], expression=sides[1])
+        match kind:
+            case "In":
+                if self._is_row(node.value()):
+                    return self._rows(node.value(), items(node.list()))
+                return self._among(node.value(), [self.value(one) for one in items(node.list())])
+            case "ArrayContains":
+                return self._contained(node)
+            case "IsNull" | "IsNotNull":
+                value = self.value(node.child())
+                found = hidden() if value is None else exp.Is(this=value, expression=exp.Null())
+                return found if kind == "IsNull" or value is None else exp.Not(this=exp.Paren(this=found))
+            case "StartsWith" | "EndsWith" | "Contains" | "Like":
+                return self._like(node, kind)
+            case "If" | "CaseWhen":
+                return self._case(node, kind, self.condition)
+        value = self.value(node) if self._catalyst.type_of(node) == "boolean" else None
+        if value is None or isinstance(value, exp.Boolean | exp.Null):
+            return hidden() if value is None else value
+        return value if isinstance(value, exp.Column) else exp.EQ(this=value, expression=exp.true())
+
+    def value(self, node: Node) -> exp.Expr | None:
+        node = self._catalyst.uncast(node)
+        name = self._leaves.column_name(node)
+        if name is not None:
+            return column(name)
+        literal = self._leaves.constant(node)
+        if literal is not None:
+            return expression_of(literal)
+        kind = self._catalyst.kind(node)
+        match kind:
+            case "Cast":
+                return self._cast(node)
+            case "Year" | "Month":
+                day = self._day(node.child())
+                return None if day is None else (exp.Year if kind == "Year" else exp.Month)(this=day)
+            case "TruncDate" | "TruncTimestamp":
+                return self._truncated(node, kind)
+            case "DateFormatClass":
+                return self._formatted(node)
+            case "Substring":
+                return self._prefix(node)
+            case "Lower" | "Upper":
+                text = self._text(node.child())
+                return None if text is None else (exp.Lower if kind == "Lower" else exp.Upper)(this=text)
+            case "Coalesce":
+                values = [self.value(one) or hidden() for one in items(node.children())]
+                return exp.Coalesce(this=values[0], expressions=values[1:])
+            case "If" | "CaseWhen":
+                return self._case(node, kind, lambda one: self.value(one) or hidden())
+            case "Add" | "Subtract" | "Multiply" | "UnaryMinus":
+                return self._arithmetic(node, kind)
+            case "IntegralDivide":
+                sides = [self.value(one) for one in (node.left(), node.right())]
+                return None if None in sides else exp.Div(this=sides[0], expression=sides[1], typed=True, safe=False)
+            case "DateAdd" | "DateSub":
+                return self._days_later(node, kind)
+            case "TimestampAddInterval" | "TimeAdd":
+                return self._interval_later(node)
+        return None
+
+    # Conditions
+
+    def _is_row(self, node: Node) -> bool:
+        return self._catalyst.kind(node) == "CreateNamedStruct"
+
+    def _rows(self, left: Node, rows: Sequence[Node]) -> exp.Expr:
+        """`(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`, without nulls, which Spark compares as values."""
+        columns = [self.value(one) for one in items(left.valExprs())]
+        found = []
+        for row in rows if len(rows) <= _ROWS_MAX else ():
+            values = self._leaves.row(row)
+            if values is None and self._is_row(row):
+                values = [self._leaves.constant(one) for one in items(row.valExprs())]
+            if values is None or any(one is None or one.kind == "null" for one in values):
+                return hidden()
+            found.append(exp.Tuple(expressions=[expression_of(one) for one in values if one is not None]))
+        if not found or any(type(one) is not exp.Column for one in columns):
+            return hidden()
+        return exp.In(this=exp.Tuple(expressions=columns), expressions=found)
+
+    def _among(self, value: Node, others: Sequence[exp.Expr | None]) -> exp.Expr:
+        side = self.value(value)
+        known = [one for one in others if one is not None]
+        return exp.In(this=side, expressions=known) if side and known and len(known) == len(others) else hidden()
+
+    def _contained(self, node: Node) -> exp.Expr:
+        values = self._leaves.row(node.left())
+        if values is None and self._catalyst.kind(node.left()) == "CreateArray":
+            values = [self._leaves.constant(one) for one in items(node.left().children())]
+        known = [expression_of(one) for one in values or () if one is not None]
+        return self._among(node.right(), known) if values and len(known) == len(values) else hidden()
+
+    def _like(self, node: Node, kind: str) -> exp.Expr:
+        side, pattern = self._text(node.left()), self._leaves.constant(node.right())
+        if side is None or pattern is None or pattern.kind != "text":
+            return hidden()
+        if kind == "StartsWith":
+            return exp.StartsWith(this=side, expression=expression_of(pattern))
+        text, escape = pattern.value, "\\"
+        if kind == "Like":
+            escape = str(node.escapeChar())
+        else:
+            text = "".join(f"\\{one}" if one in "%_\\" else one for one in text)
+            text = f"%{text}%" if kind == "Contains" else f"%{text}"
+        like = exp.Like(this=side, expression=exp.Literal.string(text))
+        return exp.Escape(this=like, expression=exp.Literal.string(escape))
+
+    def _case(self, node: Node, kind: str, read: Callable[[Node], exp.Expr]) -> exp.Expr:
+        if kind == "If":
+            pairs, otherwise = [(node.predicate(), node.trueValue())], node.falseValue()
+        else:
+            pairs = [(one._1(), one._2()) for one in items(node.branches())]
+            otherwise = node.elseValue().get() if node.elseValue().isDefined() else None
+        branches = [exp.If(this=self.condition(when), true=read(then)) for when, then in pairs]
+        return exp.Case(ifs=branches, default=None if otherwise is None else read(otherwise))
+
+    # Values
+
+    def _cast(self, node: Node) -> exp.Expr | None:
+        """A cast that keeps the value, and the day of a time."""
+        child, target = node.child(), self._catalyst.type_of(node)
+        source = self._catalyst.type_of(child)
+        times = ("date", "timestamp", "timestamp_ntz")
+        if source in times and target in times:
+            if "timestamp" in (source, target) and not _in_utc(node):
+                return None
+            if target == "date":
+                inner = self.value(child)
+                return exp.cast(inner, exp.DataType.Type.DATE) if isinstance(inner, exp.Column) else None
+            return self.value(child)
+        return self.value(child) if _keeps_number(source, target) else None
+
+    def _day(self, node: Node) -> exp.Expr | None:
+        """The column of dates or times whose day the node is."""
+        value = self.value(node)
+        if type(value) is exp.Cast and value.to.this is exp.DataType.Type.DATE:
+            value = value.this
+        return value if isinstance(value, exp.Column) else None
+
+    def _truncated(self, node: Node, kind: str) -> exp.Expr | None:
+        unit = self._leaves.constant(node.format())
+        if unit is None or unit.kind != "text":
+            return None
+        name = unit.value.lower()
+        name = _TRUNCATED.get(name) or name.upper() if name in _TRUNCATED else ""
+        if not name or (kind == "TruncDate" and name not in _OF_DATES):
+            return None
+        if kind == "TruncTimestamp" and not _in_utc(node):
+            return None
+        inner = self._day(node.date()) if kind == "TruncDate" else self.value(node.timestamp())
+        return exp.TimestampTrunc(this=inner, unit=exp.Var(this=name)) if isinstance(inner, exp.Column) else None
+
+    def _formatted(self, node: Node) -> exp.Expr | None:
+        pattern, inner = self._leaves.constant(node.right()), self.value(node.left())
+        text = None if pattern is None or pattern.kind != "text" else _FORMATS.get(pattern.value)
+        if text is None or not isinstance(inner, exp.Column) or not _in_utc(node) or self._parses_as_before():
+            return None
+        return exp.TimeToStr(this=inner, format=exp.Literal.string(text))
+
+    def _parses_as_before(self) -> bool:
+        """Whether times have the formats of Spark 2, in which a year has no sign."""
+        policy = self._catalyst.session.conf().get("spark.sql.legacy.timeParserPolicy", "CORRECTED")
+        return str(policy).upper() == "LEGACY"
+
+    def _prefix(self, node: Node) -> exp.Expr | None:
+        start, size = (self._leaves.constant(one) for one in (node.pos(), node.len()))
+        inner = self._text(node.str())
+        if inner is None or start is None or size is None or {start.kind, size.kind} != {"integer"}:
+            return None
+        if int(start.value) not in (0, 1) or int(size.value) < 1:  # both are the first character
+            return None
+        return exp.Substring(this=inner, start=exp.Literal.number(1), length=exp.Literal.number(int(size.value)))
+
+    def _text(self, node: Node) -> exp.Expr | None:
+        return self.value(node) if self._catalyst.type_of(node) == "string" else None
+
+    def _arithmetic(self, node: Node, kind: str) -> exp.Expr | None:
+        result = self._catalyst.type_of(node)
+        precision = _DECIMAL.fullmatch(result)
+        if result not in _DIGITS and (precision is None or int(precision[1]) >= _PRECISION_MAX):
+            return None
+        if kind == "UnaryMinus":
+            inner = self.value(node.child()) if node.failOnError() else None
+            return None if inner is None else exp.Neg(this=exp.Paren(this=inner))
+        if str(node.evalMode().toString()) not in ("ANSI", "TRY"):
+            return None
+        left, right = (self.value(one) for one in (node.left(), node.right()))
+        if left is None or right is None:
+            return None
+        left, right = (one if _is_operand(one) else exp.Paren(this=one) for one in (left, right))
+        return {"Add": exp.Add, "Subtract": exp.Sub, "Multiply": exp.Mul}[kind](this=left, expression=right)
+
+    def _days_later(self, node: Node, kind: str) -> exp.Expr | None:
+        value, days = self.value(node.left()), self._leaves.constant(node.right())
+        if not isinstance(value, exp.Column) or days is None or days.kind != "integer":
+            return None
+        if self._catalyst.type_of(node.left()) != "date":
+            return None
+        self.moved.add(value.name)
+        return _by_interval(value, int(days.value) * (1 if kind == "DateAdd" else -1), "DAY")
+
+    def _interval_later(self, node: Node) -> exp.Expr | None:
+        """A time by an interval of days or less. Beyond the range of times it is an error."""
+        value, moved_us = self.value(node.start()), self._leaves.interval_us(node.interval())
+        if not isinstance(value, exp.Column) or moved_us is None or moved_us % _SECOND_US or not _in_utc(node):
+            return None
+        return _by_interval(value, moved_us // _SECOND_US, "SECOND")
+
+
+def column(name: str) -> exp.Column:
+    return exp.Column(this=exp.to_identifier(name, quoted=True))
+
+
+def is_sure(tree: exp.Expr) -> bool:
+    """Whether the rules have all texts that `upper` converts to one in the tree."""
+    if tree.find(exp.Upper) is None:
+        return True
+    texts = [str(one.this) for one in tree.find_all(exp.Literal) if one.is_string]
+    return not any(pair in text for text in texts for pair in _LETTER_PAIRS)
+
+
+def hidden() -> exp.Expr:
+    """What the rules do not read."""
+    return exp.Anonymous(this=_HIDDEN)
+
+
+def expression_of(literal: Literal) -> exp.Expr:
+    text = literal.value
+    match literal.kind:
+        case "null":
+            return exp.Null()
+        case "boolean":
+            return exp.Boolean(this=text == "TRUE")
+        case "integer" | "decimal":
+            number = exp.Literal.number(text.removeprefix("-"))
+            return exp.Neg(this=number) if text.startswith("-") else number
+        case "date":
+            return exp.cast(exp.Literal.string(text), exp.DataType.Type.DATE)
+        case "timestamp":
+            to = exp.DataType.build("TIMESTAMP(6)", dialect="trino")
+            return exp.cast(exp.Literal.string(text.removesuffix(" UTC")), to)
+        case "text":
+            return exp.Literal.string(text)
+    return hidden()
+
+
+def _in_utc(node: Node) -> bool:
+    """Whether an expression that depends on the zone has UTC; between a date and a time without a zone there is none
+    to depend on."""
+    zone = node.timeZoneId()
+    return bool(zone.isDefined()) and is_utc(zone.get())
+
+
+def _keeps_number(source: str, target: str) -> bool:
+    """Whether a cast of a number is exact for all values."""
+    if (source, target) == ("int", "bigint"):
+        return True
+    to, given = _DECIMAL.fullmatch(target), _DECIMAL.fullmatch(source)
+    if to is None or (given is None and source not in _DIGITS):
+        return False
+    digits, scale = (_DIGITS[source], 0) if given is None else (int(given[1]) - int(given[2]), int(given[2]))
+    return int(to[1]) - int(to[2]) >= digits and int(to[2]) >= scale
+
+
+def _is_operand(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Column | exp.Literal | exp.Neg)
+
+
+def _by_interval(value: exp.Expr, count: int, unit: str) -> exp.Expr:
+    interval = exp.Interval(this=exp.Literal.string(str(abs(count))), unit=exp.Var(this=unit))
+    return (exp.Add if count >= 0 else exp.Sub)(this=value, expression=interval)

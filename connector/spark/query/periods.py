@@ -1,0 +1,59 @@
+"""Joins by the day, month or year of a column."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from seamark.connector.plans.conditions import DAY, MONTH, YEAR
+from seamark.connector.plans.zones import is_utc
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+
+_UNITS = {**dict.fromkeys(("month", "mon", "mm"), MONTH), **dict.fromkeys(("year", "yyyy", "yy"), YEAR)}
+_WHOLE = ("int", "bigint")
+
+
+class TermPeriod(NamedTuple):
+    """The start of a period of an attribute, or the number of its year."""
+
+    column: Node
+    transform: str
+    """Of Iceberg."""
+    partners: tuple[str, ...]
+    """The types of Spark whose values are this start or number."""
+
+
+def period_of(catalyst: Catalyst, node: Node) -> TermPeriod | None:
+    """None for another expression. A period of an instant is one of UTC."""
+    kind = catalyst.kind(node)
+    if kind == "Cast" and catalyst.type_of(node) == "bigint" and catalyst.kind(node.child()) == "Year":
+        node, kind = node.child(), "Year"
+    match kind:
+        case "Year":
+            inner = node.child()
+            column = inner if catalyst.kind(inner) == "AttributeReference" else _day(catalyst, inner)
+            fits = column is not None and catalyst.type_of(column) in ("date", "timestamp", "timestamp_ntz")
+            return TermPeriod(column, YEAR, _WHOLE) if fits else None
+        case "TruncDate":
+            column, unit = node.date(), node.format()
+            text = str(unit.value()).lower() if catalyst.kind(unit) == "Literal" else ""
+            is_date = catalyst.kind(column) == "AttributeReference" and catalyst.type_of(column) == "date"
+            return TermPeriod(column, _UNITS[text], ("date",)) if is_date and text in _UNITS else None
+        case "Cast":
+            column = _day(catalyst, node)
+            return None if column is None else TermPeriod(column, DAY, ("date",))
+    return None
+
+
+def _day(catalyst: Catalyst, node: Node) -> Node | None:
+    """The attribute of times whose day the node is."""
+    if catalyst.kind(node) != "Cast" or catalyst.type_of(node) != "date":
+        return None
+    column, zone = node.child(), node.timeZoneId()
+    if catalyst.kind(column) != "AttributeReference":
+        return None
+    match catalyst.type_of(column):
+        case "timestamp_ntz":
+            return column
+        case "timestamp":
+            return column if zone.isDefined() and is_utc(zone.get()) else None
+    return None
