@@ -8,17 +8,25 @@ test are not read. A block without the column, and a row without the value, are 
     form (-1: nothing known), width, codes, presence (0: all there), rows, first row in the mask, base,
     common, length of common, lengths, ends (0: no tails), tails, bytes a length, sketch (0: none), shift
 
-A sketch of integers has one byte for each code, `code >> shift`: it decides most rows, and of the codes only those are
-read whose byte is that of the literal.
+A sketch has one byte for each code: of integers `code >> shift`, of floats their place between the least and the
+greatest. It decides most rows, and of the codes only those are read whose byte is that of the literal.
+
+Blocks do not depend on each other. So several comparisons can be done block by block (`narrow_all`, `collect_all`):
+what one comparison leaves of a block is still in the processor's cache for the next.
 """
 
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 import numpy as np
 
+_COPIED_ROWS = 65536
+"""Fewer row ids are copied to memory of their size; more are left where they are, and the rest is given back."""
+
 cdef extern from *:
     """
+    #include <math.h>
     #include <stdint.h>
     #include <string.h>
     #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
@@ -35,6 +43,12 @@ cdef extern from *:
         memcpy(words, bytes, SEAMARK_ROWS);
         for (int i = 0; i < SEAMARK_ROWS / 8; i++) sum += words[i];
         return (int64_t)((sum * 0x0101010101010101ULL) >> 56);
+    }
+    static inline int seamark_some(const uint8_t *bytes) {
+        uint64_t words[SEAMARK_ROWS / 8], all = 0;
+        memcpy(words, bytes, SEAMARK_ROWS);
+        for (int i = 0; i < SEAMARK_ROWS / 8; i++) all |= words[i];
+        return all != 0;
     }
     #define SEAMARK_LOOP(NAME, T, V, KEEP)                                                                      \\
         SEAMARK_CLONES static int64_t NAME(const T *codes, uint8_t *mask, int64_t n, V v, int fresh) {          \\
@@ -116,6 +130,48 @@ cdef extern from *:
         }
         return kept;
     }
+    /* The byte of a float in a sketch: it grows with the float, because a rounded difference and a rounded product do. */
+    static inline uint8_t seamark_byte(double value, double low, double scale) {
+        double at = (value - low) * scale;
+        return at >= 255 ? 255 : at > 0 ? (uint8_t)at : 0;
+    }
+    static inline double seamark_float(int width, const void *codes, int64_t i) {
+        return width == 4 ? (double)((const float *)codes)[i] : ((const double *)codes)[i];
+    }
+    /* `seamark_floats`, by the sketch if there is one. It follows the two doubles that its bytes were made with; its
+       block has no NaN. */
+    static int64_t seamark_sketched(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh,
+                                    const uint8_t *sketch) {
+        if (sketch == NULL || v != v) return seamark_floats(width, op, codes, mask, n, v, fresh);
+        uint8_t t = seamark_byte(v, ((const double *)sketch)[-2], ((const double *)sketch)[-1]);
+        int64_t kept = op < 2 ? seamark_le_u8(sketch, mask, n, t, fresh) : seamark_ge_u8(sketch, mask, n, t, fresh);
+        const uint8_t *end = sketch + n, *at = sketch;
+        while (kept && at < end && (at = (const uint8_t *)memchr(at, t, end - at)) != NULL) {
+            int64_t i = at++ - sketch;
+            if (!mask[i]) continue;
+            double code = seamark_float(width, codes, i);
+            uint8_t keep = op == 0 ? code <= v : op == 1 ? code < v : op == 2 ? code >= v : code > v;
+            mask[i] = keep;
+            kept -= !keep;
+        }
+        return kept;
+    }
+    /* Returns 0 if there can be no sketch: a value is not finite, or all are equal. */
+    static int seamark_make_float_sketch(int width, const void *codes, int64_t n, uint8_t *sketch) {
+        double low = INFINITY, high = -INFINITY, scale;
+        for (int64_t i = 0; i < n; i++) {
+            double value = seamark_float(width, codes, i);
+            if (!isfinite(value)) return 0;
+            if (value < low) low = value;
+            if (value > high) high = value;
+        }
+        scale = 256 / (high - low);
+        if (n == 0 || !(high > low) || !isfinite(high - low) || !isfinite(scale)) return 0;
+        ((double *)sketch)[-2] = low;
+        ((double *)sketch)[-1] = scale;
+        for (int64_t i = 0; i < n; i++) sketch[i] = seamark_byte(seamark_float(width, codes, i), low, scale);
+        return 1;
+    }
     #define SEAMARK_MAKE_SKETCH(NAME, T)                                                                 \\
         SEAMARK_CLONES static int NAME(const T *codes, int64_t n, uint8_t *sketch) {                     \\
             T all = 0;                                                                                   \\
@@ -139,6 +195,7 @@ cdef extern from *:
         int64_t *at = out;
         for (; n >= SEAMARK_ROWS; n -= SEAMARK_ROWS, mask += SEAMARK_ROWS, name += SEAMARK_ROWS) {
             uint64_t word, bits = 0;
+            if (!seamark_some(mask)) continue;
             for (int i = 0; i < SEAMARK_ROWS; i += 8) {
                 memcpy(&word, mask + i, 8);
                 bits |= ((word * 0x0102040810204080ULL) >> 56) << i;
@@ -170,7 +227,9 @@ cdef extern from *:
                           const uint8_t *sketch, int shift) nogil
     int seamark_make_sketch_u32(const uint32_t *codes, int64_t n, uint8_t *sketch) nogil
     int seamark_make_sketch_u64(const uint64_t *codes, int64_t n, uint8_t *sketch) nogil
-    int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) nogil
+    int64_t seamark_sketched(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh,
+                             const uint8_t *sketch) nogil
+    int seamark_make_float_sketch(int width, const void *codes, int64_t n, uint8_t *sketch) nogil
     int seamark_ties(int width, const void *codes, int64_t n, uint64_t v) nogil
     int64_t seamark_sum(const uint8_t *mask, int64_t n) nogil
     int64_t seamark_collect(const uint8_t *mask, int64_t n, int64_t name, int64_t *out) nogil
@@ -180,6 +239,9 @@ cdef enum:
     LT = 1
     GE = 2
     GT = 3
+
+cdef enum:
+    LAYOUT = 15
 
 cdef enum:
     FORM = 0
@@ -240,61 +302,234 @@ def sketch(int64_t codes, int width, int64_t rows):
     return None if 64 * most > rows else (made, shift)
 
 
+def sketch_floats(int64_t codes, int width, int64_t rows):
+    """As `sketch`, for floats without NaN: bytes[16 + rows], of which the first 16 are two doubles: the least value and
+    the scale."""
+    made = np.empty(16 + rows, dtype=np.uint8)
+    cdef uint8_t[::1] out = made
+    cdef int64_t[256] times
+    cdef int64_t i, most = 0
+    cdef bint found
+    with nogil:
+        found = seamark_make_float_sketch(width, <const void *>codes, rows, &out[0] + 16)
+        if found:
+            memset(times, 0, sizeof(times))
+            for i in range(rows):
+                times[out[16 + i]] += 1
+            for i in range(256):
+                most = max(most, times[i])
+    return made if found and 64 * most <= rows else None
+
+
+cdef inline void compare_longs(const int64_t *column, int64_t low, int64_t high, uint8_t *state, uint8_t *mask,
+                               int op, int64_t literal) noexcept nogil:
+    """Narrows one block, whose rows begin at `mask`."""
+    cdef int verdict
+    cdef int64_t rows
+    cdef uint64_t code, most
+    if state[0] == 0 or column[FORM] < 0:
+        return
+    verdict = decide(op, low > literal, high < literal, low == literal, high == literal)
+    if verdict == 0:
+        state[0] = 0
+    if verdict != 2:
+        return
+    rows = column[ROWS]
+    most = (<uint64_t>0xFFFFFFFFFFFFFFFF) >> (64 - 8 * column[WIDTH])
+    if literal < column[BASE]:
+        # Only an open summary leaves this undecided: nothing there is less, and absent values are kept.
+        if op >= GE:
+            return
+        code = 0
+    else:
+        code = <uint64_t>literal - <uint64_t>column[BASE]
+        if code > most:
+            if op < GE:
+                return
+            code = most
+    if op == LT and column[PRESENCE] != 0 and code == 0:
+        code = 1
+    if op == GT and column[PRESENCE] != 0 and code == most:
+        code = most - 1
+    settle(state, seamark_coded(column[WIDTH], op, <const void *>column[CODES], mask, rows, code, state[0] == 1,
+                                <const uint8_t *>column[SKETCH], column[SHIFT]), rows)
+
+
+cdef inline void compare_doubles(const int64_t *column, double low, double high, uint8_t *state, uint8_t *mask,
+                                 int op, double literal) noexcept nogil:
+    """Narrows one block, whose rows begin at `mask`."""
+    cdef int verdict
+    if state[0] == 0 or column[FORM] < 0:
+        return
+    verdict = decide(op, low > literal, high < literal, low == literal, high == literal)
+    if verdict == 0 and column[PRESENCE] == 0:
+        state[0] = 0
+    if verdict == 1 or state[0] == 0:
+        return
+    settle(state, seamark_sketched(column[WIDTH], op, <const void *>column[CODES], mask, column[ROWS], literal,
+                                   state[0] == 1, <const uint8_t *>column[SKETCH]), column[ROWS])
+
+
 def narrow_longs(const int64_t[:, ::1] layout, const int64_t[::1] low, const int64_t[::1] high,
                  uint8_t[::1] state, uint8_t[::1] mask, int op, int64_t literal):
     """Keeps rows whose value passes `op` (0 <=, 1 <, 2 >=, 3 >) against `literal`."""
     cdef Py_ssize_t b, n = layout.shape[0]
-    cdef int verdict
-    cdef int64_t rows
-    cdef uint64_t code, most
+    cdef uint8_t *first = &mask[0] if mask.shape[0] else NULL
     with nogil:
         for b in range(n):
-            if state[b] == 0 or layout[b, FORM] < 0:
-                continue
-            verdict = decide(op, low[b] > literal, high[b] < literal, low[b] == literal, high[b] == literal)
-            if verdict == 0:
-                state[b] = 0
-            if verdict != 2:
-                continue
-            rows = layout[b, ROWS]
-            most = (<uint64_t>0xFFFFFFFFFFFFFFFF) >> (64 - 8 * layout[b, WIDTH])
-            if literal < layout[b, BASE]:
-                # Only an open summary leaves this undecided: nothing there is less, and absent values are kept.
-                if op >= GE:
-                    continue
-                code = 0
-            else:
-                code = <uint64_t>literal - <uint64_t>layout[b, BASE]
-                if code > most:
-                    if op < GE:
-                        continue
-                    code = most
-            if op == LT and layout[b, PRESENCE] != 0 and code == 0:
-                code = 1
-            if op == GT and layout[b, PRESENCE] != 0 and code == most:
-                code = most - 1
-            settle(&state[b], seamark_coded(layout[b, WIDTH], op, <const void *>layout[b, CODES],
-                                            &mask[layout[b, FIRST]], rows, code, state[b] == 1,
-                                            <const uint8_t *>layout[b, SKETCH], layout[b, SHIFT]), rows)
+            compare_longs(&layout[b, 0], low[b], high[b], &state[b], first + layout[b, FIRST], op, literal)
 
 
 def narrow_doubles(const int64_t[:, ::1] layout, const double[::1] low, const double[::1] high,
                    uint8_t[::1] state, uint8_t[::1] mask, int op, double literal):
     cdef Py_ssize_t b, n = layout.shape[0]
-    cdef int verdict
-    cdef int64_t rows
+    cdef uint8_t *first = &mask[0] if mask.shape[0] else NULL
     with nogil:
         for b in range(n):
-            if state[b] == 0 or layout[b, FORM] < 0:
+            compare_doubles(&layout[b, 0], low[b], high[b], &state[b], first + layout[b, FIRST], op, literal)
+
+
+cdef struct Comparison:
+    const int64_t *layout
+    const int64_t *lows
+    const int64_t *highs
+    const double *low_reals
+    const double *high_reals
+    int op
+    bint floats
+    int64_t literal
+    double real
+
+
+cdef enum:
+    COMPARISONS = 16
+
+
+cdef int take(comparisons, Comparison *into, Py_ssize_t blocks) except -1:
+    """Comparisons as tuples (layout, low, high, op, literal), whose literals are int or float. At most 16."""
+    cdef const int64_t[:, ::1] layout
+    cdef const int64_t[::1] longs
+    cdef const double[::1] doubles
+    cdef int count = 0
+    for sides, low, high, op, literal in comparisons:
+        if count == COMPARISONS:
+            raise ValueError("more than 16 comparisons at once")
+        layout = sides
+        if layout.shape[0] != blocks or len(low) != blocks or len(high) != blocks:
+            raise ValueError("a comparison is of another view")
+        into[count].layout = &layout[0, 0]
+        into[count].op = op
+        into[count].floats = isinstance(literal, float)
+        if into[count].floats:
+            into[count].real = literal
+            doubles = low
+            into[count].low_reals = &doubles[0]
+            doubles = high
+            into[count].high_reals = &doubles[0]
+        else:
+            into[count].literal = literal
+            longs = low
+            into[count].lows = &longs[0]
+            longs = high
+            into[count].highs = &longs[0]
+        count += 1
+    return count
+
+
+cdef inline void compare_in(const Comparison *one, Py_ssize_t b, uint8_t *state, uint8_t *mask) noexcept nogil:
+    if one.floats:
+        compare_doubles(one.layout + LAYOUT * b, one.low_reals[b], one.high_reals[b], state, mask, one.op, one.real)
+    else:
+        compare_longs(one.layout + LAYOUT * b, one.lows[b], one.highs[b], state, mask, one.op, one.literal)
+
+
+cdef inline bint excludes(const Comparison *one, Py_ssize_t b) noexcept nogil:
+    """Whether the summary shows that no row of the block passes."""
+    cdef const int64_t *column = one.layout + LAYOUT * b
+    cdef double low, high
+    if column[FORM] < 0:
+        return False
+    if one.floats:
+        low = one.low_reals[b]
+        high = one.high_reals[b]
+        return column[PRESENCE] == 0 and decide(one.op, low > one.real, high < one.real, low == one.real,
+                                                high == one.real) == 0
+    return decide(one.op, one.lows[b] > one.literal, one.highs[b] < one.literal, one.lows[b] == one.literal,
+                  one.highs[b] == one.literal) == 0
+
+
+def narrow_all(comparisons, const int64_t[:, ::1] extents, uint8_t[::1] state, uint8_t[::1] mask):
+    """As `narrow_longs` and `narrow_doubles` for one comparison (layout, low, high, op, literal) after another, of at
+    most 16; a literal of doubles is a float."""
+    cdef Py_ssize_t b, n = state.shape[0]
+    cdef Comparison[COMPARISONS] each
+    cdef int k, count
+    cdef uint8_t *first = &mask[0] if mask.shape[0] else NULL
+    if n == 0:
+        return
+    count = take(comparisons, each, n)
+    with nogil:
+        for b in range(n):
+            for k in range(count):
+                if state[b] == 0:
+                    break
+                compare_in(&each[k], b, &state[b], first + extents[b, FIRST])
+
+
+def collect_all(comparisons, const int64_t[:, ::1] extents, const uint8_t[::1] state):
+    """What `collect` returns after `narrow_all`, without a mask of all rows. No block has state 2."""
+    cdef Py_ssize_t b, n = state.shape[0]
+    cdef Comparison[COMPARISONS] each
+    cdef int k, count
+    cdef int64_t rows, name, i, at = 0, most = 0, largest = 0
+    cdef uint8_t one
+    cdef uint8_t *left
+    cdef int64_t[::1] out
+    if n == 0:
+        return np.empty(0, dtype=np.int64)
+    count = take(comparisons, each, n)
+    states = np.array(state)
+    cdef uint8_t[::1] remaining = states
+    with nogil:
+        for b in range(n):
+            for k in range(count):
+                if remaining[b] == 0 or excludes(&each[k], b):
+                    remaining[b] = 0
+                    break
+            if remaining[b]:
+                most += extents[b, ROWS]
+                largest = max(largest, extents[b, ROWS])
+    if most == 0:
+        return np.empty(0, dtype=np.int64)
+    # Pages that are not written to take no memory.
+    found = np.empty(most, dtype=np.int64)
+    out = found
+    left = <uint8_t *>PyMem_Malloc(largest)
+    if left == NULL:
+        raise MemoryError()
+    with nogil:
+        for b in range(n):
+            if remaining[b] == 0:
                 continue
-            verdict = decide(op, low[b] > literal, high[b] < literal, low[b] == literal, high[b] == literal)
-            if verdict == 0 and layout[b, PRESENCE] == 0:
-                state[b] = 0
-            if verdict == 1 or state[b] == 0:
-                continue
-            rows = layout[b, ROWS]
-            settle(&state[b], seamark_floats(layout[b, WIDTH], op, <const void *>layout[b, CODES],
-                                             &mask[layout[b, FIRST]], rows, literal, state[b] == 1), rows)
+            one = 1
+            for k in range(count):
+                compare_in(&each[k], b, &one, left)
+                if one == 0:
+                    break
+            rows = extents[b, ROWS]
+            name = extents[b, BASE]
+            if one == 1:
+                for i in range(rows):
+                    out[at + i] = name + i
+                at += rows
+            elif one == 2:
+                at += seamark_collect(left, rows, name, &out[at])
+    PyMem_Free(left)
+    if at < _COPIED_ROWS:
+        return found[:at].copy()
+    out = None
+    found.resize(at, refcheck=False)
+    return found
 
 
 cdef inline uint64_t load(const uint8_t *codes, int width, int64_t row) noexcept nogil:

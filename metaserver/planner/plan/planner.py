@@ -355,7 +355,7 @@ class Planner:
         return await self._loading.run(key, load)
 
     async def _run(self, view: TableView, work: Callable[[], T]) -> T:
-        if _is_small(view):
+        if _is_small(view) or not view.delete_rows:
             return work()
         return await asyncio.to_thread(
             work

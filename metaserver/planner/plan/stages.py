@@ -15,6 +15,7 @@ import msgspec
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
@@ -27,6 +28,8 @@ from seamark.metaserver.planner.view.selection import Selection
 from seamark.metaserver.planner.view.view import TableView
 
 _NOT_COUNTED = (-1, -1)
+_LAST = "column_stats"
+"""The last stage of a plan without indexes and joins: it also lists the rows, for which its comparisons may wait."""
 
 
 class PruningInput(NamedTuple):
@@ -58,16 +61,22 @@ def prune(
     size = selection.size() if counted else _NOT_COUNTED
     if loaded_us is not None:
         stages.append(Stage("manifests", size[0], size[0], size[1], size[1], loaded_us))
+    rows: Longs | None = None
+    last = "" if probe is not None or bound_scan.dynamic_filters else _LAST
     for name, narrow in _steps(pruning_input, bound_scan, expired, probe):
         before_s = clock.monotonic()
         narrow(selection)
+        if name == last:
+            rows = selection.rows()
+        else:
+            selection.settle()
         spent_us = int((clock.monotonic() - before_s) * 1e6)
         before, size = size, selection.size() if counted else size
         stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
     return Scan(
         pruning_input.view,
         pruning_input.deletes,
-        selection.rows(),
+        selection.rows() if rows is None else rows,
         schema=bound_scan.schema,
         bound=bound_scan.bound,
         projected=bound_scan.projected,
@@ -96,7 +105,7 @@ def _steps(
     }
     if any(expression != TRUE for expression in by_spec.values()):
         yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
-    yield "column_stats", partial(narrow_by_stats, expression=bound_scan.bound, expired=expired)
+    yield _LAST, partial(narrow_by_stats, expression=bound_scan.bound, expired=expired)
     if bound_scan.dynamic_filters:
         yield "join_keys", partial(_narrow_by_keys, dynamic_filters=bound_scan.dynamic_filters, expired=expired)
     if probe is not None:

@@ -34,7 +34,7 @@ def narrow(
             selection.clear()
     elif isinstance(expression, And):
         for number, child in enumerate(sorted(expression.children, key=_cost)):
-            if number and not selection.state.any():
+            if number and selection.is_empty:
                 return
             narrow(selection, child, leaf, expired)
     elif isinstance(expression, Or):
@@ -63,10 +63,10 @@ def run_comparison(selection: Selection, side: Side, op: int, key: Key, *, uuid:
         assert isinstance(key, bytes)
         _scan.narrow_strings(side.layout, side.low, side.high, selection.state, selection.mask, op, key, uuid)
     elif side.form is Form.FLOATS:
-        _scan.narrow_doubles(side.layout, side.low, side.high, selection.state, selection.mask, op, float(key))
+        selection.compare(side, op, float(key))
     else:
         assert not isinstance(key, bytes)
-        _scan.narrow_longs(side.layout, side.low, side.high, selection.state, selection.mask, op, int(key))
+        selection.compare(side, op, int(key))
 
 
 def run_membership(selection: Selection, lower: Side, upper: Side, bound: Bound) -> None:

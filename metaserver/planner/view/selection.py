@@ -12,31 +12,75 @@ import numpy.typing as npt
 
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.index.kernels import _scan
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.view.view import Side, TableView
 
 Expired = Callable[[], bool]
+_WAITING_MAX = 16
+"""Comparisons that kernels do together."""
 
 
 class Selection:
-    """`state`, uint8[blocks]: 0 selects no row, 1 every row, 2 the rows whose byte in `mask`, uint8[rows], is 1."""
+    """`state`, uint8[blocks]: 0 selects no row, 1 every row, 2 the rows whose byte in `mask`, uint8[rows], is 1.
 
-    __slots__ = ("mask", "state", "view")
+    Comparisons of numbers wait until the selection is read. Then they are done together, block by block: a plan of
+    millions of files waits for memory more than for anything else, and what one comparison leaves of a block is still
+    in the processor's cache for the next. If only the rows are read, no mask is made.
+    """
 
-    def __init__(self, view: TableView, state: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8]) -> None:
+    __slots__ = ("_mask", "_state", "_waiting", "view")
+
+    def __init__(
+        self, view: TableView, state: npt.NDArray[np.uint8], mask: npt.NDArray[np.uint8] | None = None
+    ) -> None:
+        """Without a mask no block has state 2."""
         self.view = view
-        self.state = state
-        self.mask = mask
+        self._state = state
+        self._mask = mask
+        self._waiting: list[_scan.Comparison] = []
+
+    @property
+    def state(self) -> npt.NDArray[np.uint8]:
+        if self._waiting:
+            self.settle()
+        return self._state
+
+    @property
+    def mask(self) -> npt.NDArray[np.uint8]:
+        if self._waiting:
+            self.settle()
+        if self._mask is None:
+            self._mask = np.empty(self.view.rows, dtype=np.uint8)
+        return self._mask
+
+    def compare(self, side: Side, op: int, literal: float) -> None:
+        """Keeps rows whose value passes `op` of the kernels, or is absent. The side is of integers or floats."""
+        if len(self._waiting) == _WAITING_MAX:
+            self.settle()
+        self._waiting.append((side.layout, side.low, side.high, op, literal))
+
+    def settle(self) -> None:
+        """Does the comparisons that wait."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            _scan.narrow_all(waiting, self.view.extents, self._state, self.mask)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row is selected, by what is done of the comparisons."""
+        return not self._state.any()
 
     @classmethod
     def everything(cls, view: TableView) -> Selection:
-        return cls(view, np.ones(len(view.blocks), dtype=np.uint8), np.empty(view.rows, dtype=np.uint8))
+        return cls(view, np.ones(len(view.blocks), dtype=np.uint8))
 
     def copy(self) -> Selection:
-        mask = self.mask.copy() if (self.state == 2).any() else np.empty(len(self.mask), dtype=np.uint8)
-        return Selection(self.view, self.state.copy(), mask)
+        state = self.state.copy()
+        return Selection(self.view, state, self.mask.copy() if (state == 2).any() else None)
 
     def rows(self) -> Longs:
         """int64[selected], ascending row ids."""
+        if self._mask is None:
+            return _scan.collect_all(self._waiting, self.view.extents, self._state)
         return _scan.collect(self.view.extents, self.state, self.mask)
 
     def positions(self) -> Longs:
@@ -66,7 +110,8 @@ class Selection:
         return self.count(), self.file_bytes()
 
     def clear(self) -> None:
-        self.state[:] = 0
+        self._waiting = []
+        self._state[:] = 0
 
     def copy_block(self, number: int, other: Selection) -> None:
         """Sets the selection of one block to that in `other`."""

@@ -83,7 +83,7 @@ class Side:
 
     def add_sketches(self, view: TableView) -> None:
         """Of the blocks whose codes take longer to read."""
-        if self.form is not Form.INTEGERS:
+        if self.form is Form.STRINGS:
             return
         layout = self.layout
         wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= ROWS_MIN)

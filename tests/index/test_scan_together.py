@@ -1,0 +1,132 @@
+"""Comparisons that are done together, block by block, keep what each keeps; so do comparisons by sketches of floats."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seamark.metaserver.index.kernels import _scan
+from tests.index.test_scan import OPS, selected
+from tests.seeds import first_seed
+
+SHAPES = ("spread", "near", "equal", "outlier", "infinite", "absent", "zeros", "tiny", "huge")
+
+
+def address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def floats(shape: str, rows: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    values = rng.uniform(-1000, 1000, rows)
+    if shape == "near":
+        values = 1e3 + rng.integers(0, 300, rows) / 1024
+    elif shape == "equal":
+        values[:] = 7.5
+    elif shape == "outlier":
+        values[0] = 1e30
+    elif shape == "infinite":
+        values[0] = math.inf
+    elif shape == "absent":
+        values[rng.integers(0, rows)] = math.nan
+    elif shape == "zeros":
+        values = rng.choice([0.0, -0.0, 1.0, -1.0, 0.5], rows)
+    elif shape == "tiny":
+        values = rng.integers(-200, 200, rows) * 5e-324
+    elif shape == "huge":
+        values = rng.uniform(-1, 1, rows) * 1.7e308
+    return values
+
+
+def passes(op: int, value: float, literal: float) -> bool:
+    """What is absent, which is NaN, is kept."""
+    return math.isnan(value) or bool(OPS[op](value, literal))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_comparison_by_a_sketch_of_floats_keeps_what_passes(shape: str, dtype: type[Any]) -> None:
+    rng = np.random.default_rng((first_seed(), SHAPES.index(shape)))
+    with np.errstate(over="ignore"):
+        codes = floats(shape, 1200, rng).astype(dtype)
+    made = _scan.sketch_floats(address(codes), codes.itemsize, len(codes))
+    finite = bool(np.isfinite(codes).all())
+    assert made is not None or shape not in ("spread", "near")
+    assert made is None or finite
+    if made is not None:
+        places = made[16:].tolist()
+        assert 64 * max(Counter(places).values()) <= len(codes)
+        in_order = [place for _, place in sorted(zip(codes.tolist(), places, strict=True))]
+        assert in_order == sorted(in_order)
+    known = codes[~np.isnan(codes)].astype(np.float64)
+    layout = np.zeros((1, 15), dtype=np.int64)
+    layout[0, [0, 1, 2, 4]] = 1, codes.itemsize, address(codes), len(codes)
+    layout[0, 3] = 0 if len(known) == len(codes) else 1
+    layout[0, 13] = 0 if made is None else address(made) + 16
+    summary = np.array([known.min()]), np.array([known.max()])
+    literals = [*rng.choice(known, 3).tolist(), 0.0, -0.0, 1e-320, math.inf, -math.inf, float(known.max()), 0.3]
+    values = codes.astype(np.float64).tolist()
+    for literal in literals:
+        for op in OPS:
+            before = rng.integers(0, 2, len(codes), dtype=np.uint8)
+            for state_before in (1, 2):
+                state, mask = np.array([state_before], dtype=np.uint8), before.copy()
+                _scan.narrow_doubles(layout, *summary, state, mask, op, literal)
+                expected = [
+                    passes(op, value, literal) and (state_before == 1 or was == 1)
+                    for value, was in zip(values, before.tolist(), strict=True)
+                ]
+                assert selected(state, mask, [values]) == expected, (literal, op, state_before)
+
+
+@pytest.mark.parametrize("turn", range(30))
+def test_comparisons_done_together_keep_the_rows_that_all_keep(turn: int) -> None:
+    rng = np.random.default_rng(first_seed() * 1000 + turn)
+    sizes = rng.integers(0, 300, int(rng.integers(1, 6))).tolist()
+    starts = np.concatenate(([0], np.cumsum(sizes)))[:-1]
+    extents = np.zeros((len(sizes), 15), dtype=np.int64)
+    for number, rows in enumerate(sizes):
+        extents[number, 4:7] = rows, starts[number], number << 32
+    comparisons, alive, truths = [], [], []
+    for _ in range(int(rng.integers(0, 5))):
+        real, op = bool(rng.integers(0, 2)), int(rng.integers(0, 4))
+        dtype = np.dtype(np.float64 if real else np.uint32)
+        layout = extents.copy()
+        low, high = (np.zeros(len(sizes), dtype=np.float64 if real else np.int64) for _ in range(2))
+        literal = float(rng.integers(0, 100)) if real else int(rng.integers(0, 100))
+        for number, rows in enumerate(sizes):
+            first = int(rng.choice([0, 0, 0, 90]))
+            codes = rng.integers(first, first + 100, rows).astype(dtype)
+            known = rng.random() < 0.8 and rows > 0
+            # A column's own layout has no row ids: there its base is what codes are added to.
+            layout[number, [0, 1, 2, 6]] = int(real) if known else -1, dtype.itemsize, address(codes), 0
+            if known:
+                low[number], high[number] = codes.min(), codes.max()
+            alive.append(codes)
+            truths += [not known or bool(OPS[op](code, literal)) for code in codes.tolist()]
+        comparisons.append((layout, low, high, op, literal))
+    rows = sum(sizes)
+    every = np.array(truths, dtype=bool).reshape(len(comparisons), rows).all(axis=0) if comparisons else np.ones(rows)
+    began = rng.integers(0, 2, len(sizes)).astype(np.uint8)
+    ids = [(number << 32) + row for number, size in enumerate(sizes) for row in range(size)]
+    kept = zip(ids, every.tolist(), strict=True)
+    expected = [name for name, keeps in kept if keeps and began[name >> 32]]
+    assert _scan.collect_all(comparisons, extents, began).tolist() == expected
+    state, mask = began.copy(), np.empty(rows, dtype=np.uint8)
+    _scan.narrow_all(comparisons, extents, state, mask)
+    assert _scan.collect(extents, state, mask).tolist() == expected
+
+
+def test_a_long_list_of_rows_is_left_where_it_is() -> None:
+    rows = 200_000
+    codes = np.arange(rows, dtype=np.uint32)
+    layout = np.zeros((1, 15), dtype=np.int64)
+    layout[0, [0, 1, 2, 4]] = 0, 4, address(codes), rows
+    low, high = np.array([0], dtype=np.int64), np.array([rows - 1], dtype=np.int64)
+    for kept in (1, 1000, 65_535, 65_536, 150_000, rows):
+        found = _scan.collect_all([(layout, low, high, 1, kept)], layout, np.ones(1, dtype=np.uint8))
+        assert found.nbytes == 8 * kept
+        assert found.tolist() == list(range(kept))
