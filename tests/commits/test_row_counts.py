@@ -147,3 +147,21 @@ async def test_a_change_that_says_overwrite_may_have_any_rows(api: Api) -> None:
     assert refused.error[:2] == (400, "BadRequestException")
     await table.commit(**body, operation="overwrite")
     assert await table.live() == ["new"]
+
+
+async def test_rows_of_new_files_that_are_deleted_at_once_do_not_count(api: Api) -> None:
+    """Of a file that a writer has replaced while it was rewritten with others."""
+    table = await Claims.create(api, {"x": "long"})
+    old = table.data("old", rows=3)
+    read = (await table.commit(add=[old]))["snapshot-id"]
+    new = table.data("new", rows=5)
+    body: dict[str, Any] = {
+        "operation": "replace",
+        "read_snapshot_id": read,
+        "remove": [{"file-path": old["file-path"]}],
+    }
+    more: dict[str, Any] = {**DELETES, "referenced-data-file": new["file-path"]}
+    refused = await table.send(**body, add=[new, table.data("one", rows=1, **more)])
+    assert refused.error[:2] == (400, "BadRequestException")
+    await table.commit(**body, add=[new, table.data("two", rows=2, **more)])
+    assert await table.live() == ["new"]

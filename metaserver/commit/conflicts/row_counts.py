@@ -27,17 +27,20 @@ async def check_row_counts(
 ) -> None:
     """BadRequest if the change has the operation `replace` and its data files cannot have the rows of those that it
     removes: they have more, or fewer than are left by the deletes of positions. How many rows equality deletes delete
-    is unknown; a number of rows below 0 means unknown, too. `listed`: the head's manifests."""
+    is unknown; a number of rows below 0 means unknown, too. The change may also add deletes of rows of the new files,
+    which other writers have replaced meanwhile. `listed`: the head's manifests."""
     removed = [file for file in found.files if file.content == DATA]
     if change.operation != REPLACE or any(file.record_count < 0 for file in removed):
         return
     before, after = (sum(file.record_count for file in files) for files in (removed, change.data))
-    if after > before:
+    dead = sum(file.record_count for file in change.deletes)
+    if after - dead > before and all(file.content != EQUALITY_DELETES for file in change.deletes):
         raise BadRequest(
-            f"operation is replace, but the added data files have {after:,} rows, and the removed data files {before:,}"
-            " (record-count); a replacement has the same rows. Set overwrite, or omit the operation"
+            f"operation is replace, but the added data files have {after:,} rows, of which {dead:,} are deleted, and "
+            f"the removed data files {before:,} (record-count); a replacement has the same rows. Set overwrite, or "
+            "omit the operation"
         )
-    if after == before:
+    if after >= before:
         return
     deleted = await _deleted(manifests, listed, {file.file_path for file in removed})
     if deleted is not None and after < before - deleted:
