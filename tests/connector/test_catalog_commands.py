@@ -138,7 +138,7 @@ def test_a_dropped_table_is_restored(shop: IndexClient) -> None:
 def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     listed = printed(shop, "snapshot", "list", "shop.orders")
     assert [(one["summary"]["total-records"], one["refs"]) for one in listed] == [("2", ["main"]), ("1", [])]
-    assert "1 older snapshots are not shown" in done(shop, "snapshot", "list", "shop.orders", "--limit", "1")
+    assert "1 older snapshot is not shown" in done(shop, "snapshot", "list", "shop.orders", "--limit", "1")
     assert "append" in done(shop, "snapshot", "list", "shop.orders")
     by_name = printed(shop, "snapshot", "show", "shop.orders", "main")
     assert by_name == printed(shop, "snapshot", "show", "shop.orders", str(listed[0]["snapshot-id"])) == listed[0]
@@ -152,6 +152,7 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     assert "added-records" in text
     assert "set-properties" in text
     assert "request-id" not in text
+    assert "No instant has the action nap." in done(shop, "timeline", "--action", "nap")
 
 
 @pytest.mark.parametrize(
