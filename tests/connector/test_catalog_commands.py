@@ -193,3 +193,12 @@ def test_a_server_that_does_not_run_is_told_in_one_line() -> None:
 @pytest.mark.parametrize("levels", [("a",), ("a.b", "c"), ("a\\", "b.", "\\.")])
 def test_joined_names_are_split_again(levels: tuple[str, ...]) -> None:
     assert split_name(join_name(levels)) == levels
+
+
+def test_jobs_find_a_table_whose_namespace_has_a_dot_and_say_when_nothing_is_to_do(client: IndexClient) -> None:
+    done(client, "namespace", "create", r"shop\.eu")
+    done(client, "table", "create", r"shop\.eu.orders", "--column", "id:long")
+    assert "are complete" in done(client, "run", "index", r"shop\.eu.orders")
+    done(client, "namespace", "create", "shop")
+    done(client, "table", "create", "shop.orders", "--column", "id:long")
+    assert "No file needs a change." in done(client, "run", "statement", "ALTER TABLE shop.orders MERGE FILES")

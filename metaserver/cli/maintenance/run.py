@@ -188,13 +188,12 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
         )
     with _running("The statement is not done"):
         result = run_statement(client, parsed, utc=True, wait_s=wait_s)
-    print_result(
-        result,
+    text = (
         f"{show_count(result.files_before, 'file')} ({show_size(result.bytes_before)}) became {result.files_after:,} "
         f"({show_size(result.bytes_after)}); {show_count(result.row_groups_copied, 'row group', 'were')} copied, "
-        f"{result.row_groups_encoded:,} encoded.",
-        as_json=as_json,
+        f"{result.row_groups_encoded:,} encoded."
     )
+    print_result(result, text if result.files_before else "No file needs a change.", as_json=as_json)
 
 
 @run.command("cluster", context_settings=CONTEXT)
