@@ -261,7 +261,7 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
     if report.snapshot_id is None:
         print_result(report, f"{table} has no snapshot.", as_json=as_json)
         return
-    verb = "would be read" if dry_run else "were read"
+    verb = "would be read" if dry_run else "was read" if report.files == 1 else "were read"
     partitions = f", {show_count(report.partitions, 'partition')}" if report.partitions else ""
     print_result(
         report,
