@@ -15,7 +15,15 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option
-from seamark.metaserver.cli.terminal import make_table, open_console, print_json, print_result, say, show_size
+from seamark.metaserver.cli.terminal import (
+    make_table,
+    open_console,
+    print_json,
+    print_result,
+    say,
+    show_count,
+    show_size,
+)
 
 
 @click.command(context_settings=CONTEXT)
@@ -63,7 +71,7 @@ def buckets(
     if double or wanted is not None:
         done = resize(client, table, buckets=wanted or 2 * shown[0].buckets, column=column)
         again = "" if done.before != done.buckets else ", as before"
-        text = f"{done.column}: {done.buckets:,} buckets from now on{again} (partition spec {done.spec_id})"
+        text = f"{done.column}: {show_count(done.buckets, 'bucket')} from now on{again} (partition spec {done.spec_id})"
         print_result(done, text, as_json=as_json)
     elif as_json:
         print_json([_json(size) for size in shown])
@@ -106,10 +114,9 @@ def _show(table: str, columns: list[BucketSizes]) -> None:
     open_console().print(listed)
     for bucketed in columns:
         if bucketed.shared_files:
-            share = (
-                f"{bucketed.shared_files:,} files ({show_size(bucketed.shared_bytes)}) have rows of several buckets of"
-            )
-            say(f"{share} {bucketed.column}; older partition specs wrote them.")
+            share = f"{show_count(bucketed.shared_files, 'file')} ({show_size(bucketed.shared_bytes)})"
+            of = f"with rows of several buckets of {bucketed.column}"
+            say(f"{share} {of}; older partition specs wrote them.")
         if bucketed.advice > bucketed.buckets:
             each = show_size(round(bucketed.partition_bytes / bucketed.advice))
             more = "" if len(columns) == 1 else f" --column {bucketed.column}"

@@ -33,7 +33,7 @@ from seamark.connector.index.builds import (
 )
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, Misconfigured, json_option
-from seamark.metaserver.cli.terminal import open_console, print_json, say, show_size
+from seamark.metaserver.cli.terminal import open_console, print_json, say, show_count, show_size
 from seamark.metaserver.errors import Corrupt
 
 _TOLD_MAX = 10
@@ -146,8 +146,8 @@ def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_j
     done = report.progress
     if not as_json:
         say(
-            f"Index {name}: {done.files_done:,} data files, {done.rows_done:,} rows in {done.index_files:,} index "
-            f"files, {show_size(done.size_bytes)}"
+            f"Index {name}: {show_count(done.files_done, 'data file')}, {show_count(done.rows_done, 'row')} in "
+            f"{show_count(done.index_files, 'index file')}, {show_size(done.size_bytes)}"
         )
     _show_left(report)
     if report.json["state"] != "completed":
@@ -164,7 +164,7 @@ def _show(bar: ProgressBar, shown: TaskID, now: Progress) -> None:
 
 def _show_left(report: BuildReport) -> None:
     if report.files_not_indexed:
-        say(f"{report.files_not_indexed:,} data files cannot be indexed, and stay in every plan:", err=True)
+        say(f"Cannot be indexed, and kept by every plan: {show_count(report.files_not_indexed, 'data file')}", err=True)
     for path, why in report.skipped[:_TOLD_MAX]:
         say(f"  {path}: {why}", err=True)
     if report.files_not_indexed > _TOLD_MAX:

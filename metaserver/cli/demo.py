@@ -30,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from seamark.connector.client.errors import ClientError, NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.metaserver.cli.options import CONTEXT
-from seamark.metaserver.cli.terminal import print_bars
+from seamark.metaserver.cli.terminal import print_bars, show_count
 from seamark.metaserver.clock import SystemClock
 
 NAMESPACE, TABLE, INDEX = "demo", "demo.events", "by_user"
@@ -136,7 +136,7 @@ def measure(url: str, files: int, progress: Progress) -> DemoResult:
     user = int(events["user_id"][len(events) // 2].as_py())
     expected = _sorted(events.filter(pc.equal(events["user_id"], user)))
     with contextlib.closing(RestCatalog("demo", uri=url)) as catalog, contextlib.closing(IndexClient(url)) as client:
-        with _step(progress, f"PyIceberg writes {files:,} files"):
+        with _step(progress, f"PyIceberg writes {show_count(files, 'file')}"):
             write(catalog, events)
         with _step(progress, f"PyIceberg looks user {user} up"):
             before = look_up(catalog, user)
@@ -219,12 +219,15 @@ def show(result: DemoResult, console: Console) -> None:
         (f"with {DEFINITION}", after.files, after.seconds),
         ("files that hold a row of the answer", result.files_with_rows, None),
     )
-    console.print(f"\nOne user of {result.files * ROWS_A_FILE:,} events in {result.files:,} files: files opened\n")
+    console.print(
+        f"\nOne user of {result.files * ROWS_A_FILE:,} events in {show_count(result.files, 'file')}: files opened\n"
+    )
     texts = [f"{files:>6,}{'' if seconds is None else f'{seconds:8.3f} s'}" for _, files, seconds in rows]
     print_bars([(name, files, text) for (name, files, _), text in zip(rows, texts, strict=True)], console)
     ratio = before.seconds / max(after.seconds, 1e-6)
     console.print(
-        f"\nThe same data, the same reader, the same {len(after.rows)} rows: {before.files:,} → {after.files:,} files, "
-        f"{ratio:,.0f}× sooner. The server built the index automatically in {result.build_s:.1f} s.",
+        f"\nThe same data, the same reader, the same {show_count(len(after.rows), 'row')}: "
+        f"{before.files:,} → {show_count(after.files, 'file')}, {ratio:,.0f}× sooner. "
+        f"The server built the index automatically in {result.build_s:.1f} s.",
         highlight=False,
     )

@@ -182,11 +182,12 @@ def _show(table: str, explanation: Explanation) -> None:
     for residual in explanation.residuals if explanation.files else ():
         files = show_count(residual["files"], "file")
         if residual["residual"] is True:
-            text = f"Nothing to check in {files}: all rows satisfy what was used."
+            text = f"Nothing to check in {files}: all rows match."
             if explanation.not_used:
                 text = f"Readers check the rows of {files} by what is not used."
         else:
             text = f"Readers check the rows of {files} by: {expression_text(residual['residual'])}"
+            text += ", and by what is not used" if explanation.not_used else ""
         console.print(text, highlight=False, markup=False)
     if not explanation.residuals_complete:
         console.print("… and more in other partitions.")

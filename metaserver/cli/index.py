@@ -19,7 +19,15 @@ from seamark.metaserver import errors
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
 from seamark.metaserver.cli.options import CONTEXT, json_option
-from seamark.metaserver.cli.terminal import make_table, open_console, print_json, print_result, say, show_size
+from seamark.metaserver.cli.terminal import (
+    make_table,
+    open_console,
+    print_json,
+    print_result,
+    say,
+    show_count,
+    show_size,
+)
 from seamark.metaserver.index.keys.terms import split_arguments
 from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
 
@@ -88,7 +96,7 @@ def create(
     if as_json:
         print_json(defined.json)
         return
-    say(f"Index {defined.name}: {defined.definition}, {defined.lag_files:,} data files to index")
+    say(f"Index {defined.name}: {defined.definition}, {show_count(defined.lag_files, 'data file')} to index")
     if defined.lag_files:
         say(_BUILT_NEXT.format(table=table))
 
@@ -125,8 +133,8 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     console.print(_listed([shown]))
     if used := shown.json.get("used"):
         console.print(
-            f"Used by {used['plans']:,} plans of this worker: {used['files-removed']:,} of {used['files-in']:,} files "
-            "left out.",
+            f"Used by {show_count(used['plans'], 'plan')} of this worker: {used['files-removed']:,} of "
+            f"{show_count(used['files-in'], 'file')} left out.",
             highlight=False,
         )
     if shown.audited_ms is not None:
@@ -156,7 +164,7 @@ def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 def resume(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Resumes the index NAME of TABLE: plans use it again."""
     resumed = client.put_index(table, name, state="enabled")
-    text = f"Index {name} is enabled, {resumed.lag_files:,} data files to index"
+    text = f"Index {name} is enabled, {show_count(resumed.lag_files, 'data file')} to index"
     print_result(resumed.json, text, as_json=as_json)
 
 
@@ -210,5 +218,5 @@ def _files(files: list[dict[str, Any]]) -> Table:
             for file in files
         ),
         right_aligned=("level", "files", "rows", "size"),
-        title=f"{len(files):,} index files",
+        title=show_count(len(files), "index file"),
     )

@@ -18,7 +18,7 @@ from seamark.connector.index.audits import QUARANTINED, Audit, audit_index
 from seamark.connector.index.verification import VerificationResult
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, Misconfigured, json_option
-from seamark.metaserver.cli.terminal import make_table, open_console, print_json, say, show_size
+from seamark.metaserver.cli.terminal import make_table, open_console, print_json, say, show_count, show_size
 from seamark.metaserver.errors import BadRequest, Corrupt
 
 DEFAULT_SAMPLE = 3
@@ -119,12 +119,15 @@ def _show(audit: Audit) -> None:
     for problem in audit.problems[:_PROBLEMS_SHOWN]:
         say(problem, err=True)
     if len(audit.problems) > _PROBLEMS_SHOWN:
-        say(f"… and {len(audit.problems) - _PROBLEMS_SHOWN:,} problems more", err=True)
-    files = f"{len(audit.verdicts):,} index files, {index.files:,} of {index.files_total:,} data files"
-    rows = f"{audit.rows:,} rows counted" if audit.uncounted is None else f"rows not counted: {audit.uncounted}"
+        say(f"… and {show_count(len(audit.problems) - _PROBLEMS_SHOWN, 'problem')} more", err=True)
+    covered = f"{index.files:,} of {show_count(index.files_total, 'data file')}"
+    files = f"{show_count(len(audit.verdicts), 'index file')}, {covered}"
+    rows = f"rows not counted: {audit.uncounted}"
+    if audit.rows is not None:
+        rows = f"{show_count(audit.rows, 'row')} counted"
     right = f"not right (--seed {audit.seed})" if audit.problems else "right"
     if index.lag_files:
-        right += f", {index.lag_files:,} data files to index"
+        right += f", {show_count(index.lag_files, 'data file')} to index"
     say(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {right}")
 
 
@@ -160,13 +163,13 @@ def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> 
         return
     for registered in result["registered"]:
         say(
-            f"Index {registered['index']}: {registered['index-files']:,} index files registered, of "
-            f"{registered['files']:,} data files and {registered['rows']:,} rows, "
+            f"Index {registered['index']}: {show_count(registered['index-files'], 'index file')} registered, of "
+            f"{show_count(registered['files'], 'data file')} and {show_count(registered['rows'], 'row')}, "
             f"{show_size(registered['size-in-bytes'])}"
         )
     say(
-        f"{result['known']:,} index files were listed already, {result['redundant']:,} describe nothing new, "
-        f"{result['left-out-files']:,} are left out"
+        f"{show_count(result['known'], 'index file', 'were')} listed already, {result['redundant']:,} describe nothing "
+        f"new, {result['left-out-files']:,} are left out"
     )
     for left_out in result["left-out"][:_PROBLEMS_SHOWN]:
         say(f"  {left_out['location']}: {left_out['reason']}", err=True)

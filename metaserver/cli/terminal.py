@@ -23,6 +23,7 @@ from rich.text import Text
 WIDTH = 120
 """The width when the output is not a terminal."""
 _BAR_MIN, _BAR_MAX = 8, 44
+_SINGULAR = {"are": "is", "were": "was", "have": "has", "name": "names"}
 _KEPT = "\n\t"
 _BIDI_CONTROLS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -115,9 +116,12 @@ def time_text(epoch_ms: int | None) -> str:
     return "" if epoch_ms is None else f"{datetime.fromtimestamp(epoch_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
-def show_count(count: int, noun: str) -> str:
-    """A number of things whose plural ends in s, such as "1 file" or "1,000 files"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def show_count(count: int, noun: str, verb: str = "") -> str:
+    """A number of things whose plural ends in s, such as "1 file" or "1,000 files"; with a `verb` that follows it in
+    the plural, such as "were", "1 file was"."""
+    if count == 1:
+        return f"1 {noun} {_SINGULAR[verb]}" if verb else f"1 {noun}"
+    return f"{count:,} {noun}s {verb}".rstrip()
 
 
 def show_size(count: int) -> str:

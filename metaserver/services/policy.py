@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 
 import msgspec
 
@@ -38,6 +39,7 @@ from seamark.metaserver.services.launching.launchers import AUTO, CHOICES, why_i
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
 from seamark.metaserver.settings import Settings
 
+_NAME_SHOWN = 200
 _DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {
     COMPACTION_ENABLED: lambda settings: settings.services_compaction,
     MIN_FILES: str(MIN_FILES_DEFAULT),
@@ -67,12 +69,19 @@ _DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {
 """The default of each property, or the setting that is its default. Empty: no limit, or no columns."""
 
 
+def similar_properties(name: str) -> str:
+    """Properties of a policy with a similar name, most similar first, joined by "or"; empty if there are none."""
+    return " or ".join(get_close_matches(name[:_NAME_SHOWN], _DEFAULTS, n=2))
+
+
 def check_policy(properties: Mapping[str, str]) -> str | None:
     """What is wrong with the properties of a policy, if something is: an unknown name, or a value of another type."""
     for name, value in properties.items():
         default = _DEFAULTS.get(name)
         if default is None:
-            return f"{name!r} is unknown; the properties of a policy are {', '.join(_DEFAULTS)}"
+            near = similar_properties(name)
+            known = f"did you mean {near}?" if near else f"the properties of a policy are {', '.join(_DEFAULTS)}"
+            return f"{name[:_NAME_SHOWN]!r} is unknown; {known}"
         if name in (CLUSTERING_COLUMNS, CLUSTERING_CURVE, CLUSTERING_JOINS):
             try:
                 joins_of(properties)

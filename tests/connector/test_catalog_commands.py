@@ -138,7 +138,7 @@ def test_a_dropped_table_is_restored(shop: IndexClient) -> None:
 def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     listed = printed(shop, "snapshot", "list", "shop.orders")
     assert [(one["summary"]["total-records"], one["refs"]) for one in listed] == [("2", ["main"]), ("1", [])]
-    assert "1 older snapshots are not shown" in done(shop, "snapshot", "list", "shop.orders", "--limit", "1")
+    assert "1 older snapshot is not shown" in done(shop, "snapshot", "list", "shop.orders", "--limit", "1")
     assert "append" in done(shop, "snapshot", "list", "shop.orders")
     by_name = printed(shop, "snapshot", "show", "shop.orders", "main")
     assert by_name == printed(shop, "snapshot", "show", "shop.orders", str(listed[0]["snapshot-id"])) == listed[0]
@@ -152,6 +152,7 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     assert "added-records" in text
     assert "set-properties" in text
     assert "request-id" not in text
+    assert "No instant has the action nap." in done(shop, "timeline", "--action", "nap")
 
 
 @pytest.mark.parametrize(
@@ -192,3 +193,12 @@ def test_a_server_that_does_not_run_is_told_in_one_line() -> None:
 @pytest.mark.parametrize("levels", [("a",), ("a.b", "c"), ("a\\", "b.", "\\.")])
 def test_joined_names_are_split_again(levels: tuple[str, ...]) -> None:
     assert split_name(join_name(levels)) == levels
+
+
+def test_jobs_find_a_table_whose_namespace_has_a_dot_and_say_when_nothing_is_to_do(client: IndexClient) -> None:
+    done(client, "namespace", "create", r"shop\.eu")
+    done(client, "table", "create", r"shop\.eu.orders", "--column", "id:long")
+    assert "are complete" in done(client, "run", "index", r"shop\.eu.orders")
+    done(client, "namespace", "create", "shop")
+    done(client, "table", "create", "shop.orders", "--column", "id:long")
+    assert "No file needs a change." in done(client, "run", "statement", "ALTER TABLE shop.orders MERGE FILES")

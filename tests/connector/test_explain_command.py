@@ -41,6 +41,7 @@ def test_the_command_shows_stages_and_what_was_not_used(url: str) -> None:
         "column_stats",
         "To read: 3 files, 30.0 kB, 300 records",
         "Not used: LENGTH(data) = 1: length() is not a transform",
+        ", and by what is not used",
     ):
         assert part in text, text
     assert "parquet" not in text

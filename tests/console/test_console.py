@@ -77,6 +77,9 @@ async def test_every_page_shows_its_data_and_follows_what_happens(tmp_path: Path
         await see(watched, "of 480: 8.3 %")
         text = await watched.page.inner_text("main")
         assert "Layouts that would help" not in text, "each of the 40 partitions has a file for the value"
+        await box.fill("country LIKE '%A'")
+        await watched.page.keyboard.press("Control+Enter")
+        await see(watched, "Only the parts that cannot prune")
         await box.fill("amount BETWEEN 5 AND 9")
         await watched.page.keyboard.press("Control+Enter")
         await see(watched, "Sorted by amount")
@@ -179,8 +182,10 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
 
 async def test_the_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
-        await create_table(server, "first")
         await watched.open("#/tables")
+        await see(watched, "seamark connect pyiceberg")
+        await create_table(server, "first")
+        await watched.page.reload()
         await see(watched, "1 of 1 table")
         await watched.page.keyboard.press("Tab")
         assert await watched.run("document.activeElement.textContent") == "Skip to the content"

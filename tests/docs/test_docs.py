@@ -178,6 +178,25 @@ def test_spark_is_configured_as_the_tests_and_the_demo_configure_it() -> None:
             assert used == version[1], f"{page}: {artifact} {used}"
 
 
+def test_the_readme_links_every_page() -> None:
+    text = (REPO / "README.md").read_text()
+    pages = sorted(path.relative_to(REPO).as_posix() for path in (REPO / "docs").rglob("*.md"))
+    assert [page for page in pages if f"({page}" not in text] == []
+
+
+def test_statements_of_a_page_run_in_the_shell_that_it_opens() -> None:
+    """`spark-sql` waits for a semicolon; `pyspark` takes Python."""
+    for page in PAGES:
+        shell = ""
+        for block in page.blocks:
+            if block.mark == "run: spark-catalog":
+                shell = block.text.split()[0]
+            elif block.mark == "run: spark" and shell == "spark-sql":
+                assert block.text.rstrip().endswith(";"), f"{page}:{block.line}: without a semicolon"
+            elif block.mark == "run: spark":
+                assert "by `spark.sql(" in page.text, f"{page}:{block.line}: SQL in a shell for Python"
+
+
 def test_trinos_properties_are_those_that_the_tests_start_it_with() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-trino.md")
     tested = (DEPLOY / "trino" / "etc" / "catalog" / "seamark.properties").read_text() + trino_snippet("", "t")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,31 @@ def test_text_is_shown_without_what_a_terminal_obeys(text: str) -> None:
 )
 def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
     assert terminal.printable(text) == text
+
+
+def test_a_count_agrees_with_its_noun_and_verb() -> None:
+    counts = [terminal.show_count(count, "data file") for count in (0, 1, 1000)]
+    assert counts == ["0 data files", "1 data file", "1,000 data files"]
+    assert [terminal.show_count(count, "part", "were") for count in (1, 2)] == ["1 part was", "2 parts were"]
+
+
+_PLURAL = re.compile(
+    r"\{[^{}\"]*:,\} (?:[a-z]+ )?(?:files|tables|rows|days|columns|snapshots|manifests|partitions|keys)\b"
+)
+
+
+def test_every_command_counts_with_show_count() -> None:
+    """A reader of a small first table would see "1 files" otherwise."""
+    folder = Path(terminal.__file__).parent
+    found = {
+        path.name: matches
+        for path in sorted(folder.rglob("*.py"))
+        if (matches := [one for one in _PLURAL.findall(path.read_text()) if one.split(":,")[0] not in _LIMITS])
+    }
+    assert found == {}
+
+
+_LIMITS = ("{TABLE_ROWS_MAX", "{request.rows_max")
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)

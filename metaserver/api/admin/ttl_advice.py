@@ -108,7 +108,8 @@ class _Advisor:
         elif not known + unknown:
             reason = "the server has not seen a read of this table yet"
         elif days < unread_days:
-            reason = f"reads are counted since {days} days, which is less than unread-days, {unread_days}"
+            counted = "1 day" if days == 1 else f"{days} days"
+            reason = f"reads are counted for {counted}, which is less than unread-days, {unread_days}"
         elif len(times) != 1:
             reason = "the table is not partitioned by one time column, so its partitions have no age"
         found = () if reason else tuple(self._advice(times[0], unread_days, first_day))

@@ -7,7 +7,8 @@ table's UUID and the schema that resolved names) as requirements. Builds have ot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -53,6 +54,7 @@ from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 from seamark.metaserver.wire import FORMER_INDEX_FOLDER
 
 COMMIT_TRIES = 8
+_NAME_SHOWN = 200
 _LISTED_FILES_MAX = 1000
 _COUNT = {"type": "integer"}
 _REGISTERED_SCHEMA: dict[str, Any] = {
@@ -255,7 +257,7 @@ async def drop_index(call: Call) -> None:
 
     def changed(metadata: TableMetadata) -> dict[str, Any]:
         if PREFIX + name not in metadata.properties:
-            raise _missing(name)
+            raise _missing(name, read_definitions(metadata).by_name)
         return {"action": "remove-properties", "removals": [PREFIX + name]}
 
     await _commit(call, changed)
@@ -268,7 +270,9 @@ def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata
     if kind is None or (before is None and body.columns is None):
         if name in defined.problems:
             raise BadRequest(f"The index {name} is invalid ({defined.problems[name]}); define it again completely")
-        raise BadRequest(f"The index {name} does not exist; to define it, set kind ({', '.join(KINDS)}) and columns")
+        raise BadRequest(
+            f"The table has no index {name[:_NAME_SHOWN]!r}; to define it, set kind ({', '.join(KINDS)}) and columns"
+        )
     columns: Sequence[str | Term] = body.columns if body.columns is not None else before.terms if before else ()
     given: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
     given |= body.parameters
@@ -313,7 +317,7 @@ async def _shown(call: Call, table: TableIndexes, name: str) -> dict[str, Any]:
         {definition.name: definition for definition in bucket_definitions(table.metadata)} if definition is None else {}
     )
     if definition is None and name not in buckets:
-        raise _missing(name)
+        raise _missing(name, (*defined.by_name, *buckets))
     state = await _table_state(call, table)
     if definition is None:
         return _bucket(table.metadata, state.files, buckets[name])
@@ -441,8 +445,10 @@ def _registered(file: RegisteredIndexFile) -> dict[str, Any]:
     }
 
 
-def _missing(name: str) -> NotFound:
-    return NotFound(f"The table has no index {name[:200]!r}; list its indexes with seamark index list")
+def _missing(name: str, known: Iterable[str]) -> NotFound:
+    near = get_close_matches(name[:_NAME_SHOWN], known, n=1, cutoff=0.5)  # price_bitmap for price
+    hint = f"did you mean {near[0]}?" if near else "list its indexes with seamark index list"
+    return NotFound(f"The table has no index {name[:_NAME_SHOWN]!r}; {hint}")
 
 
 def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
@@ -453,7 +459,7 @@ def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
     if name not in defined.by_name:
         if name.startswith(BUCKET_PREFIX):
             check_name(name)
-        raise _missing(name)
+        raise _missing(name, defined.by_name)
     return defined.by_name[name]
 
 

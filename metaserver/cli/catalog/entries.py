@@ -78,7 +78,9 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
         text = f"{title} {name} is dropped; seamark undrop {name} restores it{until}"
         print_result({"dropped": list(split_table(name)), "entry": entry}, text, as_json=as_json)
 
-    command: Any = click.option("--yes", is_flag=True, help="Do not ask.")(json_option(server_options(drop_command)))
+    command: Any = click.option("--yes", "-y", is_flag=True, help="Do not ask.")(
+        json_option(server_options(drop_command))
+    )
     if kind.is_purgeable:
         command = click.option("--purge", is_flag=True, help="Delete its files after the retention.")(command)
     text = f"Drops {noun.upper()}. `seamark undrop` restores it within the server's retention."

@@ -18,7 +18,7 @@ from seamark.connector.client.names import join_name
 from seamark.connector.client.values import Instant
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option
-from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_size, time_text
+from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_count, show_size, time_text
 
 _LIMIT = 20
 _FOLLOW_S = 1.0
@@ -63,7 +63,7 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
         right_aligned=("rows", "files", "size"),
     )
     if len(snapshots) > limit:
-        say(f"{len(snapshots) - limit:,} older snapshots are not shown; set --limit")
+        say(f"{show_count(len(snapshots) - limit, 'older snapshot', 'are')} not shown; set --limit")
 
 
 @snapshot.command(context_settings=CONTEXT)
@@ -131,7 +131,7 @@ def timeline(
     newest = list(client.timeline(table, action=action, newest_first=True, limit=limit))
     _show(newest[::-1], as_json=as_json)
     if not newest and not as_json and not follow:
-        say("Nothing happened yet.")
+        say(f"No instant has the action {action}." if action else "Nothing happened yet.")
     since = newest[0].position if newest else None
     while follow:
         time.sleep(_FOLLOW_S)

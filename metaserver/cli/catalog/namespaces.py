@@ -13,7 +13,7 @@ from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
-from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say
+from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say, show_count
 
 
 @click.group(context_settings=CONTEXT)
@@ -51,7 +51,7 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
         print_json({"namespace": list(split_name(name)), "properties": properties, "tables": [t[-1] for t in tables]})
         return
     print_rows(("property", "value"), sorted(properties.items()))
-    say(f"{len(tables):,} tables")
+    say(show_count(len(tables), "table"))
     for table in tables:
         say(f"  {join_name(table)}")
 

@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import advise_ttl
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT
-from seamark.metaserver.cli.terminal import open_console, say, show_size
+from seamark.metaserver.cli.terminal import open_console, say, show_count, show_size
 from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS
 
 
@@ -42,8 +42,8 @@ def ttl_command(client: IndexClient, table: str, unread_days: int, as_json: bool
         click.echo(json.dumps(found, indent=2))
         return
     say(
-        f"{table}: {found['reads']:,} reads in {found['days']:,} days; {found['confidence']:.0%} of them name their "
-        "columns"
+        f"{table}: {show_count(found['reads'], 'read')} in {show_count(found['days'], 'day')}; "
+        f"{found['confidence']:.0%} of them name their columns"
     )
     if found["reason"]:
         say(f"No advice: {found['reason']}.")
@@ -65,8 +65,8 @@ def _listed(advice: list[dict[str, Any]]) -> Table:
         shown.add_row(
             one["column"],
             f"{one['partitions']:,}",
-            f"{one['older-than-days']:,} days",
-            f"{one['days-unread']:,} days",
+            show_count(one["older-than-days"], "day"),
+            show_count(one["days-unread"], "day"),
             f"{one['files']:,}",
             show_size(one["size-in-bytes"]),
         )

@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.values import Instant
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option
-from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_size, time_text
+from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_count, show_size, time_text
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
 _COMMANDS = {
@@ -45,8 +45,9 @@ def health(client: IndexClient, table: str, as_json: bool) -> None:
         print_json({**found, "problems": problems})
         return
     say(
-        f"{table}: {found['files']:,} data files ({show_size(found['size-in-bytes'])}), {found['records']:,} rows, "
-        f"{found['delete-files']:,} delete files, {found['manifests']:,} manifests, {found['snapshots']:,} snapshots, "
+        f"{table}: {show_count(found['files'], 'data file')} ({show_size(found['size-in-bytes'])}), "
+        f"{show_count(found['records'], 'row')}, {show_count(found['delete-files'], 'delete file')}, "
+        f"{show_count(found['manifests'], 'manifest')}, {show_count(found['snapshots'], 'snapshot')}, "
         f"format version {found['format-version']}"
     )
     if problems:
@@ -72,7 +73,7 @@ def _of_index(index: Index) -> dict[str, Any]:
         }
     return {
         "problem": f"index {index.name}",
-        "detail": f"{index.lag_files:,} data files are not indexed",
+        "detail": f"{show_count(index.lag_files, 'data file', 'are')} not indexed",
         "cost": "queries read those of them that column statistics do not prune",
         "service": "indexing",
         "enabled": True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import split_table
 from seamark.connector.write.replacements import RewriteReport
 from seamark.metaserver.cli.options import Misconfigured
+from seamark.metaserver.cli.terminal import say
 from seamark.metaserver.services.launching.launchers import CLUSTER, LOCAL, JobLogin, has_local_spark
 from seamark.metaserver.services.launching.spark_submit import SparkSubmit, submit_program
 from seamark.metaserver.services.service import Job, JobFailed
@@ -64,6 +66,8 @@ def run_on_spark(
     os.umask(umask)
     login = JobLogin(client.url, None if client.token is None else lambda _: str(client.token), None, umask)
     launcher = SparkSubmit(_LOCAL_MASTER if on == LOCAL else str(master), submit_options, login, os.environ)
+    if sys.stderr.isatty():
+        say(f"Spark starts, for {service} of {table}", err=True)
     try:
         job = Job(service, tuple(namespace), name, "", arguments=arguments)
         totals = asyncio.run(launcher.run(job, lambda progress: None))

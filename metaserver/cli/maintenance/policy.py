@@ -18,12 +18,22 @@ from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
 from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say
 from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
+from seamark.metaserver.iceberg.metadata.clustering import JOINS as CLUSTERING_JOINS
 from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
 from seamark.metaserver.iceberg.metadata.column_ttl import TIME_COLUMN
-from seamark.metaserver.services.policy import check_policy
+from seamark.metaserver.iceberg.metadata.statistics import COLUMNS as STATISTICS_COLUMNS
+from seamark.metaserver.services.budgets import WINDOW
+from seamark.metaserver.services.policy import check_policy, similar_properties
 
-_NONE = (CLUSTERING_COLUMNS, TTL_COLUMNS, TIME_COLUMN)
-"""Properties for which an empty value is no limit, but no column."""
+_EMPTY = {
+    CLUSTERING_COLUMNS: "none",
+    CLUSTERING_JOINS: "none",
+    TTL_COLUMNS: "none",
+    TIME_COLUMN: "none",
+    STATISTICS_COLUMNS: "all",
+    WINDOW: "any time",
+}
+"""What an empty value of a property means, where it is not "no limit"."""
 
 
 @click.command(context_settings=CONTEXT)
@@ -71,7 +81,9 @@ def _checked(updates: Sequence[str], removals: Sequence[str]) -> dict[str, str]:
     changes = parse_properties(updates, "--set")
     for name in (*changes, *removals):
         if not name.startswith(PREFIXES):
-            raise click.UsageError(f"{name!r} is no property of a policy; their names start with {', '.join(PREFIXES)}")
+            near = similar_properties(name)
+            other = "seamark table set and seamark namespace set change other properties"
+            raise click.UsageError(f"{name!r} is no property of a policy; {f'did you mean {near}?' if near else other}")
         if name in changes and name in removals:
             raise click.UsageError(f"{name!r} is both set and removed; choose one")
     wrong = check_policy(changes)
@@ -84,8 +96,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     source = entry["source"]
     if source == "namespace":
         source = f"namespace {'.'.join(entry['namespace'])}"
-    empty = "none" if entry["name"] in _NONE else "no limit"
-    value = entry["value"] or empty
+    value = entry["value"] or _EMPTY.get(entry["name"], "no limit")
     if entry.get("ignored"):
         value += f" (ignored: {entry['ignored']})"
     return entry["name"], value, source

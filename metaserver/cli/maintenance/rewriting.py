@@ -16,7 +16,7 @@ from seamark.metaserver.cli.build import interruptible
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.maintenance.launching import PROCESS, launch_options, run_on_spark
 from seamark.metaserver.cli.options import CONTEXT, json_option, parse_duration
-from seamark.metaserver.cli.terminal import print_result, show_size
+from seamark.metaserver.cli.terminal import print_result, show_count, show_size
 from seamark.metaserver.errors import SeamarkError
 
 Option = Callable[[Any], Any]
@@ -81,7 +81,7 @@ def rewriting_command(
             print_result(report, _text(report, table, verb, dry_run=dry_run), as_json=as_json)
             if report.errors:
                 raise click.ClickException(
-                    f"{len(report.errors):,} parts of {table} are not rewritten: {report.errors[0]}"
+                    f"of {table}, {show_count(len(report.errors), 'part', 'are')} not rewritten: {report.errors[0]}"
                 )
 
         shared: list[Option] = [click.option("--dry-run", is_flag=True, help=dry_run_help), wait_option]
@@ -100,16 +100,16 @@ def _text(report: RewriteReport, table: str, verb: str, *, dry_run: bool) -> str
         return f"{table} has nothing to {verb}."
     became, about = ("would become", "about ") if dry_run else ("became", "")
     text = (
-        f"{report.files_before:,} files ({show_size(report.bytes_before)}) of {table} {became} "
-        f"{about}{report.files_after:,} ({show_size(report.bytes_after)}); {report.deletes_applied:,} delete files "
-        "applied."
+        f"{show_count(report.files_before, 'file')} ({show_size(report.bytes_before)}) of {table} {became} "
+        f"{about}{report.files_after:,} ({show_size(report.bytes_after)});"
+        f" {show_count(report.deletes_applied, 'delete file')} applied."
     )
     if report.row_groups_copied or report.row_groups_encoded:
         encoded = sum(report.row_groups_encoded.values())
-        text += f" {report.row_groups_copied:,} row groups were copied, {encoded:,} encoded"
+        text += f" {show_count(report.row_groups_copied, 'row group', 'were')} copied, {encoded:,} encoded"
         text += "".join(f"; {reason}: {count:,}" for reason, count in sorted(report.row_groups_encoded.items())) + "."
     if report.conflicts:
-        text += f" {report.conflicts:,} batches were given up, because writers changed too much of them; run it again."
+        text += f" Given up, because writers changed too much: {report.conflicts:,} of the batches; run it again."
     if report.files_skipped:
-        text += f" {report.files_skipped:,} files are not Parquet or are encrypted, and stay."
+        text += f" Kept, as not Parquet or encrypted: {show_count(report.files_skipped, 'file')}."
     return text

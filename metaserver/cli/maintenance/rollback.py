@@ -11,7 +11,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.rollback import undo_job
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option
-from seamark.metaserver.cli.terminal import print_result
+from seamark.metaserver.cli.terminal import print_result, show_count
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
@@ -33,7 +33,7 @@ def rollback_job(client: IndexClient, table: str, snapshot_id: int | None, branc
         done = undo_job(client, table, snapshot_id, branch=branch)
     except SeamarkError as error:
         raise click.ClickException(f"The job on {table} is not rolled back: {error}") from None
-    files = f"{done.files_restored:,} files restored, {done.files_removed:,} removed"
+    files = f"{show_count(done.files_restored, 'file')} restored, {done.files_removed:,} removed"
     if not done.files_restored and not done.files_removed:
         files = "its files are listed in the manifests of before"
     print_result(

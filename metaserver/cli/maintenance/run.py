@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import split_table
 from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.column_ttl import expire_columns
@@ -28,7 +29,7 @@ from seamark.metaserver.cli.build import interruptible
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.maintenance.rewriting import rewriting_command, running, wait_option
 from seamark.metaserver.cli.options import CONTEXT, json_option, parse_duration, parse_size
-from seamark.metaserver.cli.terminal import print_result, show_size
+from seamark.metaserver.cli.terminal import print_result, show_count, show_size
 from seamark.metaserver.clock import SystemClock
 
 _WHERE = click.option(
@@ -125,13 +126,12 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
         )
     with running("The statement is not done"):
         result = run_statement(client, parsed, utc=True, wait_s=wait_s)
-    print_result(
-        result,
-        f"{result.files_before:,} files ({show_size(result.bytes_before)}) became {result.files_after:,} "
-        f"({show_size(result.bytes_after)}); {result.row_groups_copied:,} row groups were copied, "
-        f"{result.row_groups_encoded:,} encoded.",
-        as_json=as_json,
+    text = (
+        f"{show_count(result.files_before, 'file')} ({show_size(result.bytes_before)}) became {result.files_after:,} "
+        f"({show_size(result.bytes_after)}); {show_count(result.row_groups_copied, 'row group', 'were')} copied, "
+        f"{result.row_groups_encoded:,} encoded."
     )
+    print_result(result, text if result.files_before else "No file needs a change.", as_json=as_json)
 
 
 @rewriting_command(run, "cluster", _FULL, refusal="{table} is not clustered", verb="cluster", on_spark="clustering")
@@ -169,12 +169,12 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
     if report.snapshot_id is None:
         print_result(report, f"{table} has no snapshot.", as_json=as_json)
         return
-    verb = "would be read" if dry_run else "were read"
-    partitions = f", {report.partitions:,} partitions" if report.partitions else ""
+    verb = "would be read" if dry_run else "was read" if report.files == 1 else "were read"
+    partitions = f", {show_count(report.partitions, 'partition')}" if report.partitions else ""
     print_result(
         report,
-        f"Statistics of {table}: {report.columns:,} columns{partitions}; {report.files:,} of {report.files_total:,} "
-        f"data files ({report.rows:,} rows) {verb}.",
+        f"Statistics of {table}: {show_count(report.columns, 'column')}{partitions}; {report.files:,} of "
+        f"{show_count(report.files_total, 'data file')} ({show_count(report.rows, 'row')}) {verb}.",
         as_json=as_json,
     )
 
@@ -210,7 +210,7 @@ def _manifests_text(report: Mapping[str, Any], table: str, *, dry_run: bool) -> 
     if report["manifests-before"]:
         verb = "would become" if dry_run else "became"
         lines.append(
-            f"{report['manifests-before']:,} of {report['manifests']:,} manifests of {table} {verb} "
+            f"{report['manifests-before']:,} of {show_count(report['manifests'], 'manifest')} of {table} {verb} "
             f"{report['manifests-after']:,}; the files of a partition are in "
             f"{report['partition-manifests-after']:g} of them on average, before in "
             f"{report['partition-manifests-before']:g}."
@@ -249,18 +249,26 @@ def expire_command(
     print_result(totals, _expiration_text(totals, table, dry_run=dry_run), as_json=as_json)
 
 
+def _removed(count: int, *, dry_run: bool) -> str:
+    if dry_run:
+        return "would be removed"
+    return "was removed" if count == 1 else "were removed"
+
+
 def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> str:
     if not totals.snapshots and not totals.refs:
         return f"{table} has no expired snapshots."
-    verb = "would be removed" if dry_run else "were removed"
     refs = f" and {totals.refs:,} branches and tags" if totals.refs else ""
     files = totals.content_files + totals.manifests + totals.other_files
+    snapshots = show_count(totals.snapshots, "snapshot")
+    verb = _removed(totals.snapshots + totals.refs, dry_run=dry_run)
     text = (
-        f"{totals.snapshots:,} snapshots{refs} of {table} {verb}, with {files:,} files "
+        f"{snapshots}{refs} of {table} {verb}, with {show_count(files, 'file')} "
         f"({show_size(totals.size_bytes)}), {totals.content_files:,} of them data and delete files."
     )
     if totals.files_failed:
-        text += f"\nThe storage did not delete {totals.files_failed:,} files; the server logs them and tries again."
+        text += f"\nThe storage did not delete {show_count(totals.files_failed, 'file')}; the server logs this "
+        text += "and tries again."
     return text
 
 
@@ -283,17 +291,20 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
     """
     with running(f"The orphan files of {table} are not removed"):
         totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
-    verb = "would be removed" if dry_run else "were removed"
+    verb = _removed(totals.files, dry_run=dry_run)
     more = "" if totals.is_complete else "; there are more"
     text = (
-        f"{totals.files:,} orphan files ({show_size(totals.size_bytes)}) of {table} {verb}, of {totals.listed:,} files "
-        f"in its folders{more}."
+        f"{show_count(totals.files, 'orphan file')} ({show_size(totals.size_bytes)}) of {table} {verb}, of "
+        f"{show_count(totals.listed, 'file')} in its folders{more}."
     )
     if totals.uploads:
-        text += f" {totals.uploads:,} unfinished uploads {'would be' if dry_run else 'were'} aborted."
+        aborted = _removed(totals.uploads, dry_run=dry_run).replace("removed", "aborted")
+        text += f" {show_count(totals.uploads, 'unfinished upload')} {aborted}."
     print_result(totals, "\n".join([*(totals.locations if dry_run else ()), text]), as_json=as_json)
     if totals.files_failed:
-        raise click.ClickException(f"the storage did not delete {totals.files_failed:,} files; run it again")
+        raise click.ClickException(
+            f"the storage did not delete {show_count(totals.files_failed, 'file')}; run it again"
+        )
 
 
 @run.command("index", context_settings=CONTEXT)
@@ -304,7 +315,7 @@ def index_command(client: IndexClient, table: str, as_json: bool) -> None:
     """Builds, merges and audits the indexes of TABLE."""
     with interruptible():
         try:
-            totals = run_indexing(client, tuple(table.split(".")))
+            totals = run_indexing(client, split_table(table))
         except RuntimeError as error:
             raise click.ClickException(str(error)) from None
     text = ", ".join(f"{name} {count}" for name, count in totals.items())

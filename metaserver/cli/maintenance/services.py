@@ -15,7 +15,7 @@ from seamark.connector.client.policies import service_jobs
 from seamark.connector.client.values import Instant
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option
-from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_size, time_text
+from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_count, show_size, time_text
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
 _DEFAULT_LIMIT = 20
@@ -100,6 +100,6 @@ def _result(totals: Mapping[str, Any]) -> str:
     text = ""
     if "files_before" in rest:
         before, after = rest.pop("files_before"), rest.pop("files_after", 0)
-        text = f"{before:,} files ({show_size(rest.pop('bytes_before', 0))}) became {after:,} "
+        text = f"{show_count(before, 'file')} ({show_size(rest.pop('bytes_before', 0))}) became {after:,} "
         text += f"({show_size(rest.pop('bytes_after', 0))}): a scan opens {before - after:,} fewer; "
     return text + ", ".join(f"{str(name).replace('_', ' ')} {count:,}" for name, count in rest.items())

@@ -26,7 +26,7 @@ from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
 from seamark.metaserver.cli.connecting import served_at, suggesting
 from seamark.metaserver.cli.options import CONTEXT, Misconfigured, parse_size, settings_flags
-from seamark.metaserver.cli.terminal import open_console, printable, show_size
+from seamark.metaserver.cli.terminal import open_console, printable, show_count, show_size
 
 TABLE_ROWS_MAX = 1000
 """Rows that the format `table` prints; it needs all of them for the widths of its columns."""
@@ -40,6 +40,7 @@ TABLE_ROWS_MAX = 1000
     type=click.Choice(["table", "json", "csv", "arrow"]),
     help="Format of the rows. json: an object a line; arrow: an IPC stream. Default: table on a terminal, else csv.",
 )
+@click.option("--json", "output", flag_value="json", help="The same as --format json.")
 @click.option("--explain", "explains", is_flag=True, help="Show engine, reason, files and bytes; run nothing.")
 @click.option(
     "--engine",
@@ -142,7 +143,7 @@ def _explain(found: ChosenPlan) -> None:
         tables.add_column(name, justify="right")
     tables.add_column("left out by joins on")
     for one in found.tables:
-        joins = ", ".join(f"{columns} ({keys:,} keys)" for columns, keys in one.joins)
+        joins = ", ".join(f"{columns} ({show_count(keys, 'key')})" for columns, keys in one.joins)
         counts = (f"{one.files:,}", f"{one.considered_files:,}", show_size(one.bytes), str(one.columns))
         tables.add_row(one.shown_name.replace("[", "\\["), *counts, joins.replace("[", "\\["))
     if found.tables:

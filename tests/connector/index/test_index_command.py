@@ -60,10 +60,15 @@ def test_an_index_is_made_listed_paused_resumed_and_dropped(url: str) -> None:
     for part in ("data_bitmap", "bitmap(data)", "record(id, truncate[2](data))", "3 of 6", "behind"):
         assert part in text, text
     code, text = seamark(url, "show", "db.t", "k")
-    assert (code, "1 index files" in text, "live" in text) == (0, True, True)
+    titles = [line.strip() for line in text.splitlines()]
+    assert (code, "1 index file" in titles, "live" in text) == (0, True, True)
     assert seamark(url, "pause", "db.t", "k")[0] == 0
     assert "paused" in seamark(url, "list", "db.t")[1]
     assert "3 data files to index" in seamark(url, "resume", "db.t", "k")[1]
+    code, text = seamark(url, "show", "db.t", "data")
+    assert (code, "no index 'data'; did you mean data_bitmap?" in text) == (1, True)
+    code, text = seamark(url, "pause", "db.t", "data")
+    assert (code, "no index 'data'; to define it" in text) == (2, True)
     assert seamark(url, "drop", "db.t", "k")[0] == 0
     assert "record" not in seamark(url, "list", "db.t")[1].rpartition("who=")[2]
 
@@ -88,7 +93,7 @@ def test_answers_come_as_json(url: str) -> None:
         (("list", "db.nope"), 1, "does not exist"),
         (("show", "db.t", "nope"), 1, "no index 'nope'"),
         (("drop", "db.t", "nope"), 1, "no index 'nope'"),
-        (("pause", "db.t", "nope"), 2, "The index nope does not exist"),
+        (("pause", "db.t", "nope"), 2, "no index 'nope'"),
         (("list", "db.t", "--url", "ftp://x"), 2, "not the URL"),
         (("list", "db.t", "--url", "http://127.0.0.1:9"), 1, "No answer"),
     ],

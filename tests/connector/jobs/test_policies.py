@@ -52,7 +52,8 @@ def test_the_nearest_namespace_counts(levels: list[dict[str, str]]) -> None:
         ({"history.expire.max-snapshot-age-ms": "5d"}, "whole number above 0"),
         ({"history.expire.max-snapshot-age-ms": "0"}, "whole number above 0"),
         ({"history.expire.max-snapshot-age-ms": "9" * 5_000}, "whole number above 0"),
-        ({"seamark.compaction.when": "1"}, "is unknown; the properties of a policy are"),
+        ({"seamark.compaction.when": "1"}, "did you mean seamark.compaction.enabled"),
+        ({"x" * 5_000: "1"}, "is unknown; the properties of a policy are"),
     ],
 )
 def test_the_values_of_a_policy_are_checked(properties: dict[str, str], wrong: str | None) -> None:
@@ -101,7 +102,9 @@ def test_the_command_sets_a_namespace_and_a_table(nested: IndexClient) -> None:
 
 def test_the_command_names_what_is_wrong(nested: IndexClient) -> None:
     for arguments, message in (
-        (("a.b.t", "--set", "owner=me"), "'owner' is no property of a policy"),
+        (("a.b.t", "--set", "owner=me"), "seamark table set"),
+        (("a.b.t", "--set", "seamark.compact.enabled=true"), "did you mean seamark.compaction.enabled"),
+        (("a.b", "--namespace", "--unset", "seamark.compacton.enabled"), "did you mean seamark.compaction.enabled"),
         (("a.b.t", "--set", "seamark.compaction.enabled"), "has no value"),
         (("a.b.t", "--set", "seamark.compaction.enabled=1"), "must be true or false"),
         (("a.b", "--namespace"), "add --set or --unset"),

@@ -150,7 +150,7 @@ def test_there_is_a_reason_where_there_is_no_advice(client: IndexClient, served:
     fill(client, served, DayTransform(), range(0, 100, 10))
     assert "has not seen a read" in advise_ttl(client, "db.t")["reason"]
     scan(client, "db.t", ["id"]).to_arrow()
-    assert "since 0 days" in advise_ttl(client, "db.t")["reason"]
+    assert "for 0 days" in advise_ttl(client, "db.t")["reason"]
     with pytest.raises(BadRequest, match="unread-days"):
         advise_ttl(client, "db.t", 0)
 

@@ -44,7 +44,7 @@ function SignIn() {
   return html`<main class="sign-in" id="main">
     <form class="panel" onSubmit=${submit}>
       <h1>Sign in</h1>
-      <p class="note">This server requires a token. <code>seamark token create NAME</code> makes one. The browser keeps it until you close this tab.</p>
+      <p class="note">This server requires a token. <code>seamark token create NAME --role reader</code> makes one. The browser keeps it until you close this tab.</p>
       <label class="field"><span>Token</span><input name="token" type="password" required autocomplete="off" spellcheck="false" autofocus /></label>
       ${failure && html`<p class="error" role="alert">${failure}</p>`}
       <button type="submit">Sign in</button>

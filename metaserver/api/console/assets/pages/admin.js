@@ -32,7 +32,7 @@ export function Admin() {
   return html`
     <div class="title"><h1>Access</h1></div>
     <div class="columns">
-      <${Panel} title="Tokens" note="Secrets are never shown. seamark token creates and revokes tokens.">
+      <${Panel} title="Tokens" note=${html`Secrets are never shown. <code>seamark token</code> creates and revokes tokens.`}>
         <${Loaded} of=${tokens}>${(rows) => html`<${Grid} label="Tokens" empty="There is no token." rows=${rows} columns=${[
           { title: "Principal", cell: (token) => token.name },
           { title: "State", cell: (token) => html`<${Badge} kind=${token.live ? "good" : ""}>${token.live ? "valid" : token["revoked-ms"] ? "revoked" : "expired"}<//>` },

@@ -81,9 +81,9 @@ function Plan({ plan, namespace, name, at }) {
     <//>
     ${plan.layouts.length > 0 && html`<${Panel} wide title="Layouts that would help" note="An estimate from the bounds and record counts of the files. Table services lay new files out so; seamark run cluster --full rewrites all."><${Layouts} plan=${plan} namespace=${namespace} name=${name} /><//>`}
     <${Terms} plan=${plan} all=${all} namespace=${namespace} name=${name} at=${at} />
-    <${Panel} wide title="Left to check" note="What an engine evaluates on the rows of the files, by number of files.">
-      <${Grid} label="Residuals" empty="Nothing: every row of the files matches." rows=${plan.residuals.slice(0, 20)} columns=${[
-        { title: "Predicate", cell: (one) => html`<code>${expression(one.residual)}</code>` },
+    <${Panel} wide title="Left to check" note=${`What an engine evaluates on the rows of the files, by number of files${plan["not-used"].length ? ", besides the parts that cannot prune" : ""}.`}>
+      <${Grid} label="Residuals" empty="No file is left." rows=${plan.residuals.slice(0, 20)} columns=${[
+        { title: "Predicate", cell: (one) => (one.residual === true ? (plan["not-used"].length ? "Only the parts that cannot prune" : "Nothing: all rows match") : html`<code>${expression(one.residual)}</code>`) },
         { title: "Files", number: true, cell: (one) => count(one.files) },
       ]} />
     <//>

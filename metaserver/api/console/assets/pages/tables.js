@@ -77,7 +77,7 @@ export function Tables({ address }) {
         </div>
         <${Failure} error=${tables.error ?? (chosen ? tables.value?.refused : null)} />
         ${tables.value?.more && html`<p class="note">Only the first ${count(TABLES_MAX)} tables are shown; choose a namespace.</p>`}
-        ${!tables.loading && !total && !tables.error && html`<p class="empty">There is no table yet. <code>seamark demo</code> makes one.</p>`}
+        ${!tables.loading && !total && !tables.error && html`<p class="empty">There is no table yet. <code>seamark connect pyiceberg</code> prints how a client connects; so do <code>spark</code>, <code>trino</code> and <code>duckdb</code>.</p>`}
         ${shown.length > 0 && html`<${LongList} label=${`Tables in ${where}`} items=${shown} row=${(table) => html`<a href=${tableHref(table.namespace, table.name)}><span class="muted">${path(table.namespace)}.</span>${table.name}</a>`} />`}
       <//>
     </div>`;
