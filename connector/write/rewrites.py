@@ -35,7 +35,7 @@ def rewrite_files(
     are deleted.
 
     Files of which all rows were found are not read. New rows may have a column `_row_id`: not null for updated rows.
-    `protection`: how the files of new rows are encrypted; other rows stay as protected as they are."""
+    `protection`: how the files of new rows are encrypted; the protection of other rows stays."""
     names = [field.name for field in opened.schema.fields]
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)

@@ -436,7 +436,7 @@ def _protection(
     if len(found) > 1:
         raise Unwritable(
             "the rows are in files that are encrypted in different ways, so it is uncertain how the new rows are; "
-            "change those of each in a call of its own"
+            "change those of each file with a separate call"
         )
     return found[0] if found else None
 

@@ -259,8 +259,8 @@ def plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
 
 
 def check_unsigned(footer: bytes, path: str) -> None:
-    """Unreadable for the footer of a file with encrypted columns: without their keys, pyarrow ends the process when it
-    is asked for the metadata of such a column."""
+    """Unreadable for the footer of a file with encrypted columns: without their keys, pyarrow ends the process when
+    the metadata of such a column is requested."""
     try:
         fields = [number for number, *_ in _footer.spans(footer, 0)[0]] if footer else []
     except ValueError as error:
