@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable, Sequence
 
+import pytest
+from _pytest.mark.structures import ParameterSet
 from hypothesis import settings
 
 EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
@@ -20,6 +23,16 @@ def first_seed(variable: str = "TEST_SEED") -> int:
     if said:
         return int(said)
     return random.SystemRandom().randrange(1, 1 << 30) if EXPLORING else 1
+
+
+def seeds_by_version(seeds: Iterable[int], versions: Sequence[int] = (2, 3)) -> list[ParameterSet]:
+    """Parameters `("seed", "version")`: each seed with each format version. The versions take turns: of each seed, one
+    version is in the fast tier."""
+    return [
+        pytest.param(seed, version, marks=[] if place == number % len(versions) else pytest.mark.slow)
+        for number, seed in enumerate(seeds)
+        for place, version in enumerate(versions)
+    ]
 
 
 def settle() -> None:

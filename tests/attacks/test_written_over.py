@@ -80,8 +80,15 @@ async def _rename_file(world: World, kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["location", "moved location"])
-@pytest.mark.parametrize("named", ["by content", "freely"])
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("location", "by content"),
+        ("moved location", "freely"),
+        pytest.param("moved location", "by content", marks=pytest.mark.slow),
+        pytest.param("location", "freely", marks=pytest.mark.slow),
+    ],
+)
 async def test_forged_metadata_has_nothing_written_or_listed_elsewhere(
     tmp_path: Path, way: str, kind: str, named: str
 ) -> None:

@@ -165,6 +165,7 @@ def test_lost_requests_and_replies_lose_and_double_nothing(tmp_path: Path) -> No
         assert _ids(server.base_url, "t") == sorted([*range(sequence), 99]), f"FAULT_SEED={SEED}"
 
 
+@pytest.mark.slow
 def test_a_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> None:
     """Some of the changes remove files, so that manifests are rewritten, too."""
     print(f"kills: FAULT_SEED={SEED}")

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import Block, Page, all_pages
+from tests.services.forking_command import forking_command
 from tests.services.process import ManagedProcess, free_port, http_ok
 
 RUNNING = [page for page in all_pages() if any(block.mark for block in page.blocks)]
@@ -45,7 +46,10 @@ class Run:
     catalog: str = ""
 
     def __post_init__(self) -> None:
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        bin_folder = self.folder / ".bin"
+        bin_folder.mkdir()
+        self.running.enter_context(forking_command(bin_folder))
+        path = f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         # The port where a page leaves it to its default.
         # A page shows what its own commands do: table services would race with them.
         services = {"SEAMARK_SERVICES_WORKERS": "0"}

@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Page
-from tests.docs.runner import RUNNING, asks_for_spark, run_page
+from tests.docs.pages import Block, Page
+from tests.docs.runner import RUNNING, asks_for_spark, page_run, run_page
 
 
 @pytest.mark.filterwarnings("ignore")  # clients' own; ours are errors in every other test
 @pytest.mark.parametrize("page", [page for page in RUNNING if not asks_for_spark(page)], ids=str)
 def test_a_page_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run_page(page, tmp_path, request)
+
+
+def test_a_command_that_fails_fails_its_page(tmp_path: Path) -> None:
+    page = RUNNING[0]
+    with page_run(page, tmp_path, {}, lambda: None) as run:
+        run.block(Block("bash", "run", "seamark --version | grep seamark", 1))
+        with pytest.raises(AssertionError, match=r"ended with 2\n(.*\n)*.*--nonsense"):
+            run.block(Block("bash", "run", "seamark serve --nonsense", 1))

@@ -41,6 +41,8 @@ def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 BY_VENDED_KEYS = {"test_create_insert_and_ctas", "test_create_append_scan_delete_overwrite"}
 ONLY_LOCAL = {
+    "test_maintenance_procedures",
+    "test_rename_drop_undrop_and_purge",
     "test_schema_evolution",
     "test_partition_evolution",
     "test_branches_tags_and_time_travel",

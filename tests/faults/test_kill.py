@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.catalog.rig import SCHEMA, append
 from tests.faults.rigs.dying_server import STEPS
@@ -46,7 +47,15 @@ def _die_and_retry(server: Mortal, client: Client, step: str, retry: str, name: 
 # One server per test, which dies several times: what costs is to start one.
 
 
-@pytest.mark.parametrize("step", STEPS)
+QUICK = ("before-swap", "after-swap")
+"""On either side of the moment at which a commit happens. The other steps are slow; a test with PostgreSQL has all."""
+
+
+def _steps(*steps: str) -> list[ParameterSet]:
+    return [pytest.param(step, marks=[] if step in QUICK else pytest.mark.slow) for step in steps]
+
+
+@pytest.mark.parametrize("step", _steps(*STEPS))
 def test_a_killed_server_leaves_all_of_a_commit_or_nothing(tmp_path: Path, step: str) -> None:
     with Mortal(tmp_path / "home") as server:
         client = server.start()
@@ -126,7 +135,7 @@ def _dropped(client: Client) -> list[str]:
     return [f"dropped:{row['name']}" for row in body["dropped"]]
 
 
-@pytest.mark.parametrize("step", ["after-metadata-write", "before-swap", "after-swap"])
+@pytest.mark.parametrize("step", _steps("after-metadata-write", "before-swap", "after-swap"))
 def test_a_killed_create_rename_register_or_drop_happened_or_did_not(tmp_path: Path, step: str) -> None:
     with Mortal(tmp_path / "home") as server:
         client = server.start()

@@ -50,7 +50,7 @@ def _changes(method: str, path: str) -> bool:
 
 
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_a_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, seed: int, key: bool) -> None:
     client, name = Client(proxy.base_url), f"t{seed}{key}"
     assert client.create_table(name)[0] == 200
@@ -68,7 +68,7 @@ def test_a_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, s
     assert client.chain(name) == list(range(1, 31))
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.slow)])
 def test_creates_renames_drops_and_undrops_with_keys_happen_once(proxy: LossyProxy, seed: int) -> None:
     client, namespace = Client(proxy.base_url), f"n{seed}"
     proxy.fate = seeded(seed, 0.6, applies=_changes)
@@ -133,7 +133,7 @@ def _expected(proxy: LossyProxy, name: str) -> int:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("seed", [21, 22])
+@pytest.mark.parametrize("seed", [21, pytest.param(22, marks=pytest.mark.slow)])
 def test_pyiceberg_appends_are_there_once_and_can_be_read(server: Seamark, proxy: LossyProxy, seed: int) -> None:
     name = f"py{seed}"
     rows = pa.table({"id": pa.array([1], pa.int64())})

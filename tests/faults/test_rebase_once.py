@@ -66,7 +66,14 @@ def _overtaken(client: Client, name: str, version: int, merge: int) -> tuple[App
     return made[2], requests[2]
 
 
-@pytest.mark.parametrize(("step", "nth"), [*((step, 1) for step in STEPS), ("after-metadata-write", 2)])
+@pytest.mark.parametrize(
+    ("step", "nth"),
+    [
+        *((step, 1) for step in ("before-swap", "after-swap")),
+        *(pytest.param(step, 1, marks=pytest.mark.slow) for step in STEPS if "-swap" not in step),
+        ("after-metadata-write", 2),
+    ],
+)
 def test_a_rebase_that_was_killed_happened_or_did_not_and_happens_once(tmp_path: Path, step: str, nth: int) -> None:
     """It writes a manifest, a manifest list and metadata, in this order."""
     with Mortal(tmp_path / "home") as server:
@@ -102,7 +109,7 @@ def proxy(server: Seamark) -> Iterator[LossyProxy]:
 
 
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_overtaken_appends_whose_replies_are_lost_are_there_once(proxy: LossyProxy, seed: int, key: bool) -> None:
     client, direct, name = Client(proxy.base_url), Client(f"http://{proxy.upstream}"), f"lossy-{seed}-{key}"
     source = random.Random(seed)

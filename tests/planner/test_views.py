@@ -340,6 +340,7 @@ async def test_pages_of_hurried_and_of_whole_plans_make_up_the_answer_together(t
         assert json.loads(again.raw)["status"] == "completed"
 
 
+@pytest.mark.slow  # test_memory_account.py has the same of a whole server
 async def test_the_account_is_what_the_process_holds(tmp_path: Path) -> None:
     """By Python's own count of allocated memory, with NumPy's: within a tenth, with all that is derived from views."""
     table = Table(tmp_path / "t")

@@ -106,9 +106,9 @@ class Served:
             time.sleep(0.1)
 
 
-@pytest.fixture(params=["1", "2"])
+@pytest.fixture
 def served(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority) -> Iterator[Served]:
-    """A server with TLS, with one worker and with two."""
+    """A server with TLS, with as many workers as the parameter says."""
     port, log = free_port(), tmp_path / "log"
     argv = [SEAMARK, "serve", "--home", str(tmp_path / "home"), "--port", str(port), "--workers", request.param]
     argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
@@ -132,6 +132,7 @@ def name_presented(served: Served, authority: Authority) -> str:
     return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
+@pytest.mark.parametrize("served", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
 def test_clients_that_trust_the_authority_are_served_and_others_refuse(
     served: Served, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_clients_that_trust_the_authority_are_served_and_others_refuse(
     assert "does not exist" in done.output
 
 
+@pytest.mark.parametrize("served", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
 def test_old_versions_of_tls_and_plain_http_are_refused(served: Served, authority: Authority) -> None:
     context = ssl.create_default_context(cafile=authority.file)
     with pytest.warns(DeprecationWarning, match="deprecated"):
@@ -160,7 +162,16 @@ def test_old_versions_of_tls_and_plain_http_are_refused(served: Served, authorit
         assert b"200" not in plain.recv(4096)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["SIGHUP", "files watched"])
+@pytest.mark.parametrize(
+    ("served", "told"),
+    [
+        pytest.param("1", True, id="SIGHUP, one worker", marks=pytest.mark.slow),
+        pytest.param("2", True, id="SIGHUP, two workers"),
+        pytest.param("1", False, id="files watched, one worker"),
+        pytest.param("2", False, id="files watched, two workers", marks=pytest.mark.slow),
+    ],
+    indirect=["served"],
+)
 def test_a_certificate_that_was_renewed_is_presented_without_a_restart(
     served: Served, authority: Authority, told: bool
 ) -> None:

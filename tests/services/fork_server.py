@@ -35,6 +35,8 @@ MODULES = (
 )
 _OWN = ("SEAMARK_", "PYTHONPATH", "PYTEST_", "PYSPARK_", "SPARK_")
 """What begins the names of variables that no module reads when it is imported."""
+_SHELLS = {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
+"""Variables of a shell that no module reads when it is imported, either."""
 _MESSAGE_BYTES = 1 << 20
 _environment: dict[str, str] | None = None
 """Where servers are forked at all: the environment of the fork server."""
@@ -120,7 +122,7 @@ def fork(
 
 
 def _foreign(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if not name.startswith(_OWN)}
+    return {name: value for name, value in env.items() if not name.startswith(_OWN) and name not in _SHELLS}
 
 
 def _umask() -> int:

@@ -312,7 +312,7 @@ def server(tmp_path: Path) -> Iterator[Seamark]:
 @pytest.mark.parametrize(
     ("version", "seconds"),
     [
-        pytest.param(2, 13, id="short, version 2"),
+        pytest.param(2, 13, id="short, version 2", marks=pytest.mark.slow),
         pytest.param(2, 120, id="long, version 2", marks=pytest.mark.slow),
         pytest.param(3, 120, id="long, version 3", marks=pytest.mark.slow),
     ],

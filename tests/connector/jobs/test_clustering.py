@@ -31,7 +31,7 @@ from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.clustering import CURVES, ClusteringLayout, layer_of
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
-from tests.seeds import first_seed
+from tests.seeds import first_seed, seeds_by_version
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
@@ -97,8 +97,7 @@ def layers(client: IndexClient) -> Counter[str]:
     ("within_max", "names"),
     [pytest.param(25, 8, id="short"), pytest.param(10_000, 100, id="long", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("seed", [first_seed() + number for number in range(3)])
+@pytest.mark.parametrize(("seed", "version"), seeds_by_version(first_seed() + number for number in range(3)))
 def test_random_histories_with_clusterings_between_and_within(
     client: IndexClient,
     served: Served,
@@ -161,8 +160,17 @@ def test_random_histories_with_clusterings_between_and_within(
 CURVE_OF = [{"seamark.clustering.curve": curve} for curve in CURVES]
 
 
-@pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.parametrize("ranges", [1, 7])
+@pytest.mark.parametrize(
+    ("curve", "ranges"),
+    [
+        ("hilbert", 1),
+        ("hilbert", 7),
+        ("zorder", 7),
+        ("linear", 1),
+        pytest.param("zorder", 1, marks=pytest.mark.slow),
+        pytest.param("linear", 7, marks=pytest.mark.slow),
+    ],
+)
 def test_a_query_opens_few_files(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, curve: str, ranges: int
 ) -> None:

@@ -32,6 +32,7 @@ from seamark.metaserver.store.port import InstantFilter
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import create, rows
+from tests.seeds import seeds_by_version
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -113,8 +114,13 @@ def test_a_snapshot_is_as_old_as_the_commit_that_replaced_it(client: IndexClient
         assert expire(client, "db.t", dry_run=True).snapshots == 0, "five days by default"
 
 
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize(
+    ("seed", "version"),
+    [
+        *seeds_by_version((0, 1)),
+        *(pytest.param(seed, version, marks=pytest.mark.slow) for seed in (2, 3) for version in (2, 3)),
+    ],
+)
 def test_random_histories_with_branches_tags_and_expirations(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:

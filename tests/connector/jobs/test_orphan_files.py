@@ -33,6 +33,7 @@ from tests.connector.jobs.test_expiration import history, needed, path_of, read,
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import create, rows
+from tests.seeds import seeds_by_version
 
 DAY_S = 24 * 3600
 NAMES = (
@@ -107,8 +108,10 @@ def test_aged_files_that_nothing_names_are_removed_and_no_others(client: IndexCl
         assert instant.summary["deleted-files"] == len(orphans)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seed", "version"),
+    [*seeds_by_version((0, 1)), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
+)
 def test_random_histories_keep_every_file_that_a_snapshot_names(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:

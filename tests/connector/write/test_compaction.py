@@ -29,6 +29,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
 from seamark.metaserver.iceberg.metadata.compaction import SMALL, SMALL_SORTED
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
+from tests.seeds import seeds_by_version
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
@@ -177,8 +178,10 @@ def test_a_table_of_version_1_is_refused(client: IndexClient, served: Served) ->
             compact(client, "db.t")
 
 
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seed", "version"),
+    [*seeds_by_version((0, 1)), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
+)
 def test_random_histories_with_compactions_between_and_within(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
@@ -224,8 +227,13 @@ def test_random_histories_with_compactions_between_and_within(
     assert compactions > 0
 
 
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize(
+    ("seed", "version"),
+    [
+        *seeds_by_version((0, 1)),
+        *(pytest.param(seed, version, marks=pytest.mark.slow) for seed in (2, 3) for version in (2, 3)),
+    ],
+)
 def test_rows_that_are_deleted_meanwhile_are_deleted_in_the_new_files(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:

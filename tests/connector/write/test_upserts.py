@@ -17,7 +17,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.row_changes import Report
-from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, delete, upsert
 from tests.connector.read import typed
 from tests.connector.served import Served
 
@@ -137,8 +137,15 @@ def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
     assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * each)}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "indexed"),
+    [
+        (COPY_ON_WRITE, False),
+        (MERGE_ON_READ, True),
+        pytest.param(COPY_ON_WRITE, True, marks=pytest.mark.slow),
+        pytest.param(MERGE_ON_READ, False, marks=pytest.mark.slow),
+    ],
+)
 def test_100_updates_of_100_000_rows_in_400_files_touch_the_files_that_hold_their_keys(
     client: IndexClient, mode: str, indexed: bool
 ) -> None:

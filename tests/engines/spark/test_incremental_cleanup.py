@@ -88,7 +88,7 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
     made.close()
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_icebergs_clean_up_after_undone_jobs_leaves_live_files(lake: Lake, version: int, rounds: int) -> None:
     rng = random.Random(f"{first_seed()} {version} {rounds}")

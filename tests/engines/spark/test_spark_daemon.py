@@ -97,7 +97,9 @@ def test_nothing_runs_beside_the_process_that_is_forked(spark: SparkSession) -> 
     assert len(sockets) == 1  # on which it listens
 
 
-@pytest.mark.parametrize("who", ["the worker", "the process that it was forked from"])
+@pytest.mark.parametrize(
+    "who", ["the worker", pytest.param("the process that it was forked from", marks=pytest.mark.slow)]
+)
 def test_reads_go_on_after_the_death_of(who: str, spark: SparkSession, server: Seamark) -> None:
     forked = who != "the worker"
 

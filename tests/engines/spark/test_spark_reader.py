@@ -294,7 +294,10 @@ def test_what_makes_no_sense_is_refused(rig: Rig) -> None:
 # What changed
 
 
-@pytest.mark.parametrize(("version", "mode"), [(2, MERGE_ON_READ), (3, MERGE_ON_READ), (2, COPY_ON_WRITE)])
+@pytest.mark.parametrize(
+    ("version", "mode"),
+    [pytest.param(2, MERGE_ON_READ, marks=pytest.mark.slow), (3, MERGE_ON_READ), (2, COPY_ON_WRITE)],
+)
 def test_changes_lead_from_the_rows_before_to_those_after(rig: Rig, version: int, mode: str) -> None:
     table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"
     rig.sql(

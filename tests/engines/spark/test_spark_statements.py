@@ -217,7 +217,10 @@ def play(rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int) 
     return told
 
 
-@pytest.mark.parametrize(("layout", "version", "mode"), [("by id", 3, "merge-on-read"), ("by two", 2, "copy-on-write")])
+@pytest.mark.parametrize(
+    ("layout", "version", "mode"),
+    [("by id", 3, "merge-on-read"), pytest.param("by two", 2, "copy-on-write", marks=pytest.mark.slow)],
+)
 def test_the_table_is_what_icebergs_own_statements_make(rig: Rig, layout: str, version: int, mode: str) -> None:
     told = play(rig, layout, version, mode, first_seed(), 4)
     assert told[LOCATED], told

@@ -84,7 +84,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield made
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_iceberg_reads_the_rows_of_a_frame_of_every_type(rig: Rig, version: int) -> None:
     table = f"everything_{version}"
     rig.sql(
@@ -108,7 +108,7 @@ def test_rows_of_a_partition_come_together_into_one_file_and_stay_apart_where_no
     assert rig.sql("SELECT count(*), count(DISTINCT id) FROM {db}.spread").collect()[0] == (8000, 4000)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: int) -> None:
     """Static and dynamic partitions; partitions of one file stay as their task has written them."""
     table = f"merged_{version}"

@@ -174,7 +174,7 @@ def check_worth(told: Counter[str]) -> None:
     assert told["views asked within views"] > 0.005 * told["views cut"], told
 
 
-@pytest.mark.parametrize("seed", [21, 22])
+@pytest.mark.parametrize("seed", [pytest.param(21, marks=pytest.mark.slow), 22])
 def test_answers_stay_over_views_of_which_only_what_is_asked_for_is_left(seed: int) -> None:
     check_worth(campaign(seed, 4))
 
