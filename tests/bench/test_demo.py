@@ -109,6 +109,7 @@ def test_figures_of_a_large_scale_are_not_cut() -> None:
     assert "1,000,000" in shown
 
 
+@pytest.mark.slow  # two minutes of CPU time; test_first_act.py has `seamark demo`
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_the_demo_ends_in_right_answers_and_fewer_files_and_a_kept_server_answers_the_printed_snippets(
