@@ -41,7 +41,7 @@ too."""
 _CONTAINER_BYTES = 14
 SECTION_PIECES_MAX = FIRST + EQUALITY_MAX
 DECODED_MAX_BYTES = 256 << 20
-"""Of the compressed slices of one section. A writer stores longer ones flat; these are read in place."""
+"""Of the compressed slices of one section. A writer stores longer slices flat; these are read in place."""
 COMPARED_MAX: Final = 128
 """Maximum number of bounds that are compared. For more bounds, assembling each row's rank and looking it up is faster
 (measured)."""
