@@ -108,7 +108,12 @@ def test_hand_made_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_t
                 if "DuckDB does not run this" not in str(error):
                     raise
                 continue
-            expected = rows_of(theirs.sql(text))
+            try:
+                expected = rows_of(theirs.sql(text))
+            except BadRequest as error:
+                if "correlated subquery" not in str(error):  # Trino does not run all of them
+                    wrong.append(f"{text}\n  {error}")
+                continue
             if found != expected:
                 wrong.append(f"{text}\n  besides {found - expected}\n  without {expected - found}")
             compared += 1
