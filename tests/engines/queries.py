@@ -122,6 +122,9 @@ class Queries:
                     f" JOIN (SELECT item, max(id) AS last FROM {self._db}.sales x{alias} "
                     f"WHERE {self._of('sales', f'x{alias}')} GROUP BY item) l{alias} "
                     f"ON {alias}.item = l{alias}.item AND {alias}.id = l{alias}.last",
+                    f" JOIN (SELECT min(s_id) AS low, max(opened) AS high FROM {self._db}.stores x{alias} "
+                    f"WHERE x{alias}.city > 'c{rng.randrange(6)}') l{alias} "
+                    f"ON {alias}.item = l{alias}.low AND {alias}.day = l{alias}.high",
                 ]
             )
         seen = {name: one for name, one in there.items() if name not in hidden}
@@ -200,7 +203,8 @@ class Queries:
         name, kind = rng.choice(list(columns.items()))
         if {"item", "store"} <= columns.keys() and rng.random() < 0.04:
             rows_of = "(3, 4L), (7, 1L), (0, 5L)" if rng.random() < 0.8 else "(3, 4L), (7, NULL)"
-            return f"({alias}.item, {alias}.store) {rng.choice(['IN', 'NOT IN'])} ({rows_of})"
+            pairs = [f"IN ({rows_of})", f"NOT IN ({rows_of})", *(f"{op} (3, 4L)" for op in ("<", "<=", ">", "="))]
+            return f"({alias}.item, {alias}.store) {rng.choice(pairs)}"
         found = self._function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
         if found is not None:
             return f"NOT ({found})" if rng.random() < 0.15 else found

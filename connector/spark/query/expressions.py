@@ -90,7 +90,7 @@ class SparkExpressions:
             return exp.Not(this=exp.Paren(this=self.condition(node.child())))
         if kind in _COMPARISONS:
             if self._is_row(node.left()):
-                return self._rows(node.left(), [node.right()])
+                return self._rows(node.left(), [node.right()]) if kind == "EqualTo" else hidden()
             sides = [self.value(one) for one in (node.left(), node.right())]
             return hidden() if None in sides else _COMPARISONS[kind](this=sides[0], expression=sides[1])
         match kind:

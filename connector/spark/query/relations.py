@@ -203,10 +203,13 @@ class Relations:
         groups, given = items(node.groupingExpressions()), items(node.aggregateExpressions())
         keys = {self._attribute(one) for one in groups}
         found = self._projected([one for one in given if self._attribute(one) in keys - {None}], below)
+        extremes: set[Relation] = set()
         for output in given:
             extreme = extreme_of(self._catalyst, output)
             source = None if extreme is None else self._attribute(extreme)
-            if source in below.origin:
+            # Two of a relation may be from two of its rows: a join is with one row that has all values.
+            if source in below.origin and below.origin[source][0] not in extremes:
+                extremes.add(below.origin[source][0])
                 found.origin[self._catalyst.id_of(output)] = below.origin[source]
         if not groups and node.deterministic():
             conditions = conditions_of_rows(self._catalyst, given)

@@ -336,6 +336,15 @@ def test_shapes_of_all_engines_leave_files_out(rig: Rig, text: str) -> None:
     assert done.files < done.considered_files / 2
 
 
+def test_an_order_of_rows_is_no_equality_and_two_extremes_are_of_two_rows(rig: Rig) -> None:
+    for op in ("<", "<=", ">", ">="):
+        assert rig.same(f"SELECT id FROM {{db}}.sales WHERE id < 120 AND (item, store) {op} (3, 4L)").files
+    extremes = "SELECT min(s_id) AS low, max(opened) AS high FROM {db}.stores WHERE city > 'c2'"
+    text = f"SELECT s.id FROM {{db}}.sales s JOIN ({extremes}) t ON s.item = t.low AND s.day = t.high"
+    assert "(45,)" in rig.run(text)
+    assert "joins=db.sales.item:" in rig.same(text).summary
+
+
 @pytest.mark.parametrize("ansi", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ansi: str) -> None:
     """What the rules of the other engines do not know. Each row is in a file of its own."""
