@@ -320,7 +320,8 @@ class Connections(web.Server):
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             # aiohttp answers this before any handler and middleware, with its version, and quotes the header.
-            if request.headers.get("Expect", "100-continue").strip().lower() != "100-continue":
+            expected = request.headers.get("Expect", "").strip().lower()
+            if expected not in ("", "100-continue"):
                 refused = answers.respond(417, EXPECTATION_FAILED, "Expect may only be 100-continue (RFC 9110, 10.1.1)")
                 refused.force_close()  # its body, which was not read, may not come
                 refused.headers["Server"] = "seamark"

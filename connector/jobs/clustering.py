@@ -446,6 +446,7 @@ class _SealedFile(io.RawIOBase):
         return self._size_bytes
 
     def write(self, data: Any) -> int:
+        data = data[:_SEALED_BYTES]  # the writer comes again with the rest of a long column
         block = self._cipher.encrypt(self._nonce(), bytes(data), None)
         self._size_bytes += self._file.write(len(block).to_bytes(4, "little") + block)
         return len(data)

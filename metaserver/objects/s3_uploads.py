@@ -55,7 +55,8 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
 
 
 async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) -> int:
-    """How many are gone. A failure is logged."""
+    """How many are gone. A failure is logged; after one that may be temporary no other is tried, because each may take
+    as long as all retries."""
 
     def run() -> int:
         gone = 0
@@ -66,6 +67,8 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
                     _call(client.abort_multipart_upload, upload.location, **options)
                 except SeamarkError as error:
                     _log.warning("upload not aborted", location=upload.location, reason=error.message)
+                    if isinstance(error, RetryLater):
+                        break
                 else:
                     gone += 1
         return gone
@@ -79,19 +82,22 @@ def _open(settings: Settings) -> Any:
         keys = server_keys(settings)
         given = {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key}
     timeout_s = settings.storage_timeout_s
-    return aws.Session().create_client(
-        "s3",
-        region_name=settings.s3_region,
-        endpoint_url=settings.s3_endpoint or None,
-        **given,
-        config=aws_config.Config(
-            s3={"addressing_style": "path" if settings.s3_path_style else "virtual"},
-            connect_timeout=min(timeout_s, 5.0),
-            read_timeout=timeout_s,
-            retries={"total_max_attempts": settings.storage_retries + 1},
-            user_agent="seamark",
-        ),
-    )
+    try:
+        return aws.Session().create_client(
+            "s3",
+            region_name=settings.s3_region,
+            endpoint_url=settings.s3_endpoint or None,
+            **given,
+            config=aws_config.Config(
+                s3={"addressing_style": "path" if settings.s3_path_style else "virtual"},
+                connect_timeout=min(timeout_s, 5.0),
+                read_timeout=timeout_s,
+                retries={"total_max_attempts": settings.storage_retries + 1},
+                user_agent="seamark",
+            ),
+        )
+    except aws_errors.BotoCoreError as error:  # such as for a profile of the environment that does not exist
+        raise StorageError(f"The client for unfinished uploads cannot be created: {error}") from error
 
 
 def _call(request: Any, location: str, **options: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import BadRequest, ObjectExists, RetryLater, StorageError
@@ -261,3 +262,31 @@ async def test_uploads_that_the_store_does_not_list_are_an_error_with_the_reason
     async with open_objects(wrong, SystemClock()) as store:
         with pytest.raises(StorageError, match="SignatureDoesNotMatch"):
             [upload async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")]
+
+
+def without_a_store() -> Settings:
+    return Settings(
+        warehouse="s3://bucket/warehouse",
+        s3_endpoint=f"http://127.0.0.1:{free_port()}",
+        s3_access_key_id="access",
+        s3_secret_access_key="secret",
+        storage_timeout_s=5.0,
+        storage_retries=0,
+    )
+
+
+async def test_no_other_upload_is_aborted_while_the_store_does_not_answer() -> None:
+    async with open_objects(without_a_store(), SystemClock()) as store:
+        uploads = [Upload(f"s3://bucket/warehouse/t/{number}.parquet", "id", 0) for number in range(3)]
+        with structlog.testing.capture_logs() as logged:
+            assert await store.abort_uploads(uploads) == 0
+    assert [one["location"] for one in logged if one["event"] == "upload not aborted"] == [uploads[0].location]
+
+
+async def test_an_environment_that_the_client_for_uploads_refuses_is_an_error_of_the_storage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "missing")
+    async with open_objects(without_a_store(), SystemClock()) as store:
+        with pytest.raises(StorageError, match="missing"):
+            [upload async for upload in store.uploads("s3://bucket/warehouse")]

@@ -290,6 +290,16 @@ async def test_what_is_not_http_gets_the_standards_shape_and_is_quoted_nowhere(
         assert "Traceback" not in text
 
 
+@pytest.mark.parametrize("value", ["", "100-Continue"])
+async def test_an_empty_expectation_and_one_in_other_letters_are_answered(tmp_path: Path, value: str) -> None:
+    async with running(tmp_path) as server, await Wire.open(server) as wire:
+        await wire.send(f"GET /healthz HTTP/1.1\r\nHost: a\r\nExpect: {value}\r\n\r\n".encode())
+        if value:
+            assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert (await wire.answer())[0] == 200
+        assert await wire.healthy()  # on the same connection
+
+
 async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
     async with running(tmp_path) as server, await Wire.open(server) as wire:
         await wire.send(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")

@@ -6,6 +6,7 @@ if it changed rows, by mistake of its writer, rows would be lost without an erro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -55,7 +56,7 @@ async def _deleted(manifests: Manifests, listed: Sequence[ManifestFile], paths: 
     """The positions that delete files and deletion vectors may delete in these data files; None if unknown."""
     deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
     counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
-    if sum(_DELETE_FILES_MAX if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:
+    if sum(math.inf if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:
         return None
     searched = {path.encode() for path in paths}
     deleted = 0

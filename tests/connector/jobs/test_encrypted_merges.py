@@ -174,7 +174,7 @@ def test_a_scan_reads_encrypted_files_with_keys_alone(client: IndexClient, serve
         scan(client, "db.t", ["id", "payload"]).to_arrow()
     # pyarrow ends the process that asks it for the statistics of an encrypted column without its key.
     with pytest.raises(Unreadable, match="encrypted"):
-        scan(client, "db.t", ["id"], "payload = 'x'").to_arrow()
+        scan(client, "db.t", ["id"], "payload = 'a'").to_arrow()  # within the bounds of the values
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -142,6 +142,24 @@ def test_rows_in_memory_and_in_sealed_files_are_the_same(tmp_path: Path) -> None
         )
 
 
+def test_long_values_in_sealed_files_come_in_short_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cipher takes less than 2 GiB at once, and each read of a block copies what is left of it."""
+    monkeypatch.setattr(clustering, "_SEALED_BYTES", 1000)
+    text = random.Random(first_seed()).randbytes(50_000).hex()
+    batch = pa.record_batch({"text": [text, text[::-1]]})
+    keys = np.arange(2).astype(">u8").view("S8")
+    with clustering._Spill(tmp_path, 2, sealed=True) as spill:
+        spill.add(batch, np.arange(2), keys, np.arange(2))
+    for path in tmp_path.iterdir():
+        data, at, blocks = path.read_bytes(), 0, 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 4], "little")
+            assert size <= 1000 + 16  # and the tag
+            at, blocks = at + 4 + size, blocks + 1
+        assert (at, blocks > 50) == (len(data), True)
+    assert [part.column(0).to_pylist() for part, _, _ in spill.ranges()] == [[text], [text[::-1]]]
+
+
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_changed_rows_are_in_files_that_are_protected_as_before(
