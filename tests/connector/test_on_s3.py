@@ -155,6 +155,8 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted)
         assert unfinished() == {*kept, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
+        for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # other tests share the bucket
+            s3.abort_multipart_upload(Bucket=lake.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
     assert lake.files("") == before
     assert held(lake.client, "db.uploads") == [(1, "de", 1, None)]
 
