@@ -127,7 +127,7 @@ def clustered(location: str, count: int, rng: random.Random, days: int = 40) -> 
             "day": (day, day),
         }
         yield content_file(
-            f"{location}/data/b-{number}.parquet", bounds, size=(1 << 24) + rng.randrange(1 << 22), day=day
+            f"{location}/data/b-{number}.parquet", bounds, 1250, (1 << 24) + rng.randrange(1 << 22), day=day
         )
 
 

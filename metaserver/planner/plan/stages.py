@@ -105,7 +105,7 @@ def _steps(
     }
     if any(expression != TRUE for expression in by_spec.values()):
         yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
-    yield _LAST, partial(narrow_by_stats, expression=bound_scan.bound, expired=expired)
+    yield "column_stats", partial(narrow_by_stats, expression=bound_scan.bound, expired=expired)
     if bound_scan.dynamic_filters:
         yield "join_keys", partial(_narrow_by_keys, dynamic_filters=bound_scan.dynamic_filters, expired=expired)
     if probe is not None:

@@ -104,7 +104,7 @@ async def test_saying_the_same_again_commits_nothing(table: Api) -> None:
         ("i", {"kind": "bitmap", "columns": []}, 400, "needs a column"),
         ("i", {"kind": "bitmap"}, 400, "set kind"),
         ("i", {"columns": ["id"]}, 400, "set kind"),
-        ("i", {"state": "paused"}, 400, "index i does not exist"),
+        ("i", {"state": "paused"}, 400, "The table has no index 'i'"),
         ("i", {"kind": "bitmap", "columns": ["id"], "fpp": 0.1}, 400, "fpp"),
         ("i", {"kind": "bloom", "columns": ["id"], "fpp": 7}, 400, "fpp"),
         ("i", {"kind": "bloom", "columns": ["id"], "state": "asleep"}, 400, "asleep"),

@@ -338,6 +338,6 @@ def test_the_command(client: IndexClient, served: Served) -> None:
 
         assert f"file://{orphan}" in call("--dry-run").splitlines()
         assert "0 orphan files" in call("--older-than", "60d")
-        assert "1 orphan files (400 B) of db.t were removed" in call("--older-than", "36h")
+        assert "1 orphan file (400 B) of db.t was removed" in call("--older-than", "36h")
         refused = CliRunner().invoke(run, ["orphan-files", "db.t", "--url", served.url, "--older-than", "1h"])
         assert (refused.exit_code, "less than one day" in refused.output) == (2, True)
