@@ -292,7 +292,7 @@ class Queries:
                         f"{column} DIV {rng.choice([4, 30, -3])} {op} {value}",
                         f"2 * {column} + 1 {op} {value}",
                         f"{value} - {column} {op} {rng.choice([2, -20])}",
-                        f"-{column} {op} -{value}",
+                        f"-{column} {op} -({value})",
                         f"CAST({column} AS decimal(20,2)) + 1.5 {op} {value}",
                         f"coalesce({column}, {rng.choice([3, 7])}) {op} {value}",
                         f"nullif({column}, 3) {op} {value}",
@@ -341,7 +341,7 @@ class Queries:
                     [
                         f"{column} + 1.25 {op} {value}",
                         f"2 * {column} {op} {value}",
-                        f"-{column} {op} -{value}",
+                        f"-{column} {op} -({value})",
                         f"coalesce({column}, 7.5) {op} {value}",
                         f"CAST({column} AS decimal(38,10)) - 1 {op} {value}",
                     ]
