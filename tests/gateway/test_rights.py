@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +126,10 @@ def _overlap(one: str, other: str) -> bool:
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
-async def test_keys_of_a_dropped_table_are_refused_at_once(tmp_path: Path) -> None:
+@asynccontextmanager
+async def _unpolled(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """A server with a gateway; its database is not polled in the time of a test, and what was checked is remembered for
+    longer. Yields a function that sends a request and returns its JSON."""
     settings: dict[str, Any] = {
         "warehouse": "s3://lake/wh",
         "s3_folder": str(tmp_path / "objects"),
@@ -140,13 +145,17 @@ async def test_keys_of_a_dropped_table_are_refused_at_once(tmp_path: Path) -> No
                 assert answer.status < 300, await answer.text()
                 return await answer.json() if answer.status == 200 else None
 
+        yield send
+
+
+async def test_keys_of_a_dropped_table_are_refused_at_once(tmp_path: Path) -> None:
+    async with _unpolled(tmp_path) as send:
         keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         other = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
         for one in (keys, other):
             assert set((await asyncio.to_thread(_codes, one)).values()) == {"OK"}
         await send("DELETE", "/v1/namespaces/db/tables/t")
 
-        # The database is not polled in the time of this test, and what was checked is remembered for longer.
         async def refused() -> bool:
             return set((await asyncio.to_thread(_codes, keys)).values()) == {"AccessDenied"}
 
@@ -158,20 +167,7 @@ async def test_keys_of_a_dropped_table_are_refused_at_once(tmp_path: Path) -> No
 
 async def test_keys_of_a_table_that_moves_to_another_namespace_are_refused_at_once(tmp_path: Path) -> None:
     """Whoever has no rights there reads and writes nothing there until the end of the keys."""
-    settings: dict[str, Any] = {
-        "warehouse": "s3://lake/wh",
-        "s3_folder": str(tmp_path / "objects"),
-        "s3_client_access": "gateway",
-        "gateway_port": free_port(),
-        "rights_recheck_s": 60.0,
-        "watch_poll_s": 60.0,
-    }
-    async with running(tmp_path / "home", **settings) as server, gateway(server.parts):
-
-        async def send(method: str, path: str, body: Any = None) -> Any:
-            async with server.http.request(method, f"{server.url}{path}", json=body) as answer:
-                assert answer.status < 300, await answer.text()
-                return await answer.json() if answer.status == 200 else None
+    async with _unpolled(tmp_path) as send:
 
         async def rename(source: tuple[str, str], target: tuple[str, str]) -> None:
             names = [{"namespace": [namespace], "name": name} for namespace, name in (source, target)]

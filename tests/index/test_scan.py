@@ -63,10 +63,10 @@ class Sides:
             assert isinstance(key, bytes)
             _scan.narrow_strings(self.layout, self.low, self.high, state, mask, op, key, uuid)
         elif self.form is Form.FLOATS:
-            _scan.narrow_doubles(self.layout, self.low, self.high, state, mask, op, float(key))
+            _scan.narrow_all([(self.layout, self.low, self.high, op, float(key))], self.layout, state, mask)
         else:
             assert not isinstance(key, bytes)
-            _scan.narrow_longs(self.layout, self.low, self.high, state, mask, op, int(key))
+            _scan.narrow_all([(self.layout, self.low, self.high, op, int(key))], self.layout, state, mask)
 
 
 def _row(packed: Packed, address: int, rows: int, first: int) -> tuple[int, ...]:
@@ -186,7 +186,7 @@ def test_a_comparison_by_a_sketch_keeps_what_passes(turn: int) -> None:
             before = rng.integers(0, 2, rows, dtype=np.uint8)
             for state_before in (1, 2):
                 state, mask = np.array([state_before], dtype=np.uint8), before.copy()
-                _scan.narrow_longs(layout, *summary, state, mask, op, literal)
+                _scan.narrow_all([(layout, *summary, op, literal)], layout, state, mask)
                 expected = [
                     passes(code, literal) and (state_before == 1 or was == 1)
                     for code, was in zip(codes.tolist(), before.tolist(), strict=True)

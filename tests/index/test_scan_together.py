@@ -74,7 +74,7 @@ def test_a_comparison_by_a_sketch_of_floats_keeps_what_passes(shape: str, dtype:
             before = rng.integers(0, 2, len(codes), dtype=np.uint8)
             for state_before in (1, 2):
                 state, mask = np.array([state_before], dtype=np.uint8), before.copy()
-                _scan.narrow_doubles(layout, *summary, state, mask, op, literal)
+                _scan.narrow_all([(layout, *summary, op, float(literal))], layout, state, mask)
                 expected = [
                     passes(op, value, literal) and (state_before == 1 or was == 1)
                     for value, was in zip(values, before.tolist(), strict=True)

@@ -10,18 +10,6 @@ Comparison = tuple[Layout, npt.NDArray[Any], npt.NDArray[Any], int, int | float]
 
 def sketch(codes: int, width: int, rows: int) -> tuple[npt.NDArray[np.uint8], int] | None: ...
 def sketch_floats(codes: int, width: int, rows: int) -> npt.NDArray[np.uint8] | None: ...
-def narrow_longs(
-    layout: Layout, low: Layout, high: Layout, state: State, mask: State, op: int, literal: int
-) -> None: ...
-def narrow_doubles(
-    layout: Layout,
-    low: npt.NDArray[np.float64],
-    high: npt.NDArray[np.float64],
-    state: State,
-    mask: State,
-    op: int,
-    literal: float,
-) -> None: ...
 def narrow_strings(
     layout: Layout,
     low: npt.NDArray[np.uint64],

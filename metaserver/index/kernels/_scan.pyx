@@ -370,25 +370,6 @@ cdef inline void compare_doubles(const int64_t *column, double low, double high,
                                    state[0] == 1, <const uint8_t *>column[SKETCH]), column[ROWS])
 
 
-def narrow_longs(const int64_t[:, ::1] layout, const int64_t[::1] low, const int64_t[::1] high,
-                 uint8_t[::1] state, uint8_t[::1] mask, int op, int64_t literal):
-    """Keeps rows whose value passes `op` (0 <=, 1 <, 2 >=, 3 >) against `literal`."""
-    cdef Py_ssize_t b, n = layout.shape[0]
-    cdef uint8_t *first = &mask[0] if mask.shape[0] else NULL
-    with nogil:
-        for b in range(n):
-            compare_longs(&layout[b, 0], low[b], high[b], &state[b], first + layout[b, FIRST], op, literal)
-
-
-def narrow_doubles(const int64_t[:, ::1] layout, const double[::1] low, const double[::1] high,
-                   uint8_t[::1] state, uint8_t[::1] mask, int op, double literal):
-    cdef Py_ssize_t b, n = layout.shape[0]
-    cdef uint8_t *first = &mask[0] if mask.shape[0] else NULL
-    with nogil:
-        for b in range(n):
-            compare_doubles(&layout[b, 0], low[b], high[b], &state[b], first + layout[b, FIRST], op, literal)
-
-
 cdef struct Comparison:
     const int64_t *layout
     const int64_t *lows
@@ -459,8 +440,8 @@ cdef inline bint excludes(const Comparison *one, Py_ssize_t b) noexcept nogil:
 
 
 def narrow_all(comparisons, const int64_t[:, ::1] extents, uint8_t[::1] state, uint8_t[::1] mask):
-    """As `narrow_longs` and `narrow_doubles` for one comparison (layout, low, high, op, literal) after another, of at
-    most 16; a literal of doubles is a float."""
+    """Keeps rows whose values pass all comparisons, at most 16: (layout, low, high, op, literal), where `op` is 0 <=,
+    1 <, 2 >=, 3 >, and a literal of doubles is a float."""
     cdef Py_ssize_t b, n = state.shape[0]
     cdef Comparison[COMPARISONS] each
     cdef int k, count
