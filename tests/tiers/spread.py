@@ -24,6 +24,7 @@ UNITS = {
         "tests/docs/test_spark_pages.py",
         "tests/deploy/test_services.py",
         "tests/faults/test_lost_replies.py::test_spark_",
+        "tests/gateway/test_engines.py::test_spark_",
     ),
     "Trino": ("tests/deploy/test_trino",),
     "Java's planner": (
@@ -33,6 +34,9 @@ UNITS = {
         "tests/planner/indexes/test_indexed_oracle.py",
     ),
 }
+SESSIONS = {"spark", "trino_lake"}
+"""Fixtures that start a JVM for the session. Only tests of the units ask for them: each further process would start its
+own, late, when it has grown."""
 NEW_S, LONG_S = 1.0, 60.0
 """How long a file takes that has no kept duration, and how long one of LONG does."""
 LONG = ("tests/bench/test_demo.py", "tests/faults/test_spark_tasks.py", "tests/rck/")
@@ -80,6 +84,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In every process alike."""
+    """In every process alike. UsageError for a test that would start a further JVM."""
+    for item in items:
+        for fixture in SESSIONS & set(getattr(item, "fixturenames", ())):
+            if unit_of(item.nodeid) not in UNITS:
+                raise pytest.UsageError(f"{item.nodeid} asks for {fixture!r}: name its file in tests/tiers/spread.py")
     if hasattr(config, "workerinput"):
         items[:] = [items[place] for place in order_of([item.nodeid for item in items])]
