@@ -30,6 +30,7 @@ from seamark.connector.duckdb.shapes import (
 )
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
+from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
 
 STATEMENT_MAX = 200_000
 _DUCKDB = Dialect.get_or_raise("duckdb")
@@ -100,7 +101,7 @@ class DuckDBStatement:
                 _hide(column)
         try:
             return str(_TRINO.generate(self._tree, unsupported_level=ErrorLevel.IGNORE))
-        except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        except (SqlglotError, RecursionError) as error:
             raise UnsupportedStatement("it has no counterpart in Trino's SQL") from error
 
     def _sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
@@ -139,7 +140,7 @@ def mark_name(number: int) -> str:
 
 def _parsed(text: str) -> exp.Expr:
     try:
-        trees = _DUCKDB.parse(text)
+        trees = parse_statements(_DUCKDB, text)
     except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
         raise UnsupportedStatement("its syntax is not known") from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Select | exp.SetOperation | exp.Subquery):

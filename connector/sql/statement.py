@@ -12,6 +12,7 @@ from sqlglot.errors import SqlglotError
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.trino.statements.lexer import Token, UnsupportedStatement, tokens_of
+from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
 
 CHARACTERS_MAX = 100_000
 TOKENS_MAX = 20_000
@@ -77,7 +78,7 @@ def parse(text: str) -> Statement:
             raise BadRequest(
                 f"The statement has a number of {longest:,} characters; the limit is {NUMBER_CHARACTERS_MAX}"
             )
-        trees = [tree for tree in _TRINO.parser().parse(words, text) if tree is not None]
+        trees = [tree for tree in parse_statements(_TRINO, text, words) if tree is not None]
     except SqlglotError as error:
         raise BadRequest(f"The statement cannot be parsed: {_first_line(str(error))}") from None
     except RecursionError:

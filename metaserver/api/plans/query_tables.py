@@ -7,10 +7,10 @@ server.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import sqlglot
-from sqlglot.errors import ParseError, TokenError
+from sqlglot import Dialect
+from sqlglot.errors import ParseError, SqlglotError
 
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
 from seamark.connector.plans.scan import Scan
@@ -21,6 +21,7 @@ from seamark.connector.trino.statements.scans import find_scans
 from seamark.connector.trino.statements.scopes import Columns
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.sql import syntax_message
+from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
 
 DIALECTS = ("trino", "duckdb")
 _NOT_READ = (
@@ -112,10 +113,10 @@ class _DuckDBQuery:
 def _not_read(text: str, dialect: str, why: str) -> BadRequest:
     """With the position, if the text is no SQL."""
     try:
-        trees: Any = sqlglot.parse(text, dialect=dialect)
+        trees = parse_statements(Dialect.get_or_raise(dialect), text)
     except ParseError as error:
         return BadRequest(syntax_message(error, "The query"))
-    except (TokenError, RecursionError, ValueError, TypeError, AttributeError, LookupError):
+    except (SqlglotError, RecursionError):
         return BadRequest("The query is not valid SQL, or nested too deeply")
     if not any(trees):
         return BadRequest("The query is not valid SQL: it is empty")

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-import sqlglot
 from sqlglot import exp, tokens
 from sqlglot.dialects.dialect import Dialect
-from sqlglot.errors import ParseError, TokenError
+from sqlglot.errors import ParseError, SqlglotError
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.comparisons import NESTED, OPPOSITE, UNITS, ComparedTerm, Comparisons
@@ -38,6 +37,7 @@ from seamark.metaserver.iceberg.expressions.expression import (
 )
 from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
 from seamark.metaserver.iceberg.expressions.sql_literals import literal_of
+from seamark.metaserver.iceberg.expressions.sql_parser import parse_into
 from seamark.metaserver.iceberg.expressions.sql_reasons import misfit_reason, unused_reason
 from seamark.metaserver.iceberg.expressions.typed_literals import Inconvertible, TypedLiteral
 from seamark.metaserver.iceberg.types.schema import Schema
@@ -69,6 +69,9 @@ class _Sql(Dialect):
         HEX_STRINGS = [("x'", "'"), ("X'", "'")]  # noqa: RUF012
 
 
+_SQL = Dialect.get_or_raise(_Sql)
+
+
 @dataclass(frozen=True)
 class SqlFilter:
     """The converted predicate. `expression` is unbound, and true for every row that the SQL is true for.
@@ -93,14 +96,14 @@ def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = (), *, nan_
         raise BadRequest(f"The predicate has {len(text)} characters; the limit is {TEXT_MAX} characters")
     others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
     try:
-        tree = sqlglot.parse_one(text, dialect=_Sql, into=exp.Condition)
+        tree = parse_into(_SQL, text, exp.Condition)
         reader = _Reader((schema, *others), nan_above)
         expression = reader.read(tree, negated=False)
         exact = reader.exact and not reader.unused
         return SqlFilter(expression, tuple(reader.unused), exact, tuple(reader.unused.values()))
     except ParseError as error:
         raise BadRequest(syntax_message(error, "The predicate")) from None
-    except TokenError as error:
+    except SqlglotError as error:
         raise BadRequest(f"The predicate is not valid SQL: {' '.join(str(error).split())[:_SHOWN_MAX]}") from None
     except RecursionError:
         raise BadRequest("The predicate is nested too deeply") from None

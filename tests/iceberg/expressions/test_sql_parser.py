@@ -1,0 +1,66 @@
+"""A text of which sqlglot would try too many readings is refused after few steps, wherever clients send SQL."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from sqlglot import Dialect, exp
+from sqlglot.errors import SqlglotError
+
+from seamark.connector.client.errors import BadRequest as StatementRefused
+from seamark.connector.duckdb.statements import DuckDBStatement
+from seamark.connector.sql import statement
+from seamark.connector.trino.statements.lexer import UnsupportedStatement
+from seamark.connector.trino.statements.scans import find_scans
+from seamark.metaserver.api.plans.query_tables import read_query
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.expressions.sql_parser import TooManyReadings, parse_statements
+from seamark.metaserver.iceberg.types.schema import Schema
+
+NESTED = f"SELECT {'ROW(' * 60}1{')' * 60} FROM c.s.t"
+"""sqlglot alone would take 2⁵² times as long as for eight levels."""
+
+
+OPENED = ("ROW(", "(", "f(", "ARRAY[", "MAP(", "CAST(", "a IN (", "CASE WHEN ", "INTERVAL ", "x -> ", "IF(", "NOT ")
+CLOSED = {"(": ")", "[": "]", " ": ""}
+
+
+@pytest.mark.parametrize("dialect", ["trino", "duckdb", "spark", None])
+def test_any_nesting_of_30_levels_ends(dialect: str | None) -> None:
+    found = Dialect.get_or_raise(dialect)
+    for first, second in zip(OPENED, OPENED[3:] + OPENED[:3], strict=True):
+        inside = "1"
+        for opened in (first, second) * 15:
+            inside = f"{opened}{inside}{CLOSED[opened[-1]]}"
+        with suppress(SqlglotError, RecursionError):
+            parse_statements(found, f"SELECT {inside}")
+
+
+def test_rows_in_rows_are_read() -> None:
+    tree = parse_statements(Dialect.get_or_raise("trino"), f"SELECT {'ROW(' * 6}1{')' * 6}")[0]
+    assert tree is not None
+    assert len(list(tree.find_all(exp.Struct))) == 6
+
+
+@pytest.mark.parametrize(("dialect", "text"), [("spark", "SELECT MAP(1)"), (None, "{{ : }} INTERVAL ( CASE FILTER")])
+def test_a_fault_of_sqlglot_is_an_error_of_the_text(dialect: str | None, text: str) -> None:
+    with pytest.raises(SqlglotError, match="cannot be parsed"):
+        parse_statements(Dialect.get_or_raise(dialect), text)
+
+
+def test_every_way_for_sql_refuses_what_has_too_many_readings() -> None:
+    with pytest.raises(TooManyReadings):
+        parse_statements(Dialect.get_or_raise("trino"), NESTED)
+    with pytest.raises(StatementRefused, match="nested parts"):
+        statement.parse(NESTED)
+    with pytest.raises(UnsupportedStatement):
+        DuckDBStatement(NESTED)
+    assert find_scans(NESTED, columns_of=lambda _: {"x": "int"}) == ()
+    for dialect in ("trino", "duckdb"):
+        with pytest.raises((BadRequest, UnsupportedStatement)):
+            read_query(NESTED, dialect)
+    schema = Schema(0, ())
+    with pytest.raises(BadRequest):
+        parse_sql(NESTED.removeprefix("SELECT ").removesuffix(" FROM c.s.t"), schema)
