@@ -24,7 +24,7 @@ _TOKEN = re.compile(
     | (?P<string>'(?:[^']|'')*')
     | (?P<quoted>"(?:[^"]|"")+"|`(?:[^`]|``)+`)
     | (?P<word>\w+)
-    | (?P<mark>.)
+    | (?P<mark>/\*.*|.)  # a comment without an end is searched once
     """,
     re.VERBOSE | re.DOTALL,
 )

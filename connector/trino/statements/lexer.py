@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     | (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_.]))
     | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
     | (?P<space>[\ \t\r\n]+)
-    | (?P<mark><>|!=|<=|>=|->|=>|\|\||[-+*/%<>=().,;?\[\]:])
+    | (?P<mark><>|!=|<=|>=|->|=>|\|\||/(?!\*)|[-+*%<>=().,;?\[\]:])  # a comment without an end is searched once
     """,
     re.VERBOSE | re.DOTALL,
 )

@@ -30,7 +30,7 @@ COLUMNS_MAX = 1000
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 _TIMES = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 _TRANSFORMS = frozenset({IDENTITY, "year", "month", "day", "hour"})
-_ENTRY = re.compile(r'\s*("(?:[^"]|"")+"|[^\s:=,"][^:=,"]*?)\s*[:=]([^,]*)')
+_ENTRY = re.compile(r'\s*+("(?:[^"]++|"")++"|[^\s:=,"][^:=,"]*+)\s*+[:=]([^,]*+)')
 _AGE = re.compile(r"(\d{1,6})\s*(h|hours?|d|days?|w|weeks?|y|years?)", re.IGNORECASE)
 _HOURS = {"h": 1, "d": 24, "w": 7 * 24, "y": 365 * 24}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -186,7 +186,7 @@ def _entries(text: str) -> Iterator[tuple[str, str]]:
             yield "", ""
             return
         name = match[1]
-        yield (name[1:-1].replace('""', '"') if name.startswith('"') else name), match[2]
+        yield (name[1:-1].replace('""', '"') if name.startswith('"') else name.rstrip()), match[2]
         at = match.end() + 1
 
 

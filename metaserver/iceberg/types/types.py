@@ -40,11 +40,14 @@ _PLAIN = frozenset(
 )
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)", re.ASCII)
 _FIXED = re.compile(r"fixed\[\s*(\d{1,9})\s*\]", re.ASCII)
-_GEOMETRY = re.compile(r"geometry\s*\(\s*([^)]*?)\s*\)", re.IGNORECASE)
-_GEOGRAPHY = re.compile(r"geography\s*\(\s*([^,)]*?)\s*(?:,\s*(\w*)\s*)?\)", re.IGNORECASE)
+# Possessive: with backtracking, 5,000 blanks would take hours, in which no other thread runs.
+_GEOMETRY = re.compile(r"geometry\s*+\(([^)]*+)\)", re.IGNORECASE)
+_GEOGRAPHY = re.compile(r"geography\s*+\(([^,)]*+)(?:,([^)]*+))?\)", re.IGNORECASE)
 _EDGE_ALGORITHMS = frozenset({"spherical", "vincenty", "thomas", "andoyer", "karney"})
 _DEFAULT_CRS = "OGC:CRS84"
 _DECIMAL_PRECISION_MAX = 38
+_NAME_MAX = 1000
+"""Characters of a type: a coordinate reference system has a short name, or that of a property."""
 
 _SINCE_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "unknown", "geometry", "geography"})
 _NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
@@ -64,6 +67,8 @@ def min_format_version(name: str) -> int:
 @lru_cache(maxsize=1024)
 def canonical_primitive(name: str) -> str:
     """The canonical name of a primitive (or variant) type. BadRequest for an unknown one."""
+    if len(name) > _NAME_MAX:
+        raise BadRequest(f"A type has {len(name):,} characters; the limit is {_NAME_MAX:,}: {name[:40]}")
     lower = name.lower()
     if lower in _PLAIN:
         return lower
@@ -75,9 +80,10 @@ def canonical_primitive(name: str) -> str:
     if match := _FIXED.fullmatch(lower):
         return f"fixed[{int(match[1])}]"
     if match := _GEOMETRY.fullmatch(name):
-        return "geometry" if match[1] in ("", _DEFAULT_CRS) else f"geometry({match[1]})"
+        crs = match[1].strip()
+        return "geometry" if crs in ("", _DEFAULT_CRS) else f"geometry({crs})"
     if match := _GEOGRAPHY.fullmatch(name):
-        return _geography(match[1], match[2])
+        return _geography(match[1].strip(), None if match[2] is None else match[2].strip())
     raise BadRequest(f"Cannot parse type string to primitive: {name}")
 
 
