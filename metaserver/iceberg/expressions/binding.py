@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from functools import lru_cache
 from math import copysign
 
 import msgspec
@@ -46,6 +45,7 @@ from seamark.metaserver.iceberg.types.schema import Column, ListType, MapType, S
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
 from seamark.metaserver.iceberg.types.types import canonical_primitive
 from seamark.metaserver.iceberg.types.values import FLOATS, Value, decimal_precision, decimal_scale
+from seamark.metaserver.memoization import memoized
 
 _WIDTH_DIGITS = 10
 """Digits of the widest truncation, 2³¹ - 1."""
@@ -185,7 +185,7 @@ def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _
     return _Term(column.id, column.name, kind, transform, result, never_null)
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def _types(name: str, transform: str) -> tuple[str, str, bool]:
     """(canonical type, result type of the transform, whether it accepts the type) of a primitive type."""
     try:

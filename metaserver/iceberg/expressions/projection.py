@@ -17,7 +17,6 @@ A predicate on a transform that the field does not have is projected through its
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,6 +59,7 @@ from seamark.metaserver.iceberg.types.transforms import (
     width_of,
 )
 from seamark.metaserver.iceberg.types.values import Value
+from seamark.metaserver.memoization import memoized
 
 RANGES_MAX = 200
 """Ranges per predicate on a transform; Java also stops at 200 values of an `in`."""
@@ -177,7 +177,7 @@ class _Mapping(NamedTuple):
     """As `ranges.is_rounded`."""
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def _mapping(transform: str, kind: str) -> _Mapping | None:
     """None if the results are unknown, as for a transform of several columns (spec, version 3)."""
     transform = canonical(transform)

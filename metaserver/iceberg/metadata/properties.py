@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from functools import lru_cache
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.memoization import memoized
 
 FORMAT_VERSION = "format-version"
 TARGET_FILE_BYTES = "write.target-file-size-bytes"
@@ -60,12 +60,13 @@ _COMMIT = (
     "commit.retry.max-wait-ms",
     "commit.retry.total-timeout-ms",
 )
+
 _METRICS_COLUMN = "write.metadata.metrics.column."
 _ENCRYPTION = frozenset({"encryption.key-id", "encryption.data-key-length"})
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 
-@lru_cache(maxsize=8192)
+@memoized(8192)
 def configures_client(name: str) -> bool:
     """Whether a property of this name selects the host that a client connects to, where its secrets go, or code that it
     loads. Case, surrounding spaces and full-width letters are ignored.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import date
-from functools import lru_cache
 from typing import Any
 
 import mmh3
@@ -19,6 +18,7 @@ import mmh3
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.types.types import base_name
 from seamark.metaserver.iceberg.types.values import Value
+from seamark.metaserver.memoization import memoized
 
 IDENTITY = "identity"
 VOID = "void"
@@ -26,10 +26,6 @@ VOID = "void"
 _WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.ASCII | re.IGNORECASE)
 _PLAIN = frozenset({IDENTITY, "year", "month", "day", "hour", VOID})
 _WIDTH_MAX = 2**31 - 1
-_REMEMBERED_MAX = 20
-"""Maximum length of a transform whose canonical form is cached: that of the longest, `truncate[2147483647]`. Clients
-may send any text.
-"""
 
 _TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 _DATES = _TIMESTAMPS | {"date"}
@@ -43,12 +39,9 @@ _SOURCES: dict[str, frozenset[str]] = {
 }
 
 
+@memoized(1024)
 def canonical(transform: str) -> str:
     """The canonical form. BadRequest for a width that is zero or over 32 bits."""
-    return _remembered(transform) if len(transform) <= _REMEMBERED_MAX else _canonical(transform)
-
-
-def _canonical(transform: str) -> str:
     if match := _WIDTH.fullmatch(transform):
         width = int(match[2]) if len(match[2]) <= 10 else _WIDTH_MAX + 1
         if not 0 < width <= _WIDTH_MAX:
@@ -56,9 +49,6 @@ def _canonical(transform: str) -> str:
         return f"{match[1].lower()}[{width}]"
     lower = transform.lower()
     return lower if lower in _PLAIN else transform
-
-
-_remembered = lru_cache(maxsize=1024)(_canonical)
 
 
 def accepts(transform: str, source_type: str) -> bool:
@@ -95,7 +85,7 @@ def result_type(transform: str, kind: str) -> str:
     return "date" if name == "day" else "int"
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def values_type(transform: str, kind: str) -> str:
     """The same as `result_type`, for a transform in any form."""
     return result_type(canonical(transform), kind)
@@ -109,7 +99,7 @@ def apply(transform: str, kind: str, value: Value | None) -> Value | None:
     return None if value is None else function(transform, kind)(value)
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def function(transform: str, kind: str) -> Callable[..., Value | None]:
     """`apply` for many values that are not null. Raises BadRequest as it does."""
     if not is_known(transform) or not accepts(transform, kind):

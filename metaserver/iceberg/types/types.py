@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable
 from datetime import date, datetime, time
 from decimal import Decimal, InvalidOperation
-from functools import lru_cache
 from math import isfinite
 from uuid import UUID
 
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.memoization import memoized
 
 _PLAIN = frozenset(
     [
@@ -38,6 +38,7 @@ _PLAIN = frozenset(
         "geography",
     ]
 )
+
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)", re.ASCII)
 _FIXED = re.compile(r"fixed\[\s*(\d{1,9})\s*\]", re.ASCII)
 # Possessive: with backtracking, 5,000 blanks would take hours, in which no other thread runs.
@@ -53,7 +54,7 @@ _SINCE_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "unknown", "
 _NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def base_name(name: str) -> str:
     """The type without its parameters: `decimal(9, 2)` is `decimal`."""
     return re.split(r"[\[(\s]", name, maxsplit=1)[0].lower()
@@ -64,7 +65,7 @@ def min_format_version(name: str) -> int:
     return 3 if base_name(name) in _SINCE_V3 else 1
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def canonical_primitive(name: str) -> str:
     """The canonical name of a primitive (or variant) type. BadRequest for an unknown one."""
     if len(name) > _NAME_MAX:

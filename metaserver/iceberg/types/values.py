@@ -34,7 +34,6 @@ LONGS = frozenset({"long", "time", "timestamp", "timestamptz", "timestamp_ns", "
 TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
 FLOATS = frozenset({"float", "double"})
 
-_base_name = lru_cache(maxsize=1024)(base_name)
 
 _INT, _LONG, _FLOAT, _DOUBLE = (struct.Struct(form) for form in ("<i", "<q", "<f", "<d"))
 _DECIMAL_BYTES_MAX = 16
@@ -95,7 +94,7 @@ def fixed_length(kind: str) -> int:
 
 def decode(kind: str, data: bytes) -> Value:
     """One value of the type from its bytes. ValueError for bytes that no writer could produce."""
-    name = _base_name(kind)
+    name = base_name(kind)
     size = len(data)
     match name:
         case "boolean" if size == 1:
@@ -138,7 +137,7 @@ def _promoted_date(data: bytes, units_per_day: int) -> int:
 def encode(kind: str, value: Value) -> bytes:
     """The bytes of one value of the type. ValueError for a value outside the type."""
     try:
-        return _ENCODERS[_base_name(kind)](value)
+        return _ENCODERS[base_name(kind)](value)
     except (KeyError, TypeError, AttributeError, OverflowError, struct.error):
         raise ValueError(f"{value!r} cannot be written as a value of type {kind}") from None
 
@@ -174,7 +173,7 @@ def encode_json(kind: str, value: Value | None) -> object:
     """
     if value is None:
         return None
-    name = _base_name(kind)
+    name = base_name(kind)
     match value:
         case bool() | str() if name in ("boolean", "string"):
             return value
@@ -203,7 +202,7 @@ def decode_json(kind: str, json: object) -> Value | None:
     """One value from the JSON of `encode_json`. ValueError for other JSON."""
     if json is None:
         return None
-    name = _base_name(kind)
+    name = base_name(kind)
     match json:
         case bool():
             if name == "boolean":

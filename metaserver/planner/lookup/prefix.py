@@ -23,7 +23,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -42,6 +41,7 @@ from seamark.metaserver.iceberg.types.types import base_name, canonical_primitiv
 from seamark.metaserver.iceberg.types.values import Value, decimal_scale, parse_iso_date
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, key_of
+from seamark.metaserver.memoization import memoized
 from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
 from seamark.metaserver.planner.view.selection import Selection
 from seamark.metaserver.planner.view.view import TableView
@@ -337,7 +337,7 @@ def field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
     return _result_type(field.transform, column.type)
 
 
-@lru_cache(maxsize=1024)
+@memoized(1024)
 def _result_type(transform: str, kind: str) -> str:
     return result_type(canonical(transform), canonical_primitive(kind))
 
