@@ -5,7 +5,6 @@ Rows are (id, part, value). What a reader must see is kept beside it by the test
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from tests.api.client import Answer, Api
 from tests.api.rest.stored import PATH_ID, POSITION_ID, vector_bytes, write
+from tests.waits import until
 
 FIELDS = ((1, "id", pa.int64(), "long"), (2, "part", pa.int32(), "int"), (3, "value", pa.string(), "string"))
 SCHEMA: dict[str, Any] = {
@@ -39,6 +39,7 @@ class Lake:
     rows: dict[str, list[Row]] = field(default_factory=dict)
     """Of each data file that was written."""
     _made: Any = field(default_factory=itertools.count)
+    _waiting: int = 0
 
     @staticmethod
     async def create(
@@ -54,7 +55,9 @@ class Lake:
         assert answer.status == 200, answer.raw
         folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
         (folder / "data").mkdir(parents=True)
-        return Lake(api, folder, name, version, spec)
+        lake = Lake(api, folder, name, version, spec)
+        lake._count_waiting()
+        return lake
 
     @property
     def path(self) -> str:
@@ -73,10 +76,21 @@ class Lake:
         return await self.commit({"add": [self.data(rows) for rows in parts], **more})
 
     async def waiting(self, count: int) -> None:
-        """Until so many changes that add files, to a table that had none, wait for their turn."""
-        while len(list((self.folder / "metadata").glob("*.avro"))) < count:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)  # the file is there before the server knows that it is
+        """Until so many changes are in the table's queue, or in the group that is being committed."""
+        await until(lambda: self._waiting == count)
+
+    def _count_waiting(self) -> None:
+        commits = self.api.server.parts.commits
+        queue = commits._queue_and_wait
+
+        async def counted(namespace: tuple[str, ...], name: str, job: Any) -> Any:
+            self._waiting += name == self.name
+            try:
+                return await queue(namespace, name, job)
+            finally:
+                self._waiting -= name == self.name
+
+        commits._queue_and_wait = counted  # type: ignore[method-assign]
 
     async def metadata(self) -> Any:
         answer = await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")
