@@ -231,7 +231,7 @@ class _Axis(NamedTuple):
             return None
         span = max(float(high.max() - low.min()), 1e-300)
         unit = 1.0 if stats.form is Form.INTEGERS else span * 1e-9
-        # The sum of a large number and a small one may be the large one; a range has a width.
+        # The sum of a large and a small double may equal the large double, but each range needs a width.
         end = np.maximum(np.maximum(high + unit, low + span * 1e-9), np.nextafter(high, np.inf))
         return cls(low, end, rows[known], base, common, unit, scale)
 
