@@ -8,7 +8,7 @@ import sys
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-from tests.seeds import settle  # noqa: E402 - after the settings above
+from tests.seeds import EXPLORING, first_seed, settle  # noqa: E402 - after the settings above
 
 settle()
 
@@ -19,3 +19,7 @@ pytest_plugins = [
     "tests.tiers.marks",
     "tests.tiers.spread",
 ]
+
+
+def pytest_report_header() -> list[str]:
+    return [f"TEST_SEED={first_seed()}"] if EXPLORING else []

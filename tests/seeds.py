@@ -1,8 +1,9 @@
 """Where a random test begins: at one place in every ordinary run, somewhere new where tests explore.
 
 `make test` judges a change, so it must not depend on luck: its random tests draw the same numbers each time.
-`make test-all` sets TEST_EXPLORE=1 and looks for what nobody has seen yet. A test says the seed it began with; that
-number in TEST_SEED (or in the variable that the test names) repeats it.
+`make test-all` sets TEST_EXPLORE=1 and looks for what nobody has seen yet. Such a run draws one seed for all its
+processes: some names of tests contain it, and pytest-xdist stops where two processes collect different names. A test
+says the seed it began with; that number in TEST_SEED (or in the variable that the test names) repeats it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
 
 
 def first_seed(variable: str = "TEST_SEED") -> int:
-    said = os.environ.get(variable)
-    if said:
-        return int(said)
-    return random.SystemRandom().randrange(1, 1 << 30) if EXPLORING else 1
+    """The number in `variable`, else in TEST_SEED, else 1. An exploring run sets TEST_SEED for its processes."""
+    said = os.environ.get(variable) or os.environ.get("TEST_SEED")
+    if not said:
+        said = str(random.SystemRandom().randrange(1, 1 << 30)) if EXPLORING else "1"
+        if EXPLORING:
+            os.environ["TEST_SEED"] = said
+    return int(said)
 
 
 def seeds_by_version(seeds: Iterable[int], versions: Sequence[int] = (2, 3)) -> list[ParameterSet]:
@@ -36,7 +40,9 @@ def seeds_by_version(seeds: Iterable[int], versions: Sequence[int] = (2, 3)) -> 
 
 
 def settle() -> None:
-    """The same for Hypothesis. No deadlines: how long one example took on a busy machine is no property of the code."""
+    """The same for Hypothesis, and an exploring run draws its seed here, before pytest-xdist starts processes. No
+    deadlines: how long one example took on a busy machine is no property of the code."""
+    first_seed()
     settings.register_profile("judge", derandomize=True, deadline=None, database=None)
     settings.register_profile("explore", deadline=None, print_blob=True)
     settings.load_profile("explore" if EXPLORING else "judge")

@@ -15,7 +15,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RemoveGrant
 from seamark.metaserver.store.port import PointerStore
-from tests.server.rig import Running, running, some_settings
+from tests.server.rig import LateClock, Running, running, some_settings
 
 GRANT = Grant("ann", "reader", ("db",))
 STREAM = {"Accept": "text/event-stream"}
@@ -70,13 +70,15 @@ async def test_an_event_stream_ends_with_the_token_or_the_right_and_delivers_not
 
 
 async def test_an_event_stream_ends_when_its_access_token_expires(tmp_path: Path, secret: str) -> None:
-    async with running(tmp_path, auth="token", rights_recheck_s=0.2, oauth_token_ttl_s=2) as server:
+    clock = LateClock()
+    async with running(tmp_path, clock=clock, auth="token", rights_recheck_s=0.2, oauth_token_ttl_s=60) as server:
         await server.record()
         login = await server.parts.authenticator.login(secret)
         issued, _ = server.parts.authenticator.issuer.issue(login.token)
         headers = {**STREAM, "Authorization": f"Bearer {issued}"}
         async with server.http.get(server.url + TABLE_TIMELINE, headers=headers) as answer:
             assert answer.status == 200
+            clock.ahead_ms = 61_000
             assert b"has expired" in await read_on(answer)
 
 

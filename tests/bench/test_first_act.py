@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -81,10 +80,8 @@ def test_a_senseless_number_of_files_is_refused(files: str) -> None:
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "START_S", 100.0)
+    monkeypatch.setattr(demo, "START_S", 3600.0)  # it is not waited for: a test has less time
     (tmp_path / "home").write_text("a file is in the way")
-    started_s = time.monotonic()
     with pytest.raises(click.ClickException, match="did not start") as failed, demo._server(tmp_path):
         pass
     assert "home" in failed.value.message
-    assert time.monotonic() - started_s < 100

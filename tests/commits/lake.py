@@ -5,17 +5,20 @@ Rows are (id, part, value). What a reader must see is kept beside it by the test
 
 from __future__ import annotations
 
-import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
+from seamark.metaserver.commit.native.group_commit import CommitResult, Commits
 from tests.api.client import Answer, Api
 from tests.api.rest.stored import PATH_ID, POSITION_ID, vector_bytes, write
+from tests.waits import until
 
 FIELDS = ((1, "id", pa.int64(), "long"), (2, "part", pa.int32(), "int"), (3, "value", pa.string(), "string"))
 SCHEMA: dict[str, Any] = {
@@ -25,6 +28,23 @@ SCHEMA: dict[str, Any] = {
 }
 BY_PART = [{"name": "part", "transform": "identity", "source-id": 2, "field-id": 1000}]
 Row = tuple[int | None, int | None, str | None]
+_counts: WeakKeyDictionary[Commits, Counter[str]] = WeakKeyDictionary()
+"""By server: how many changes of each table are in a queue, or in a group that is being committed."""
+
+
+def _count_waiting(commits: Commits) -> None:
+    if commits in _counts:
+        return
+    counts, queue = _counts.setdefault(commits, Counter()), commits._queue_and_wait
+
+    async def counted(namespace: tuple[str, ...], name: str, job: Any) -> CommitResult:
+        counts[name] += 1
+        try:
+            return await queue(namespace, name, job)
+        finally:
+            counts[name] -= 1
+
+    commits._queue_and_wait = counted  # type: ignore[method-assign]
 
 
 @dataclass
@@ -54,6 +74,7 @@ class Lake:
         assert answer.status == 200, answer.raw
         folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
         (folder / "data").mkdir(parents=True)
+        _count_waiting(api.server.parts.commits)
         return Lake(api, folder, name, version, spec)
 
     @property
@@ -73,10 +94,9 @@ class Lake:
         return await self.commit({"add": [self.data(rows) for rows in parts], **more})
 
     async def waiting(self, count: int) -> None:
-        """Until so many changes that add files, to a table that had none, wait for their turn."""
-        while len(list((self.folder / "metadata").glob("*.avro"))) < count:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)  # the file is there before the server knows that it is
+        """Until so many changes are in the table's queue, or in the group that is being committed."""
+        counts = _counts[self.api.server.parts.commits]
+        await until(lambda: counts[self.name] == count)
 
     async def metadata(self) -> Any:
         answer = await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")

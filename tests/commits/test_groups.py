@@ -139,7 +139,7 @@ async def test_an_index_file_that_is_of_another_index_fails_its_change_alone(
             tasks = []
             for number in order:
                 tasks.append(asyncio.create_task(lake.send(bodies[number])))
-                await asyncio.sleep(0.3)
+                await lake.waiting(len(tasks))
         answers += await asyncio.gather(*tasks)
         assert [one.status for one in answers] == [200, 200, 409, 200]
         assert "another index" in answers[2].error[2]

@@ -21,9 +21,9 @@ async def test_turns_that_follow_each_other_hold_back_others_no_longer_than_one(
         await lake.commit(remove)
         async with server.parts.stock_commits.publisher.lock(("db",), "t"):  # all that come meanwhile are one group
             first = asyncio.create_task(lake.append([(1, 0, "a")]))
-            await asyncio.sleep(0.3)
+            await lake.waiting(1)
             others = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]
-            await asyncio.sleep(0.3)
+            await lake.waiting(1 + CHANGES)
         await first
         assert {one.status for one in await asyncio.gather(*others)} == {409}
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.async_api import Browser, Page, Request, async_playwright
+from playwright.async_api import Browser, Page, Request, async_playwright, expect
+
+from tests.waits import PATIENCE_S
 
 REPO = Path(__file__).resolve().parents[2]
 AXE = REPO / ".cache" / "console" / "node_modules" / "axe-core" / "axe.min.js"
@@ -23,6 +25,8 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
+PATIENCE_MS = PATIENCE_S * 1000
+expect.set_options(timeout=PATIENCE_MS)  # five seconds by default
 
 
 @dataclass
@@ -67,7 +71,9 @@ class Watched:
 @asynccontextmanager
 async def open_browser() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(ARGUMENTS))
+        browser = await playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=list(ARGUMENTS), timeout=PATIENCE_MS
+        )
         try:
             yield browser
         finally:
@@ -79,6 +85,7 @@ async def open_page(browser: Browser, url: str, theme: str = "light") -> AsyncIt
     context = await browser.new_context(
         viewport={"width": 1360, "height": 900}, color_scheme="dark" if theme == "dark" else "light"
     )
+    context.set_default_timeout(PATIENCE_MS)
     page = await context.new_page()
     watched = Watched(page, url)
 

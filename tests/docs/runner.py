@@ -111,7 +111,7 @@ class Run:
             ["bash", "-euc", text], log=self.folder / "server.log", env=self.environment, cwd=self.folder
         )
         self.running.callback(process.stop)
-        process.start(lambda: http_ok(f"http://127.0.0.1:{self.port}/readyz"), timeout_s=40)
+        process.start(lambda: http_ok(f"http://127.0.0.1:{self.port}/readyz"), timeout_s=90)
         return process.log.read_text()
 
     def _spark_catalog(self, text: str) -> str:

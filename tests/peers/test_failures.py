@@ -6,12 +6,14 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.peers import files as peer_files
 from seamark.metaserver.peers.latencies import CircuitBreaker, Percentile
 from seamark.metaserver.peers.protocol import FILE_PATH, HEAD_BYTES, SOURCE_HEADER, VERSION
 from seamark.metaserver.store.model import Replica
@@ -33,6 +35,12 @@ def owned_by(node: Node, address: str, files: dict[str, bytes]) -> dict[str, byt
     }
 
 
+@pytest.fixture
+def lasting_breakers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A breaker that opens stays open. By default it lets a trial through after a second, too soon where it is busy."""
+    monkeypatch.setattr(peer_files, "CircuitBreaker", partial(CircuitBreaker, pause_s=3600.0))
+
+
 @asynccontextmanager
 async def peer(handler: object) -> AsyncIterator[str]:
     """The address of something that answers as `handler` says."""
@@ -48,6 +56,7 @@ async def peer(handler: object) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+@pytest.mark.usefixtures("lasting_breakers")
 async def test_a_replica_that_is_gone_is_avoided_after_a_few_reads_and_its_substitute_reads_for_all(
     tmp_path: Path,
 ) -> None:
@@ -72,6 +81,7 @@ async def test_a_replica_that_is_gone_is_avoided_after_a_few_reads_and_its_subst
             assert sum(reads_of([a, b], location) for location in files) <= len(files) + 6
 
 
+@pytest.mark.usefixtures("lasting_breakers")
 async def test_a_replica_that_hangs_costs_a_short_wait_and_is_then_avoided(tmp_path: Path) -> None:
     async def hang(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(60)

@@ -293,7 +293,10 @@ async def test_planners_that_come_and_go_leave_no_thread_file_or_mapping_behind(
     before = resources()
     mapped = [await cycle() for _ in range(50)]
     assert min(mapped) >= 1, "blocks from the folder are mapped"
-    assert resources() == before
+    after = resources()
+    assert after[0] < before[0] + 25  # what leaks does so each time; what other tests left may go meanwhile
+    assert after[1] <= before[1]
+    assert after[2] == before[2]
 
 
 # The time budget

@@ -113,9 +113,9 @@ async def test_a_header_that_dribbles_has_no_more_time_than_one_that_stops(tmp_p
 
 
 async def test_a_connection_that_has_asked_may_be_idle_for_longer_than_a_header_takes(tmp_path: Path) -> None:
-    async with running(tmp_path, header_timeout_s=0.5) as server, await Wire.open(server) as wire:
+    async with running(tmp_path, header_timeout_s=1.0) as server, await Wire.open(server) as wire:
         assert await wire.healthy()
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(1.2)
         assert await wire.healthy()
 
 

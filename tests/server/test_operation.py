@@ -296,4 +296,4 @@ async def test_twenty_open_and_close_cycles_leak_no_descriptor_thread_or_task(tm
     # asyncio.to_thread's pool may still be growing to its own bound
     await until(lambda: process.num_fds() <= before[0] + 1)
     await until(lambda: process.num_threads() <= before[1] + 8)
-    await until(lambda: len(asyncio.all_tasks()) == before[2])
+    await until(lambda: len(asyncio.all_tasks()) <= before[2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from seamark.metaserver.home import prepare_home
 from seamark.metaserver.settings import Settings
 from tests.services.command import run_seamark
 from tests.services.seamark import Seamark
-from tests.waits import block_until
 
 Start = Callable[..., Seamark]
 SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long", "required": True}]}
@@ -53,7 +51,6 @@ def test_a_new_home_is_private_under_the_most_permissive_umask(
     make_table(server)
     assert (server.home / "seamark.db-wal").exists()
     assert (server.home / "encryption.key").exists()
-    block_until((server.home / "server.json").exists)  # written when all workers serve; the first has answered already
     # The test itself made the folder and opened the log, as permissive as its umask; the start has repaired both.
     assert open_files(server.home) == []
 
@@ -191,8 +188,6 @@ def test_a_second_server_on_one_home_is_refused_and_leaves_the_first_ones_file(
     start_seamark: Start, workers: str
 ) -> None:
     first = start_seamark(flags=("--workers", workers))
-    while not (first.home / "server.json").exists():  # one worker may be ready before the supervisor says so
-        time.sleep(0.02)
     written = (first.home / "server.json").read_bytes()
     refused = run_seamark("serve", "--home", str(first.home), "--port", "0")
     assert refused.returncode == 2

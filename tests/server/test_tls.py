@@ -123,7 +123,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority)
 def name_presented(served: Served, authority: Authority) -> str:
     context = ssl.create_default_context(cafile=authority.file)
     with (
-        socket.create_connection(("127.0.0.1", served.port), 10) as plain,
+        socket.create_connection(("127.0.0.1", served.port), 60) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):
         found = secured.getpeercert(binary_form=True)
@@ -154,9 +154,9 @@ def test_old_versions_of_tls_and_plain_http_are_refused(served: Served, authorit
     context = ssl.create_default_context(cafile=authority.file)
     with pytest.warns(DeprecationWarning, match="deprecated"):
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
-    with socket.create_connection(("127.0.0.1", served.port), 10) as plain, pytest.raises(ssl.SSLError):
+    with socket.create_connection(("127.0.0.1", served.port), 60) as plain, pytest.raises(ssl.SSLError):
         context.wrap_socket(plain, server_hostname="127.0.0.1")
-    with socket.create_connection(("127.0.0.1", served.port), 10) as plain:
+    with socket.create_connection(("127.0.0.1", served.port), 60) as plain:
         plain.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         plain.settimeout(10)
         assert b"200" not in plain.recv(4096)

@@ -39,11 +39,20 @@ _PORTS = range(20_000, 32_000)
 and while its server is down to be started again."""
 
 
+_drawn: set[int] = set()
+"""A test may draw several ports before it uses the first."""
+
+
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago, and that no other process of this run of tests draws."""
+    """A TCP port of 127.0.0.1 that was free a moment ago, and that no other process of this run of tests draws. This
+    process draws it again only after all others."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     share = _PORTS[worker % 8 :: 8]
-    for port in random.sample(share, len(share)):
+    if _drawn.issuperset(share):
+        _drawn.clear()
+    left = [port for port in share if port not in _drawn]
+    for port in random.sample(left, len(left)):
+        _drawn.add(port)
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
@@ -58,7 +67,7 @@ def port_answers(port: int) -> bool:
 
 def http_ok(url: str, *, contains: str = "") -> bool:
     """Whether GET `url` answers 2xx with `contains` in the body."""
-    with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=2) as answer:
+    with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=10) as answer:
         return contains in answer.read().decode()
     return False
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import json
 import signal
 import sys
 from collections.abc import Mapping
@@ -56,9 +58,16 @@ class Seamark:
         return self._process.running()
 
     def start(self, timeout_s: float = 90.0) -> Seamark:
-        """Starts the server and waits until /readyz says so."""
-        self._process.start(lambda: http_ok(f"{self.base_url}/readyz"), timeout_s=timeout_s)
+        """Starts the server and waits until it is ready and has said so."""
+        self._process.start(self._is_ready, timeout_s=timeout_s)
         return self
+
+    def _is_ready(self) -> bool:
+        """`server.json` comes last: /readyz is answered before the gateway listens, and before the log says so."""
+        with contextlib.suppress(OSError):
+            told = json.loads((self.home / "server.json").read_bytes())
+            return told["pid"] == self.pid and http_ok(f"{self.base_url}/readyz")
+        return False
 
     def kill9(self) -> None:
         """What a power cut leaves: the whole process group is gone at once."""

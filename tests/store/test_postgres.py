@@ -205,6 +205,9 @@ async def test_a_connection_lost_while_committing_leaves_the_outcome_unknown_unt
         with pytest.raises(CommitUnknown, match="lost while committing"):
             await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
         assert len(cuts) == 1
+        async with asyncio.timeout(60):
+            while arrived and await store.instant("i") is None:  # PostgreSQL has the message and is at it
+                await asyncio.sleep(0.02)
         assert (await store.instant("i") is not None) is arrived
         assert (await store.entry(TABLE, NS, "t") is not None) is arrived
         # The pool goes on with another connection.

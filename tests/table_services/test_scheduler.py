@@ -230,10 +230,10 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
     async with running(tmp_path) as server:
         await create(server, "a", "t")
         first, second = Recorder(takes_s=100), Recorder()
-        async with scheduled(server, first, lasts_s=2.0):
+        async with scheduled(server, first, lasts_s=4.0):
             await until(lambda: first.ran)
-            async with scheduled(server, second, lasts_s=2.0):
-                await asyncio.sleep(2.5)  # the lease is short, but a busy machine renews it in time
+            async with scheduled(server, second, lasts_s=4.0):
+                await asyncio.sleep(4.5)  # the lease is short, but a busy machine renews it in time
                 assert (first.ran, second.ran) == (["t"], [])
         assert first.stopped == 1
         async with scheduled(server, second, lasts_s=2.0):

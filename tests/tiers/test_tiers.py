@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from tests import seeds
 from tests.tiers import spread
 from tests.tiers.durations import Duration, read_durations, write_durations
 from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
@@ -63,3 +65,14 @@ def test_durations_are_kept_with_the_longest_first(tmp_path: Path) -> None:
     short, long = Duration("tests/a.py", 3, 0.5, 0.2), Duration("tests/b.py", 1, 8.0, 9.5)
     write_durations([short, long], path)
     assert list(read_durations(path).values()) == [long, short]
+
+
+def test_an_exploring_run_draws_one_seed_for_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_SEED", "to be restored after the test")
+    monkeypatch.delenv("TEST_SEED")
+    monkeypatch.setattr(seeds, "EXPLORING", True)
+    drawn = seeds.first_seed()
+    assert os.environ["TEST_SEED"] == str(drawn)
+    assert {seeds.first_seed(), seeds.first_seed("SEED_OF_ONE_TEST")} == {drawn}
+    monkeypatch.setenv("SEED_OF_ONE_TEST", "7")
+    assert seeds.first_seed("SEED_OF_ONE_TEST") == 7

@@ -194,13 +194,15 @@ class _Axis(NamedTuple):
     """Of strings: what all begin with."""
     unit: float
     """The width of one value."""
+    scale: float
+    """Of floats: what they are multiplied by, so that no difference of two is infinite."""
 
     @classmethod
     def read(cls, stats: FoundStatistics, counts: Longs) -> _Axis | None:
         assert stats.form is not None
         rows = counts.clip(0).astype(np.float64)
         lower, upper = stats.bounds("lower"), stats.bounds("upper")
-        base, common = 0, b""
+        base, common, scale = 0, b"", 1.0
         if isinstance(lower, Strings) or isinstance(upper, Strings):
             assert isinstance(lower, Strings)
             assert isinstance(upper, Strings)
@@ -215,7 +217,8 @@ class _Axis(NamedTuple):
             low, high = (np.array([_number(pair[side], common) for pair in present]) for side in (0, 1))
         elif stats.form is Form.FLOATS:
             known = ~(np.isnan(lower) | np.isnan(upper)) & np.isfinite(lower) & np.isfinite(upper)
-            low, high = lower[known], upper[known]
+            scale = 0.25
+            low, high = lower[known] * scale, upper[known] * scale
         else:
             known = (lower != MISSING) & (upper != MISSING)
             if not known.any():
@@ -228,8 +231,9 @@ class _Axis(NamedTuple):
             return None
         span = max(float(high.max() - low.min()), 1e-300)
         unit = 1.0 if stats.form is Form.INTEGERS else span * 1e-9
-        # A difference of two numbers that are larger than a double holds exactly may be 0.
-        return cls(low, np.maximum(high + unit, low + span * 1e-9), rows[known], base, common, unit)
+        # The sum of a large and a small double may equal the large double, but each range needs a width.
+        end = np.maximum(np.maximum(high + unit, low + span * 1e-9), np.nextafter(high, np.inf))
+        return cls(low, end, rows[known], base, common, unit, scale)
 
     def shares(self, interval: Interval) -> tuple[float, float]:
         low, high, has_low, has_high = interval
@@ -239,11 +243,12 @@ class _Axis(NamedTuple):
 
     def _at(self, key: Key, *, after: bool) -> float:
         """The position of a key. `after`: of the end of its rows."""
-        position = _number(key, self.common) if isinstance(key, bytes) else float(key - self.base)
-        return position + self.unit if after else position
+        position = _number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale
+        return max(position + self.unit, math.nextafter(position, math.inf)) if after else position
 
     def _below(self, position: float) -> float:
-        parts = np.clip((position - self.lower) / (self.upper - self.lower), 0.0, 1.0)
+        with np.errstate(over="ignore"):  # an infinite part is all
+            parts = np.clip((position - self.lower) / (self.upper - self.lower), 0.0, 1.0)
         return float(parts @ self.rows / max(1.0, self.rows.sum()))
 
 

@@ -123,3 +123,33 @@ async def test_numbers_at_the_ends_of_their_type_are_estimated(api: Api) -> None
     found = await layouts(api, "id > 0 AND id < 1000000000000000000")
     assert 2 <= found["id",] <= 5
     assert await layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {("id",): 2}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "below"),
+    [
+        (1e10, 1e10, None),
+        (5e-324, 5e-324, None),
+        (-5e-324, 1e-310, None),
+        (-1.7e308, 1.7e308, -1.275e308),
+        (0.0, 1.7e308, 2.125e307),
+        (-1.0, 1.0, -0.75),
+    ],
+)
+async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: float, below: float | None) -> None:
+    """Also where all are equal, and where their differences are too small for a double, or too large. `below`: of an
+    eighth of the values."""
+    field = {"id": 1, "name": "d", "type": "double", "required": False}
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]})
+    bounds = ColumnMetrics(ROWS, 0, 0, to_bytes("double", low), to_bytes("double", high))
+    files = [
+        DataFile(f"file:///t/{n}.parquet", 0, "PARQUET", 0, (), ROWS, 10_000, {1: bounds}, split_offsets=[4])
+        for n in range(FILES)
+    ]
+    await append(api, "t", files, snapshot_id=1)
+    numbers = (-1.79e308, -1e10, -5e-324, 0.0, 5e-324, 3e-310, 1e-300, 0.5, 1e10, 1.79e308)
+    for number in numbers:
+        for condition in (f"d = {number!r}", f"d <= {number!r}", f"d > {number!r}", f"d IN (0.25, {number!r})"):
+            await layouts(api, condition)
+    if below is not None:
+        assert await layouts(api, f"d < {below!r}") == {("d",): FILES // 8}

@@ -290,11 +290,9 @@ async def test_the_audit_log_has_each_statement_and_not_its_text(site: Site) -> 
             if one["request-id"].startswith("audited-") and one["action"] == "runStatement"
         ]
 
-    for _ in range(200):
-        found = await recorded()
-        if len(found) == 2:
-            break
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while len(found := await recorded()) < 2:
+            await asyncio.sleep(0.05)
     assert {(one["who"], one["status"]) for one in found} == {("rita", 200), ("olga", 403)}
     assert "count" not in json.dumps(found)
 
@@ -371,13 +369,16 @@ async def test_a_statement_that_costs_too_much_has_a_400_or_an_answer_and_leaves
             answer = await site.sql("", statement, **{"max-rows": 10})
             assert answer.status in (200, 400), (statement[:100], answer.status, answer.raw[:500])
             assert len(answer.raw) < 1 << 20, statement[:100]
-        assert (await site.sql("", "SELECT count(*) AS n FROM db.t")).json["rows"] == [[60]]
-        await until(lambda: not workers(), 20)
+        async with asyncio.timeout(120):  # a busy machine may need more than two seconds, now and then
+            while (answer := await site.sql("", "SELECT count(*) AS n FROM db.t")).status != 200:
+                assert "sql_time_s" in answer.json["error"]["message"]
+        assert answer.json["rows"] == [[60]]
+        await until(lambda: not workers())
 
 
 async def test_an_id_is_cancelled_by_its_owner_alone(site: Site) -> None:
     running_one = asyncio.create_task(site.sql("rita", LONG, id="long"))
-    await until(workers, 20)
+    await until(workers)
     for who in ("olga", "wendy", "root"):
         answer = await site.api("DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens[who]}"})
         assert answer.status == 404, who

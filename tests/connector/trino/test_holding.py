@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
@@ -130,9 +129,10 @@ async def test_once_there_are_rows_an_error_is_the_clients() -> None:
 
 async def test_a_statement_that_takes_long_is_handed_over_as_it_is() -> None:
     slow = {**QUEUED, "wait": 0.2}
-    async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (_, rig):
+    async with staged(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
-        assert json.loads(body)["nextUri"].endswith("/0/slug/3")
+        assert len(trino.fetched) < 4  # how many of them come in time depends on the machine
+        assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched) + 1}")
         rows, _, _ = await result(rig)
         assert rows == [[1]]
 
@@ -304,7 +304,7 @@ async def test_what_is_read_is_explained_to_nobody_who_is_subject_to_a_rule() ->
 async def test_what_a_plan_found_is_told_to_those_who_may_read_the_table(state: str) -> None:
     """How many files may hold a value tells of the rows. Until Trino has planned, nobody knows who may hear it."""
     slow = {"stats": {"state": state}, "wait": 1.5}
-    async with staged(playing(QUEUED, slow, slow, ROWS, END), hold_s=0.5) as (_, rig):
+    async with staged(playing(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
         _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert ("3/100" in headers["X-Seamark-Plan"]) == (state == "RUNNING")
         assert (headers["X-Seamark-Plan"] == "planned") == (state != "RUNNING")
@@ -325,7 +325,10 @@ async def test_a_table_that_is_kept_whole_is_no_news_either() -> None:
 UNCHANGED = "SELECT 1"
 
 
-async def test_a_query_as_it_came_is_followed_out_of_the_queue_and_no_page_is_asked_for_twice() -> None:
+async def test_a_query_as_it_came_is_followed_out_of_the_queue_and_no_page_is_asked_for_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with staged(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
         rows, error, told = await result(rig, UNCHANGED)
         assert (rows, error) == ([[1]], None)
@@ -360,14 +363,16 @@ async def test_a_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: 
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 0.05)
     async with staged(lambda _: [QUEUED, {**QUEUED, "wait": 0.1}, *[QUEUED] * 5, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
-        assert json.loads(body)["nextUri"].endswith("/queued/0/slug/2")
-        assert trino.fetched == [(0, 1)]
+        assert len(trino.fetched) < 5  # how many of them come in time depends on the machine
+        assert json.loads(body)["nextUri"].endswith(f"/queued/0/slug/{len(trino.fetched) + 1}")
 
 
-async def test_a_client_that_leaves_the_queue_cancels_its_query() -> None:
+async def test_a_client_that_leaves_the_queue_cancels_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with staged(lambda _: [QUEUED, {**QUEUED, "wait": 5}, END]) as (trino, rig):
-        with pytest.raises(TimeoutError):
-            await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode(), timeout=aiohttp.ClientTimeout(total=0.3))
+        asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED.encode()))
+        await until(lambda: (0, 1) in trino.fetched)
+        asked.cancel()
         await until(lambda: trino.deleted == [(0, 1)])
 
 
