@@ -130,17 +130,23 @@ def test_parameters_are_read(rig: Rig) -> None:
 
 
 def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
-    found = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
+    snapshots = f"SELECT snapshot_id, committed_at FROM {rig.db}.sales.snapshots ORDER BY committed_at"
+    found = rig.spark.sql(snapshots).collect()
     old = found[0][0]
     for text in (
         f"SELECT count(*), max(id) FROM {{db}}.sales VERSION AS OF {old} WHERE id > 45",
         f"SELECT b.id FROM {{db}}.sales FOR SYSTEM_VERSION AS OF '{old}' a JOIN {{db}}.sales b ON a.id = b.id "
         "WHERE a.id = 44 AND b.note = 'red'",
+        f"WITH s AS (FROM {{db}}.sales VERSION AS OF {old}), sales AS (FROM s) SELECT note FROM sales WHERE id = 44",
     ):
         done = rig.same(text)
         assert "db.sales=1/3" in done.summary
-    done = rig.same("SELECT count(*) FROM {db}.sales TIMESTAMP AS OF now() WHERE id = 4")
-    assert done.statement is None
+    then = f"TIMESTAMP AS OF '{found[0][1]}'"
+    for text in (
+        f"SELECT count(*) FROM {{db}}.sales {then} WHERE id = 4",
+        f"WITH s AS (FROM {{db}}.sales {then}) SELECT id, note FROM s WHERE id IN (8, 44)",
+    ):
+        assert rig.same(text).statement is None
 
 
 @pytest.mark.parametrize(
@@ -166,6 +172,22 @@ def test_what_is_not_sure_is_left_alone(rig: Rig, text: str) -> None:
     rig.run("CREATE OR REPLACE VIEW {db}.sales_view AS SELECT * FROM {db}.sales")
     rig.run("CREATE OR REPLACE TEMPORARY VIEW sales_shown AS SELECT * FROM {db}.sales")
     assert rig.same(text).statement is None
+
+
+def test_a_column_that_a_schema_qualifies_is_not_taken_for_a_field_of_a_struct(rig: Rig) -> None:
+    """With an alias for `db.own`, `db.own.id` would be a field of the column `db`."""
+    rig.run("CREATE TABLE {db}.own (id bigint, db struct<own: struct<id: bigint>>) USING iceberg")
+    for number in range(2):
+        inner = f"named_struct('own', named_struct('id', {number + 7}L))"
+        rig.run(f"INSERT INTO {{db}}.own VALUES ({number}, {inner})")
+    rig.run("USE {db}")
+    for column in ("db.own.id", "DB . `own` /* * */ -- \n .id", "db/* /* */ */.own/* /* */ */.id"):
+        for table in ("own", "{db}.own"):
+            text = f"SELECT {column} FROM {table} WHERE own.id = 1"
+            assert rig.same(text).statement is None
+            assert rig.ours(text) == ["(1,)"]
+    done = rig.same("SELECT own.id, own.db.own.id FROM {db}.own AS own WHERE id = 1 AND own.db.own.id > 7")
+    assert (done.files, done.considered_files) == (1, 2)
 
 
 def test_the_query_of_a_statement_that_writes_reads_fewer_files(rig: Rig) -> None:
