@@ -30,8 +30,8 @@ _QUERY = frozenset(
     | {"LocalLimit", "LocalRelation", "Offset", "OneRowRelation", "PipeOperator", "Pivot", "Project"}
     | {"RelationTimeTravel", "Repartition", "RepartitionByExpression", "Sample", "Sort", "SubqueryAlias", "Tail"}
     | {"Union", "UnresolvedHaving", "UnresolvedHint", "UnresolvedInlineTable", "UnresolvedRelation", "Unpivot"}
-    | {"UnresolvedSubqueryColumnAliases", "UnresolvedTableValuedFunction", "UnresolvedWith", "Window"}
-    | {"WithWindowDefinition"}
+    | {"UnresolvedSubqueryColumnAliases", "UnresolvedTVFAliases", "UnresolvedTableValuedFunction", "UnresolvedWith"}
+    | {"Window", "WithWindowDefinition"}
 )
 _QUERIES_OF = {"InsertIntoStatement": "query", "CreateTableAsSelect": "query", "MergeIntoTable": "sourceTable"}
 """Statements that write the rows of a query."""

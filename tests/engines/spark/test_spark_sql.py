@@ -6,6 +6,7 @@ The oracle is Spark over the tables themselves, which shares none of what choose
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,13 +17,17 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
+from sqlglot import transpile
 
 from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.spark.query import queries as querying
 from seamark.connector.spark.query.catalyst import Catalyst
+from seamark.connector.spark.query.queries import rewritten
 from seamark.connector.spark.scala import strings
 from seamark.spark import sql
+from tests.connector.lake import catalog_at
+from tests.connector.sql import hand_made
 from tests.engines.queries import Queries
 from tests.engines.spark.shapes import SHAPES
 from tests.engines.spark.star import Rig, fill, rows, settings
@@ -367,6 +372,12 @@ def test_an_order_of_rows_is_no_equality_and_two_extremes_are_of_two_rows(rig: R
     assert "joins=db.sales.item:" in rig.same(text).summary
 
 
+def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
+    sets = "SELECT item, store, count(*) FROM {db}.sales GROUP BY GROUPING SETS ((item), (store), ()) HAVING "
+    assert rig.same(f"{sets} item = 3 AND store IS NULL").files < 6
+    assert rig.same(f"{sets} coalesce(item, 3) = 3").statement is None
+
+
 @pytest.mark.parametrize("ansi", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ansi: str) -> None:
     """What the rules of the other engines do not know. Each row is in a file of its own."""
@@ -401,6 +412,34 @@ def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ans
         ):
             rig.same(f"SELECT n, m, c FROM {{db}}.odd WHERE {where}")
         assert rig.same("SELECT n FROM {db}.odd WHERE lower(c) = 'k'").files == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_hand_made_statements_give_sparks_own_rows(rig: Rig) -> None:
+    with catalog_at(rig.server.base_url) as catalog:
+        for name, schema in hand_made.TABLES.items():
+            table = catalog.create_table(f"db.{name}", schema=schema)
+            for part in hand_made.files_of(name):
+                table.append(part)
+    found = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
+    of_trino = (transpile(one, read="trino", write="spark")[0] for one in hand_made.STATEMENTS)
+    done: Counter[str] = Counter()
+    for text in (*hand_made.OF_SPARK, *(re.sub(r"`?\bdb\b`?\.", "{db}.", one) for one in of_trino)):
+        text = text.replace("{db}", rig.db).replace("{old}", str(found[2][0]))
+        try:
+            theirs = rig.spark.sql(text)
+        except PySparkException:  # some statements of Trino are none of Spark
+            done["none"] += 1
+            continue
+        told = rewritten(rig.spark, text, kept_max=1.0)
+        if told.statement is not None:
+            ours = rig.spark.sql(told.statement)
+            assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{told}"
+        done["rewritten"] += told.statement is not None
+        done["fewer"] += told.files < told.considered_files
+    assert done["none"] < 30, done
+    assert done["fewer"] > 0.5 * done["rewritten"] > 150, done
 
 
 @pytest.mark.parametrize("ansi", ["true", pytest.param("false", marks=pytest.mark.slow)])
