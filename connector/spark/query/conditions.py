@@ -92,7 +92,7 @@ class SparkColumn(NamedTuple):
     fields: tuple[SparkColumn, ...] = ()
     """Of a struct, the fields that Spark compares as Iceberg does."""
     or_null: bool = False
-    """The values are the column's or null, whatever the column has."""
+    """Any of the values may be null in the place of the stored one."""
 
 
 class _Term(NamedTuple):

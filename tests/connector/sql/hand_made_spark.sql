@@ -382,3 +382,6 @@ SELECT v, count(*) FROM {db}.a GROUP BY ROLLUP (v) HAVING v > 1
 SELECT ok, count(*) FROM {db}.a GROUP BY ROLLUP (ok) HAVING ok
 SELECT ok, count(*) FROM {db}.a GROUP BY ROLLUP (ok) HAVING NOT ok
 SELECT ok, count(*) FROM {db}.a GROUP BY ROLLUP (ok) HAVING ok IS NOT TRUE
+SELECT id FROM {db}.sales WHERE (item, store) IN ((3, 4L), (7, CAST(NULL AS bigint)))
+SELECT id FROM {db}.sales WHERE (item, store) NOT IN ((3, 4L), (7, CAST(NULL AS bigint))) AND id < 90
+SELECT id FROM {db}.sales WHERE NOT ((item, store) IN ((3, 4L), (0, CAST(NULL AS bigint))) OR id > 90)
