@@ -436,10 +436,9 @@ def test_hand_made_statements_give_sparks_own_rows(rig: Rig) -> None:
         if told.statement is not None:
             ours = rig.spark.sql(told.statement)
             assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{told}"
-        done["rewritten"] += told.statement is not None
         done["fewer"] += told.files < told.considered_files
     assert done["none"] < 30, done
-    assert done["fewer"] > 0.5 * done["rewritten"] > 150, done
+    assert done["fewer"] > 200, done
 
 
 @pytest.mark.parametrize("ansi", ["true", pytest.param("false", marks=pytest.mark.slow)])
