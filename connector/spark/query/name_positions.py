@@ -18,7 +18,7 @@ from typing import NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.quotes import backquoted, quoted_name
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.scala import items, strings
@@ -43,6 +43,9 @@ _ORIGIN = re.compile(r"Origin\([^,]*,[^,]*,Some\(([0-9]+)\),Some\(([0-9]+)\),")
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*", re.IGNORECASE | re.ASCII)
 _GAP = r"(?:\s|--[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*+"
 _NESTED_COMMENT = re.compile(r"/\*(?:[^*/]|\*(?!/)|/(?!\*))*+/\*")
+_COMMENT_AT_DOT = re.compile(r"\.\s*+(?:--|/\*)|[\n/]\s*+\.")
+_HIDDEN_NAME = re.compile(rf"\bIDENTIFIER{_GAP}\(|\$\{{", re.IGNORECASE)
+"""A name that is the value of an expression, and a variable that Spark replaces in the text."""
 _STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
 """`TABLE t`, which cannot have an alias."""
 
@@ -120,9 +123,13 @@ def _has_qualified_column(text: str, found: Sequence[TableReference]) -> bool:
     one: `t.c` of a column `db`, or `c` of a column `t` of what has the alias `db`."""
     rest = splice(text, [Replacement(one.start, one.end, "") for one in found])
     names = {one.alias for one in found if one.alias is not None}
-    either = "|".join(re.escape(form) for name in names for form in (name, backquoted(name)))
-    written = names and re.search(rf"\.{_GAP}(?:{either}){_GAP}\.", rest, re.IGNORECASE)
-    return bool(names) and bool(written or _NESTED_COMMENT.search(rest))
+    forms = {form for name in names for form in (name, backquoted(name), quoted_name(name))}
+    either = "|".join(map(re.escape, sorted(forms)))
+    if not names:
+        return False
+    if _HIDDEN_NAME.search(rest) or re.search(rf"\.{_GAP}(?:{either}){_GAP}\.", rest, re.IGNORECASE):
+        return True
+    return bool(_NESTED_COMMENT.search(rest) and _COMMENT_AT_DOT.search(rest))  # beyond a pattern
 
 
 def _target(catalyst: Catalyst, statement: Node) -> str | None:

@@ -186,7 +186,8 @@ def test_a_column_that_a_schema_qualifies_is_not_taken_for_a_field_of_a_struct(r
         inner = f"named_struct('own', named_struct('id', {number + 7}L))"
         rig.run(f"INSERT INTO {{db}}.own VALUES ({number}, {inner})")
     rig.run("USE {db}")
-    for column in ("db.own.id", "DB . `own` /* * */ -- \n .id", "db/* /* */ */.own/* /* */ */.id"):
+    written = ("db.own.id", "DB . `own` /* * */ -- \n .id", "db/* /* */ */.own/* /* */ */.id")
+    for column in (*written, "IDENTIFIER('db.' || 'own.id')"):
         for table in ("own", "{db}.own"):
             text = f"SELECT {column} FROM {table} WHERE own.id = 1"
             assert rig.same(text).statement is None
