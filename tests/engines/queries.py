@@ -202,7 +202,7 @@ class Queries:
             return rng.choice([f"({one} AND {other})", f"({one} OR {other})", f"NOT ({one} OR {other})"])
         name, kind = rng.choice(list(columns.items()))
         if {"item", "store"} <= columns.keys() and rng.random() < 0.04:
-            rows_of = "(3, 4L), (7, 1L), (0, 5L)" if rng.random() < 0.8 else "(3, 4L), (7, NULL)"
+            rows_of = "(3, 4L), (7, 1L), (0, 5L)" if rng.random() < 0.8 else "(3, 4L), (7, CAST(NULL AS bigint))"
             pairs = [f"IN ({rows_of})", f"NOT IN ({rows_of})", *(f"{op} (3, 4L)" for op in ("<", "<=", ">", "="))]
             return f"({alias}.item, {alias}.store) {rng.choice(pairs)}"
         found = self._function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None

@@ -40,6 +40,7 @@ _FIRST = (
     f"{_OPTIMIZER}PullupCorrelatedPredicates",
     f"{_OPTIMIZER}RewritePredicateSubquery",
     f"{_OPTIMIZER}RewriteCorrelatedScalarSubquery",
+    f"{_OPTIMIZER}RewriteLateralSubquery",
 )
 _LEAVES = frozenset({"DataSourceV2Relation", "UnresolvedRelation", "OneRowRelation", "LocalRelation"})
 _UNARY = frozenset(

@@ -9,7 +9,7 @@ engines (`expressions.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cached_property
@@ -91,6 +91,8 @@ class SparkColumn(NamedTuple):
     """Spark's type: `bigint`, `decimal(9,2)`, …; of a struct `struct`."""
     fields: tuple[SparkColumn, ...] = ()
     """Of a struct, the fields that Spark compares as Iceberg does."""
+    or_null: bool = False
+    """Any of the values may be null in the place of the stored one."""
 
 
 class _Term(NamedTuple):
@@ -142,6 +144,7 @@ class Conditions:
 
     def read_with_likes(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
         """A condition that is true where all the nodes are; with LIKE, which only filters the rows of a dimension."""
+        or_null = tuple(column.name for column in columns.values() if column.or_null)
         found: list[Condition | None] = []
         for node in nodes:
             try:
@@ -152,7 +155,7 @@ class Conditions:
             found += _Reading(self._catalyst, columns).months(nodes)
         except (_TooLarge, RecursionError):
             pass
-        return weaken(all_of(found), _sure)
+        return weaken(all_of(found), lambda atom: _sure(atom, or_null))
 
 
 class _TooLarge(Exception):
@@ -382,11 +385,15 @@ def _comparison(atom: Atom) -> Atom | None:
     return atom if isinstance(atom, ColumnComparison) else None
 
 
-def _sure(atom: Atom) -> Atom | None:
-    """Not every file format counts a field of a null struct as null. LIKE is of columns only."""
-    if isinstance(atom, Match) or "." not in atom.place[1]:
+def _sure(atom: Atom, or_null: Collection[str]) -> Atom | None:
+    """Without what null meets, of columns whose values may have become null. Not every file format counts a field of a
+    null struct as null. LIKE is of columns only."""
+    if isinstance(atom, Match):
         return atom
-    return atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None
+    name, _, field = atom.place[1].partition(".")
+    if not field and name not in or_null:
+        return atom
+    return atom if atom.rejects_null and (not field or isinstance(atom, ColumnComparison)) else None
 
 
 def _stored(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:

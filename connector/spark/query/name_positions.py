@@ -18,7 +18,7 @@ from typing import NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.quotes import backquoted, quoted_name
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.scala import items, strings
@@ -30,8 +30,8 @@ _QUERY = frozenset(
     | {"LocalLimit", "LocalRelation", "Offset", "OneRowRelation", "PipeOperator", "Pivot", "Project"}
     | {"RelationTimeTravel", "Repartition", "RepartitionByExpression", "Sample", "Sort", "SubqueryAlias", "Tail"}
     | {"Union", "UnresolvedHaving", "UnresolvedHint", "UnresolvedInlineTable", "UnresolvedRelation", "Unpivot"}
-    | {"UnresolvedSubqueryColumnAliases", "UnresolvedTableValuedFunction", "UnresolvedWith", "Window"}
-    | {"WithWindowDefinition"}
+    | {"UnresolvedSubqueryColumnAliases", "UnresolvedTVFAliases", "UnresolvedTableValuedFunction", "UnresolvedWith"}
+    | {"Window", "WithWindowDefinition"}
 )
 _QUERIES_OF = {"InsertIntoStatement": "query", "CreateTableAsSelect": "query", "MergeIntoTable": "sourceTable"}
 """Statements that write the rows of a query."""
@@ -41,6 +41,11 @@ _VERSION = re.compile(r"\s+(?:FOR\s+)?(?:SYSTEM_)?VERSION\s+AS\s+OF\s+(['\"]?)([
 _ORIGIN = re.compile(r"Origin\([^,]*,[^,]*,Some\(([0-9]+)\),Some\(([0-9]+)\),")
 """The text of an Origin in Spark: line, column, and first and last character."""
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*", re.IGNORECASE | re.ASCII)
+_GAP = r"(?:\s|--[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*+"
+_NESTED_COMMENT = re.compile(r"/\*(?:[^*/]|\*(?!/)|/(?!\*))*+/\*")
+_COMMENT_AT_DOT = re.compile(r"\.\s*+(?:--|/\*)|[\n/]\s*+\.")
+_HIDDEN_NAME = re.compile(rf"\bIDENTIFIER{_GAP}\(|\$\{{", re.IGNORECASE)
+"""A name that is the value of an expression, and a variable that Spark replaces in the text."""
 _STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
 """`TABLE t`, which cannot have an alias."""
 
@@ -79,25 +84,31 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Tabl
     found: list[TableReference] = []
     parsed = query_of(catalyst, statement)
     with_subqueries = catalyst.has_subqueries(parsed)
-    left: list[tuple[Node, tuple[str, str], Node]] = [(parsed, ("", ""), None)]
+    left: list[tuple[Node, tuple[str, str], Node, frozenset[str]]] = [(parsed, ("", ""), None, frozenset())]
     while left:
-        node, above, parent = left.pop()
+        node, above, parent, named = left.pop()
         kind = catalyst.kind(node)
         if kind not in _QUERY:
             raise UnsupportedQuery(f"the statement cannot be parsed: {kind or 'unknown'}")
         if kind == "UnresolvedRelation":
-            place = _place(catalyst, text, node, above, parent)
+            place = _place(catalyst, text, node, above, parent, named)
             found += [] if place is None else [place]
-        below = [*catalyst.children(node), *(items(node.subqueries()) if with_subqueries else ())]
         if kind == "UnresolvedWith":
-            below += [one._2() for one in items(node.cteRelations())]
             with_subqueries = True  # the pattern of `parsed` is without those in WITH
+            recursive = bool(node.allowRecursion())
+            for one in items(node.cteRelations()):
+                name = str(one._1()).lower()
+                left.append((one._2(), (kind, above[0]), node, named | {name} if recursive else named))
+                named |= {name}
+        below = [*catalyst.children(node), *(items(node.subqueries()) if with_subqueries else ())]
         if kind == "RelationTimeTravel":
             below.append(node.relation())
-        left += [(one, (kind, above[0]), node) for one in below]
+        left += [(one, (kind, above[0]), node, named) for one in below]
     found = sorted(set(found))
     if len(found) > REFERENCES_MAX:
         raise UnsupportedQuery(f"more than {REFERENCES_MAX} tables")
+    if _has_qualified_column(text, found):
+        raise UnsupportedQuery("a column is qualified by a schema")
     if is_write(catalyst, statement):
         # The code that runs such a write compares the names of the tables.
         target = _target(catalyst, statement)
@@ -105,6 +116,20 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Tabl
         if target is None or target.lower() in read:
             raise UnsupportedQuery("it reads the table that it writes")
     return found
+
+
+def _has_qualified_column(text: str, found: Sequence[TableReference]) -> bool:
+    """Whether a column may be written as `db.t.c`. With an alias for `db.t` this is a field of a struct, if there is
+    one: `t.c` of a column `db`, or `c` of a column `t` of what has the alias `db`."""
+    rest = splice(text, [Replacement(one.start, one.end, "") for one in found])
+    names = {one.alias for one in found if one.alias is not None}
+    forms = {form for name in names for form in (name, backquoted(name), quoted_name(name))}
+    either = "|".join(map(re.escape, sorted(forms)))
+    if not names:
+        return False
+    if _HIDDEN_NAME.search(rest) or re.search(rf"\.{_GAP}(?:{either}){_GAP}\.", rest, re.IGNORECASE):
+        return True
+    return bool(_NESTED_COMMENT.search(rest) and _COMMENT_AT_DOT.search(rest))  # beyond a pattern
 
 
 def _target(catalyst: Catalyst, statement: Node) -> str | None:
@@ -120,10 +145,16 @@ def _target(catalyst: Catalyst, statement: Node) -> str | None:
     return None
 
 
-def _place(catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node) -> TableReference | None:
-    """`above`: the kinds of the nodes above. None if another name is impossible here, or the position is uncertain."""
+def _place(
+    catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node, named: frozenset[str]
+) -> TableReference | None:
+    """`above`: the kinds of the nodes above; `named`: the names of WITH that are visible here, in lower case. None if
+    another name is impossible here, or the position is uncertain."""
     names, found = tuple(strings(node.multipartIdentifier())), _ORIGIN.match(str(node.origin().toString()))
     if found is None or node.isStreaming() or not node.options().isEmpty():
+        return None
+    if len(names) == 1 and names[0].lower() in named:
+        # Its query may be a table alone, as of another time: `WITH s AS (FROM t VERSION AS OF 1)`.
         return None
     start, end = int(found[1]), int(found[2]) + 1
     if not _is_name(catalyst, text[start:end], names) or _STATEMENT.search(text, 0, start):

@@ -34,6 +34,8 @@ from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
 NODES_MAX = 2_000
 """The limit for one query's plan."""
+EXPANDED_MAX = 500
+"""Values of a row of GROUPING SETS that are read: a value takes calls to the JVM."""
 _SAME_ROWS = frozenset(
     {"SubqueryAlias", "View", "Sort", "Distinct", "RepartitionByExpression", "Repartition", "ResolvedHint"}
     | {"Generate", "Intersect", "Except", "PipeOperator"}
@@ -158,6 +160,8 @@ class Relations:
             case "Window":
                 keys = {self._attribute(one) for one in items(node.partitionSpec())}
                 below = _Rows({at: each for at, each in below.reach.items() if at in keys}, below.origin)
+            case "Expand":
+                below = self._expanded(node, below)
             case "Generate":
                 below = _Rows(below.reach, below.origin | self._constants(node))
             case _ if kind in _UNDER_EACH:
@@ -219,6 +223,30 @@ class Relations:
                 either = any_of(self._conditions.read_with_likes([one], columns) for one in conditions)
                 target.parts += [] if either is None else [either]
         return found
+
+    def _expanded(self, node: Node, below: _Rows) -> _Rows:
+        """Of GROUPING SETS, UNPIVOT and others: several rows of each row. A grouping key is null outside of its
+        sets."""
+        projections, outputs = items(node.projections()), items(node.output())
+        if len(projections) * len(outputs) > EXPANDED_MAX:
+            return _NOTHING
+        reach: _Reach = {}
+        origin: _From = {}
+        for output, *values in zip(outputs, *map(items, projections), strict=True):
+            nulls = [self._catalyst.kind(one) == "Literal" and one.value() is None for one in values]
+            given = {self._attribute(one) for one, null in zip(values, nulls, strict=True) if not null}
+            source = given.pop() if len(given) == 1 else None
+            if source is None:
+                continue
+            number = self._catalyst.id_of(output)
+            if source in below.reach:
+                each = below.reach[source]
+                reach[number] = {
+                    one: column._replace(or_null=column.or_null or any(nulls)) for one, column in each.items()
+                }
+            if source in below.origin:
+                origin[number] = below.origin[source]
+        return _Rows(reach, origin)
 
     def _united(self, node: Node, children: list[_Rows]) -> _Reach:
         """A condition is pushed to each part. The origin of a value is unknown."""

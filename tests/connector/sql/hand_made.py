@@ -2,7 +2,8 @@
 joins keep, names that hide others, conditions above windows, groups and set operations. Their tables are in the schema
 `db`.
 
-The statements mean the same to DuckDB, as `plain_database` opens it, as to Trino.
+The statements mean the same to DuckDB, as `plain_database` opens it, as to Trino. Those in `hand_made_spark.sql` are
+Spark's; their schema `{db}` also has the tables of `tests/engines/spark/star.py`, and `{old}` is a snapshot of `sales`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import duckdb
 import pyarrow as pa
 
 STATEMENTS = tuple(Path(__file__).with_suffix(".sql").read_text().splitlines())
+OF_SPARK = tuple(Path(__file__).with_name("hand_made_spark.sql").read_text().splitlines())
 FOUND_FAULTS = tuple(
     one for one in STATEMENTS if re.search(r"year\(|, db\.\w+ (RIGHT|FULL)|ORDER BY (-t|x \+|total)", one)
 )

@@ -55,4 +55,10 @@ SHAPES = (
     "SELECT id FROM {db}.sales WHERE (item, store) = (1, 3L)",
     "SELECT id FROM {db}.sales WHERE info.code = 3",
     "SELECT id FROM {db}.sales WHERE info.tag IN ('a1') AND info.code < 3",
+    "SELECT q.id, q.color FROM {db}.items i, LATERAL (SELECT s.id, i.color FROM {db}.sales s WHERE s.item = i.i_id AND "
+    "s.note = 'red') q WHERE i.size = 3",
+    "SELECT i.i_id, q.n FROM {db}.items i, LATERAL (SELECT count(*) AS n FROM {db}.sales s WHERE s.item = i.i_id AND "
+    "s.note = 'red') q WHERE q.n = 0",
+    "SELECT item, sum(id) FROM {db}.sales GROUP BY ROLLUP (item) HAVING item = 3",
+    "SELECT item, store, count(*) FROM {db}.sales GROUP BY CUBE (item, store) HAVING item IN (3, 4) AND store IS NULL",
 )

@@ -6,6 +6,7 @@ The oracle is Spark over the tables themselves, which shares none of what choose
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,13 +17,17 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
+from sqlglot import transpile
 
 from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.spark.query import queries as querying
 from seamark.connector.spark.query.catalyst import Catalyst
+from seamark.connector.spark.query.queries import rewritten
 from seamark.connector.spark.scala import strings
 from seamark.spark import sql
+from tests.connector.lake import catalog_at
+from tests.connector.sql import hand_made
 from tests.engines.queries import Queries
 from tests.engines.spark.shapes import SHAPES
 from tests.engines.spark.star import Rig, fill, rows, settings
@@ -130,17 +135,23 @@ def test_parameters_are_read(rig: Rig) -> None:
 
 
 def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
-    found = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
+    snapshots = f"SELECT snapshot_id, committed_at FROM {rig.db}.sales.snapshots ORDER BY committed_at"
+    found = rig.spark.sql(snapshots).collect()
     old = found[0][0]
     for text in (
         f"SELECT count(*), max(id) FROM {{db}}.sales VERSION AS OF {old} WHERE id > 45",
         f"SELECT b.id FROM {{db}}.sales FOR SYSTEM_VERSION AS OF '{old}' a JOIN {{db}}.sales b ON a.id = b.id "
         "WHERE a.id = 44 AND b.note = 'red'",
+        f"WITH s AS (FROM {{db}}.sales VERSION AS OF {old}), sales AS (FROM s) SELECT note FROM sales WHERE id = 44",
     ):
         done = rig.same(text)
         assert "db.sales=1/3" in done.summary
-    done = rig.same("SELECT count(*) FROM {db}.sales TIMESTAMP AS OF now() WHERE id = 4")
-    assert done.statement is None
+    then = f"TIMESTAMP AS OF '{found[0][1]}'"
+    for text in (
+        f"SELECT count(*) FROM {{db}}.sales {then} WHERE id = 4",
+        f"WITH s AS (FROM {{db}}.sales {then}) SELECT id, note FROM s WHERE id IN (8, 44)",
+    ):
+        assert rig.same(text).statement is None
 
 
 @pytest.mark.parametrize(
@@ -166,6 +177,24 @@ def test_what_is_not_sure_is_left_alone(rig: Rig, text: str) -> None:
     rig.run("CREATE OR REPLACE VIEW {db}.sales_view AS SELECT * FROM {db}.sales")
     rig.run("CREATE OR REPLACE TEMPORARY VIEW sales_shown AS SELECT * FROM {db}.sales")
     assert rig.same(text).statement is None
+
+
+def test_a_column_that_a_schema_qualifies_is_not_taken_for_a_field_of_a_struct(rig: Rig) -> None:
+    """With an alias for `db.own`, `db.own.id` would be a field of the column `db`."""
+    rig.run("CREATE TABLE {db}.own (id bigint, db struct<own: struct<id: bigint>>) USING iceberg")
+    for number in range(2):
+        inner = f"named_struct('own', named_struct('id', {number + 7}L))"
+        rig.run(f"INSERT INTO {{db}}.own VALUES ({number}, {inner})")
+    rig.run("USE {db}")
+    for column, table in (
+        *(("db.own.id", "own"), ("db.own.id", "{db}.own"), ("DB . `own` /* * */ -- \n .id", "{db}.own")),
+        *(("db/* /* */ */.own/* /* */ */.id", "own"), ("IDENTIFIER('db.' || 'own.id')", "{db}.own")),
+    ):
+        text = f"SELECT {column} FROM {table} WHERE own.id = 1"
+        assert rig.run(text) == ["(1,)"]
+        assert rig.same(text).statement is None
+    done = rig.same("SELECT own.id, own.db.own.id FROM {db}.own AS own WHERE id = 1 AND own.db.own.id > 7")
+    assert (done.files, done.considered_files) == (1, 2)
 
 
 def test_the_query_of_a_statement_that_writes_reads_fewer_files(rig: Rig) -> None:
@@ -345,6 +374,12 @@ def test_an_order_of_rows_is_no_equality_and_two_extremes_are_of_two_rows(rig: R
     assert "joins=db.sales.item:" in rig.same(text).summary
 
 
+def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
+    sets = "SELECT item, store, count(*) FROM {db}.sales GROUP BY GROUPING SETS ((item), (store), ()) HAVING "
+    assert rig.same(f"{sets} item = 3 AND store IS NULL").files < 6
+    assert rig.same(f"{sets} coalesce(item, 3) = 3").statement is None
+
+
 @pytest.mark.parametrize("ansi", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ansi: str) -> None:
     """What the rules of the other engines do not know. Each row is in a file of its own."""
@@ -379,6 +414,33 @@ def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ans
         ):
             rig.same(f"SELECT n, m, c FROM {{db}}.odd WHERE {where}")
         assert rig.same("SELECT n FROM {db}.odd WHERE lower(c) = 'k'").files == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_hand_made_statements_give_sparks_own_rows(rig: Rig) -> None:
+    with catalog_at(rig.server.base_url) as catalog:
+        for name, schema in hand_made.TABLES.items():
+            table = catalog.create_table(f"db.{name}", schema=schema)
+            for part in hand_made.files_of(name):
+                table.append(part)
+    found = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
+    of_trino = (transpile(one, read="trino", write="spark")[0] for one in hand_made.STATEMENTS)
+    done: Counter[str] = Counter()
+    for text in (*hand_made.OF_SPARK, *(re.sub(r"`?\bdb\b`?\.", "{db}.", one) for one in of_trino)):
+        text = text.replace("{db}", rig.db).replace("{old}", str(found[2][0]))
+        try:
+            theirs = rig.spark.sql(text)
+        except PySparkException:  # some statements of Trino are none of Spark
+            done["none"] += 1
+            continue
+        told = rewritten(rig.spark, text, kept_max=1.0)
+        if told.statement is not None:
+            ours = rig.spark.sql(told.statement)
+            assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{told}"
+        done["fewer"] += told.files < told.considered_files
+    assert done["none"] < 30, done
+    assert done["fewer"] > 200, done
 
 
 @pytest.mark.parametrize("ansi", ["true", pytest.param("false", marks=pytest.mark.slow)])
