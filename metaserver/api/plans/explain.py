@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.deferred import Deferred
@@ -45,7 +47,6 @@ RESIDUAL_PARTITIONS_MAX = 1000
 RESIDUAL_BYTES_MAX = 4 << 20
 """The limit for all distinct residuals together."""
 _IN_THREAD_FILES = 5_000
-_IN_THREAD_CHARACTERS = 2_000
 
 
 class ExplainedStage(msgspec.Struct, rename="kebab"):
@@ -184,7 +185,7 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
     if body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)
-    read = await _filter(body, metadata)
+    read = await _filter(call, body, metadata)
     scan_request = ScanRequest(filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
     listed = min(body.limit, call.app[SETTINGS].page_limit) if body.files else 0
     explained = await explain_scan(call, loaded, scan_request, read, body.joins, listed)
@@ -207,15 +208,14 @@ async def explain_scan(
     return answer() if scan.considered <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
 
 
-async def _filter(body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
+async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
     if body.where is None:
         given = bytes(body.filter)
         return sql.SqlFilter(parse_expression(decode_json(given, "The filter"), unknown=True) if given else TRUE, ())
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
-    if len(body.where) <= _IN_THREAD_CHARACTERS:
-        return sql.parse_sql(body.where, metadata.current_schema, metadata.schemas)
-    return await asyncio.to_thread(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas)
+    read = partial(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas)
+    return await read_in_turn(call, len(body.where), read)
 
 
 def _explained(scan: Scan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes) -> ExplainResponse:
