@@ -38,6 +38,19 @@ def kind_of(iceberg_type: str) -> str | None:
     return iceberg_type if iceberg_type in _UNCHANGED else _KINDS.get(iceberg_type)
 
 
+def exchange(old: exp.Expr, new: exp.Expr) -> None:
+    """Puts `new` in the place of `old`, as `old.replace(new)` does. That takes the time of the whole list that `old` is
+    in: for each of the 24,000 values of one IN, 44 seconds together."""
+    parent, key, index = old.parent, old.arg_key, old.index
+    if parent is None or key is None or index is None or new is old:
+        old.replace(new)
+        return
+    parent.set("", None)  # no such argument: this only forgets cached hashes
+    parent.args[key][index] = new
+    new.parent, new.arg_key, new.index = parent, key, index
+    old.parent = old.arg_key = old.index = None
+
+
 class NameKinds:
     """The kinds of the names in `tree`, whose tables have the columns `tables` (by lower-case name, Iceberg types)."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from sqlglot import exp
 
-from seamark.connector.duckdb.kinds import NameKinds, constant, literal_kind
+from seamark.connector.duckdb.kinds import NameKinds, constant, exchange, literal_kind
 
 HIDDEN = "seamark_hidden"
 """A function around what the analysis must not read."""
@@ -34,11 +34,11 @@ def into_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
             fits = _are_of(elements, kinds.kind(condition.this))
             column = condition.this.copy()
             new = exp.In(this=column, expressions=elements) if fits else hidden([column])
-            condition.replace(new)
+            exchange(condition, new)
     for function in list(tree.find_all(exp.ArrayContains, exp.Contains)):
         found = _as_list(function, kinds)
         if found is not None:
-            function.replace(found)
+            exchange(function, found)
     for case in list(tree.find_all(exp.Case)):
         if case.this is not None:
             _settle_operand(case, kinds)
@@ -48,7 +48,7 @@ def into_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
     for division in list(tree.find_all(exp.IntDiv)):
         # Both truncate. DuckDB's `/` is a division of doubles.
         if kinds.kind(division.this) == "integer" and is_whole(division.expression):
-            division.replace(exp.Div(this=division.this, expression=division.expression, typed=True, safe=False))
+            exchange(division, exp.Div(this=division.this, expression=division.expression, typed=True, safe=False))
 
 
 def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
@@ -161,7 +161,7 @@ def _settle_operand(case: exp.Case, kinds: NameKinds) -> None:
         case.set("this", hidden([case.this]))
         return
     for one in branches:
-        one.replace(constant(one, str(kind), utc=False) or one)
+        exchange(one, constant(one, str(kind), utc=False) or one)
 
 
 def _given(node: exp.Expr) -> set[str]:

@@ -16,7 +16,7 @@ from typing import Any
 from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from seamark.connector.duckdb.kinds import NameKinds, columns_in, constant, literal_kind
+from seamark.connector.duckdb.kinds import NameKinds, columns_in, constant, exchange, literal_kind
 from seamark.connector.duckdb.shapes import (
     HIDDEN,
     hidden,
@@ -30,6 +30,7 @@ from seamark.connector.duckdb.shapes import (
 )
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
+from seamark.connector.trino.statements.scopes import check_relations
 from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
 
 STATEMENT_MAX = 200_000
@@ -62,6 +63,7 @@ class DuckDBStatement:
         self.text = text
         self._tree = _parsed(text)
         _check(self._tree)
+        check_relations(self._tree)
         _fill(text, self._tree, parameters)
         into_blocks(self._tree)
         named = {one.alias.lower() for one in self._tree.find_all(exp.CTE)}
@@ -87,7 +89,7 @@ class DuckDBStatement:
             mark = exp.Table(this=exp.to_identifier(mark_name(number), quoted=True), alias=alias.copy())
             if joins := node.args.get("joins"):
                 mark.set("joins", joins)
-            node.replace(mark)
+            exchange(node, mark)
         for condition in list(self._tree.find_all(exp.Predicate)):
             _settle(condition, kinds, utc=utc)
         # contains(): true or false for NULL and NaN in DuckDB, where Trino's has neither value.
@@ -197,7 +199,7 @@ def _fill(text: str, tree: exp.Expr, parameters: Any) -> None:
             continue
         literal = _literal(value)
         if literal is not None:
-            node.replace(literal)
+            exchange(node, literal)
 
 
 def _with_numbers(text: str) -> str:
@@ -230,7 +232,7 @@ def _settle(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
             _hide(column)
         return
     for old, new in parts:
-        old.replace(new)
+        exchange(old, new)
 
 
 def _same_meaning(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp.Expr, exp.Expr]] | None:
@@ -396,4 +398,4 @@ def _is_condition(column: exp.Column) -> bool:
 
 
 def _hide(column: exp.Expr) -> None:
-    column.replace(hidden([column.copy()]))
+    exchange(column, hidden([column.copy()]))

@@ -1,14 +1,15 @@
 """The body of a request, read in pieces within limits of size and time; never kept as a whole.
 
 The rule: a reader gets the last piece of a body only after everything that the signature covers has been verified, so
-that a backend that needs all bytes before it stores an object never stores a forged or truncated object.
+that a backend that needs all bytes before it stores an object never stores a forged or truncated object. The rights
+are confirmed again at that point: a body may take hours, in which its table is dropped and its place another table's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
@@ -34,15 +35,18 @@ class Body:
         claim: SignatureClaim,
         key: bytes,
         clock: Clock,
+        confirm: Callable[[], Awaitable[None]],
         *,
         limit_bytes: int,
         timeout_s: float,
     ) -> None:
-        """S3Error for a body without a length, or above `limit_bytes`. `key` is the signing key of the claim."""
+        """S3Error for a body without a length, or above `limit_bytes`. `key` is the signing key of the claim. `confirm`
+        raises if the request may no longer store what it sends."""
         self._request = request
         self._claim = claim
         self._key = key
         self._clock = clock
+        self._confirm = confirm
         self._timeout_s = timeout_s
         self.payload = claim.payload
         self.is_chunked = claim.payload in STREAMING
@@ -56,13 +60,15 @@ class Body:
         """Of an aws-chunked body, once its pieces were read."""
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The data, verified. S3Error for a wrong hash or signature, and for a body that ends early or is too slow."""
+        """The data, verified. S3Error for a wrong hash or signature, and for a body that ends early or is too slow;
+        what `confirm` raises."""
         if self.is_chunked:
             decoder = ChunkDecoder(self._claim, self._key, self.length)
             async for piece in self.raw():
                 for data in decoder.feed(piece):
                     yield data
             self.trailers = decoder.finish()
+            await self._confirm()
             return
         expected = None if self._claim.payload == UNSIGNED_PAYLOAD else self._claim.payload
         hashed, withheld = hashlib.sha256(), b""
@@ -74,6 +80,7 @@ class Body:
             withheld = piece
         if expected is not None and hashed.hexdigest() != expected:
             raise S3Error("XAmzContentSHA256Mismatch", "x-amz-content-sha256 is not the hash of the body")
+        await self._confirm()
         if withheld:
             yield withheld
 

@@ -12,6 +12,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from aiohttp import web
@@ -272,7 +273,7 @@ class Gateway:
             table, deletes_many = parse_location(grant.location), "delete" in address.query
             if not deletes_many:
                 check_request(request.method, address, headers, None, table)
-            body = self._open_body(request, address, admitted.claim, admitted.secret)
+            body = self._open_body(request, admitted)
             document = None
             if body is not None and (request.method == "POST" or "tagging" in address.query):
                 kept.enter_context(_taken(self._documents, grant.who, body.length))
@@ -300,8 +301,9 @@ class Gateway:
             raise S3Error("SignatureDoesNotMatch", "The request's signature does not match; check the secret key")
         return claim, grant, secret
 
-    def _open_body(self, request: web.Request, address: Address, claim: SignatureClaim, secret: str) -> Body | None:
+    def _open_body(self, request: web.Request, admitted: _Admitted) -> Body | None:
         """The unread body; None for the calls without one."""
+        address, claim = admitted.address, admitted.claim
         if request.method not in ("PUT", "POST") or (request.method == "POST" and "uploads" in address.query):
             if request.body_exists:
                 raise S3Error("InvalidRequest", f"{request.method} has no body here")
@@ -312,8 +314,9 @@ class Gateway:
         return Body(
             request,
             claim,
-            signing_key(secret, claim.scope),
+            signing_key(admitted.secret, claim.scope),
             self._clock,
+            partial(self._ownership.check, admitted.grant),
             limit_bytes=settings.gateway_put_limit_bytes,
             timeout_s=settings.body_timeout_s,
         )

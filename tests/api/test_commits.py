@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from seamark.metaserver.commit.changes.change import ChangeBody
 from seamark.metaserver.store.model import IndexFileState
+from seamark.metaserver.wire import decode_as
 from tests.api.client import Api, new_key
 from tests.api.indexes.indexed import define, index_bytes, shown, write
 from tests.api.rest.test_permissions import House, house
@@ -237,6 +241,29 @@ async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) 
     path, count, size = data["file-path"], data["record-count"], data["file-size-in-bytes"]
     file = DataFile(path, 0, "PARQUET", 0, (), count, size, {})
     return write(build, f"{count}.puffin", index_bytes(build, [file], **other))
+
+
+@pytest.mark.parametrize(
+    "second", [b"null", b"7", b"[]", b"{}", b'{"file-path":"\xff"}', b'{"file-path":1}', b"[" * 900 + b"]" * 900]
+)
+async def test_a_file_that_is_none_is_named_by_its_number(api: Api, second: bytes) -> None:
+    await api.table()
+    sound = {"content": "data", "spec-id": 0, "file-path": "x", "file-format": "parquet", "partition": []}
+    first = json.dumps(sound | {"file-size-in-bytes": 1, "record-count": 1, "file-path": await _place(api)}).encode()
+    answer = await api("POST", "/api/v1/tables/db/t/commit", b'{"add":[' + first + b"," + second + b"]}")
+    assert answer.status == 400, answer.raw
+    assert b"add[1]" in answer.raw or b"The request body is malformed" in answer.raw
+
+
+def test_files_to_add_are_not_decoded_with_the_body() -> None:
+    """All at once, in one call that holds the interpreter, they would stop the server for seconds."""
+    body = decode_as(b'{"add": [{"file-path": "a"}, {"file-path": "b"}]}', ChangeBody, "The body")
+    assert [type(one) for one in body.add] == [msgspec.Raw, msgspec.Raw]
+
+
+async def _place(api: Api) -> str:
+    loaded = (await api("GET", "/v1/namespaces/db/tables/t")).json
+    return f"{loaded['metadata']['location']}/data/a.parquet"
 
 
 async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: Api) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from botocore.exceptions import ClientError
@@ -16,6 +17,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SimulatedClock, SystemClock
 from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.gateway.ownership import Ownership
+from seamark.metaserver.gateway.sigv4 import Target, sign_headers
 from seamark.metaserver.server import gateway
 from seamark.metaserver.store.model import Claim
 from seamark.metaserver.store.model import Grant as RoleGrant
@@ -185,6 +187,36 @@ async def test_keys_of_a_table_that_moves_to_another_namespace_are_refused_at_on
             while await codes(keys) != {"AccessDenied"}:
                 await asyncio.sleep(0.02)
         assert await codes(keys_of(await send("GET", "/v1/namespaces/other/tables/u"))) == {"OK"}
+
+
+async def test_a_body_that_ends_after_its_table_is_dropped_is_not_stored(tmp_path: Path) -> None:
+    async with _unpolled(tmp_path) as send:
+        keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
+        assert set((await asyncio.to_thread(_codes, keys)).values()) == {"OK"}
+        endpoint, target = urlsplit(keys.endpoint), f"/{keys.bucket}/{keys.prefix}data/late"
+        signed = sign_headers(
+            Target("PUT", target, "", {"host": endpoint.netloc}),
+            access_key_id=keys.access_key,
+            secret=keys.secret,
+            token=keys.token,
+            region=keys.region,
+            payload="UNSIGNED-PAYLOAD",
+            now_ms=SystemClock().now_ms(),
+        )
+        head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+        reader, writer = await asyncio.open_connection(endpoint.hostname, endpoint.port)
+        parts = tmp_path / "objects" / ".seamark-uploads"
+        with closing(writer):
+            writer.write(f"PUT {target} HTTP/1.1\r\n{head}Content-Length: 100\r\n\r\n".encode() + b"x" * 99)
+            async with asyncio.timeout(60):
+                while not [path for path in parts.rglob("*") if path.is_file() and path.name != "lock"]:
+                    await asyncio.sleep(0.02)
+                await send("DELETE", "/v1/namespaces/db/tables/t")
+                while set((await asyncio.to_thread(_codes, keys)).values()) != {"AccessDenied"}:
+                    await asyncio.sleep(0.02)
+                writer.write(b"x")
+                assert (await reader.readline()).split()[1] == b"403"
+        assert not list((tmp_path / "objects").rglob("late"))
 
 
 async def test_keys_name_whether_their_table_is_pinned(tmp_path: Path) -> None:

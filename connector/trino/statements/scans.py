@@ -53,7 +53,7 @@ from seamark.connector.plans.splices import Replacement
 from seamark.connector.trino.statements.conditions import ConditionReader
 from seamark.connector.trino.statements.lexer import QueryText, UnsupportedStatement, extract_query
 from seamark.connector.trino.statements.queries import ColumnsOf, Queries
-from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Scope, Table, canonical_name
+from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Scope, Table, canonical_name, check_relations
 from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.wire import LIKES_MAX
@@ -120,6 +120,7 @@ def _read(
         raise UnsupportedStatement
     inner = extract_query(statement, parameters)
     tree = _parsed(inner)
+    check_relations(tree)
     casts_decimal = any(
         one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
     )

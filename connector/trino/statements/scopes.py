@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol, TypeAlias
 
 from sqlglot import exp
@@ -27,6 +28,14 @@ Columns: TypeAlias = Mapping[str, str]
 COMPUTED = ""
 """In place of a type: the column of a view whose values are not stored values of a table."""
 
+SHARED_LEAVES_MAX = 500
+"""The limit of comparisons in the condition on a name in WITH with several uses. Above it, the name is read completely:
+in a chain of such names each would cost as much as all comparisons that a statement may have."""
+
+RELATIONS_MAX = 400
+"""The limit of tables, subqueries and lists of values in a statement. The time of the analysis grows with the square of
+the sources of one query."""
+
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
 """Types whose equal values are identical: floats have two zeros, and nested types are not compared."""
 
@@ -36,6 +45,14 @@ _LITERAL_TYPES = {"boolean": "boolean", "integer": "long", "text": "string", "da
 def is_exact(kind: str | None) -> bool:
     """Whether values of the type are equal only if they are identical."""
     return kind is not None and kind.partition("(")[0].strip() in _EXACT
+
+
+def check_relations(tree: exp.Expr) -> None:
+    """Raises UnsupportedStatement for a statement with more than `RELATIONS_MAX` relations."""
+    if sum(1 for _ in islice(tree.find_all(exp.Table, exp.Select, exp.Values, exp.Unnest), RELATIONS_MAX + 1)) > (
+        RELATIONS_MAX
+    ):
+        raise UnsupportedStatement(f"it has more than {RELATIONS_MAX} tables and subqueries")
 
 
 def canonical_name(name: str) -> str:
@@ -275,7 +292,10 @@ class NamedQuery:
     collected: list[Condition | None] = field(default_factory=list)
     _known: dict[str, bool | None] = field(default_factory=dict)
     _kinds: dict[str, str | None] = field(default_factory=dict)
-    """Cache: names that use other names twice would need exponential time."""
+    _names: list[tuple[str | None, ...] | None] = field(default_factory=list)
+    _origins: dict[tuple[str, ...], Origin | None] = field(default_factory=dict)
+    _values: dict[str, tuple[Literal, ...] | None] = field(default_factory=dict)
+    """Caches: names that use other names twice would need exponential time."""
 
     def has(self, column: str) -> bool | None:
         if column not in self._known:
@@ -283,7 +303,9 @@ class NamedQuery:
         return self._known[column]
 
     def names(self) -> tuple[str | None, ...] | None:
-        return self.inner.names()
+        if not self._names:
+            self._names.append(self.inner.names())
+        return self._names[0]
 
     def kind(self, column: str) -> str | None:
         if column not in self._kinds:
@@ -291,16 +313,24 @@ class NamedQuery:
         return self._kinds[column]
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
-        return self.inner.origin(columns)
+        key = tuple(columns)
+        if key not in self._origins:
+            self._origins[key] = self.inner.origin(columns)
+        return self._origins[key]
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
-        return self.inner.values(column)
+        if column not in self._values:
+            self._values[column] = self.inner.values(column)
+        return self._values[column]
 
     def push_down(self, wanted: Condition | None) -> None:
         self.collected.append(wanted)
 
     def push_collected(self) -> None:
-        self.inner.push_down(any_of(self.collected) if self.collected else None)
+        wanted = any_of(self.collected) if self.collected else None
+        if len(self.collected) > 1 and wanted is not None and wanted.size > SHARED_LEAVES_MAX:
+            wanted = None
+        self.inner.push_down(wanted)
 
 
 @dataclass

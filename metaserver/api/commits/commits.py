@@ -38,6 +38,8 @@ from seamark.metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
 
 _READ_AT_ONCE = 8
 """Index files of one change that are read concurrently."""
+_IN_THREAD_REMOVES = 1000
+"""More removed files are compared with each other in a thread."""
 _LOCATION = "metadata-location"
 _COUNT = {"type": "integer"}
 _ID = {"type": ["integer", "null"]}
@@ -210,7 +212,8 @@ COMMITTED_SCHEMA: dict[str, Any] = {
 ).takes(ChangeBody)
 async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     namespace, name = call.namespace, call.name
-    change = read_request(body, files_max=call.app[SETTINGS].commit_files_limit)
+    read = partial(read_request, body, files_max=call.app[SETTINGS].commit_files_limit)
+    change = read() if len(body.remove) <= _IN_THREAD_REMOVES else await asyncio.to_thread(read)
 
     async def work(caller: Caller) -> CommitResult:
         return await call.app[COMMITS].commit(caller, namespace, name, change, partial(_index_files, call, change))

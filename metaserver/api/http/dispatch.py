@@ -132,12 +132,15 @@ class Call:
 
     async def recheck(self, *namespaces: NamespacePath) -> None:
         """Repeats the checks for long answers: Unauthenticated when the login has ended, Forbidden when the caller has
-        lost the right in one of `namespaces`."""
+        lost the right in one of `namespaces`; without namespaces, for routes that check it somewhere, everywhere."""
         request = self._request
         self.principal = request[PRINCIPAL] = await self.app[AUTHENTICATOR].authenticate(
             request.headers, request.remote
         )
-        self.allow(*namespaces)
+        if namespaces or self._route.check is not Check.SOMEWHERE:
+            self.allow(*namespaces)
+        else:
+            self.app[AUTHORIZER].require_somewhere(self.principal, self._route.operation)
 
     def may(self, namespace: NamespacePath, operation: str | None = None) -> bool:
         """Whether the caller may do `operation`, by default that of the route, in `namespace`."""

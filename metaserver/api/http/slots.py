@@ -83,6 +83,8 @@ class WorkerLimits:
         self.bodies = HolderLimit("bytes of bodies", body_bytes, max(1, body_bytes // 2))
         self.parsing = FairLock()
         """Large bodies are parsed one at a time."""
+        self.reading_sql = FairLock()
+        """SQL is parsed one text at a time."""
         self.inflating = FairLock()
         """Compressed bodies are inflated one step at a time."""
 

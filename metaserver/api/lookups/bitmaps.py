@@ -18,6 +18,7 @@ import base64
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -32,6 +33,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.paging import read_token, write_token
 from seamark.metaserver.api.http.parameters.snapshots import by_schema, snapshot_of
+from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.lookups.lookups import COVERS, DELETED, FileProblem, paths_at
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, TooLarge
@@ -210,7 +212,8 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     most = FILES_MAX if as_arrow else min(FILES_MAX, call.app[SETTINGS].page_limit)
     if body.limit is not None and body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
-    selection = await asyncio.to_thread(_parse, body, metadata)
+    parse = partial(_parse, body, metadata)
+    selection = await (asyncio.to_thread(parse) if body.where is None else read_in_turn(call, len(body.where), parse))
     scan = await call.app[PLANNER].plan(selection.bound_scan, entry)
     page = _Page(call, scan, selection.predicate, body, min(body.limit or most, most))
     await page.fill(selection.after, metadata, entry)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -18,14 +19,16 @@ from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, predicates_of
+from seamark.metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, is_longer, predicates_of
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
+from seamark.metaserver.planner.joins.joins import IN_LOOP_VALUES
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.plan.layout_estimates import estimate_layouts
@@ -45,7 +48,7 @@ RESIDUAL_PARTITIONS_MAX = 1000
 RESIDUAL_BYTES_MAX = 4 << 20
 """The limit for all distinct residuals together."""
 _IN_THREAD_FILES = 5_000
-_IN_THREAD_CHARACTERS = 2_000
+_IN_THREAD_BYTES = 4_000
 
 
 class ExplainedStage(msgspec.Struct, rename="kebab"):
@@ -184,7 +187,7 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
     if body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)
-    read = await _filter(body, metadata)
+    read = await _filter(call, body, metadata)
     scan_request = ScanRequest(filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
     listed = min(body.limit, call.app[SETTINGS].page_limit) if body.files else 0
     explained = await explain_scan(call, loaded, scan_request, read, body.joins, listed)
@@ -196,26 +199,33 @@ async def explain_scan(
 ) -> bytes:
     """The `ExplainResponse` of one scan, encoded. `read`: what the filter of `wanted` was read from. Forbidden and
     NotFound for a table of `joins`; BadRequest for a filter or a join that cannot be bound."""
-    bound_scan = BoundScan.bind(loaded.metadata, wanted)
+    bind, is_long = partial(BoundScan.bind, loaded.metadata, wanted), is_longer(wanted.filter, IN_LOOP_VALUES)
+    bound_scan = await asyncio.to_thread(bind) if is_long else bind()
     filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
     bound_scan = filters.applied(bound_scan)
+    is_long = is_long or bound_scan.is_long
     scan = await call.app[PLANNER].explain(bound_scan, loaded.entry)
 
     def answer() -> bytes:
         return encode_json(_explained(scan, read, listed, outcomes))
 
-    return answer() if scan.considered <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
+    return answer() if scan.considered <= _IN_THREAD_FILES and not is_long else await asyncio.to_thread(answer)
 
 
-async def _filter(body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
+async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
     if body.where is None:
         given = bytes(body.filter)
-        return sql.SqlFilter(parse_expression(decode_json(given, "The filter"), unknown=True) if given else TRUE, ())
+        if not given:
+            return sql.SqlFilter(TRUE, ())
+
+        def parse() -> sql.SqlFilter:
+            return sql.SqlFilter(parse_expression(decode_json(given, "The filter"), unknown=True), ())
+
+        return parse() if len(given) <= _IN_THREAD_BYTES else await asyncio.to_thread(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
-    if len(body.where) <= _IN_THREAD_CHARACTERS:
-        return sql.parse_sql(body.where, metadata.current_schema, metadata.schemas)
-    return await asyncio.to_thread(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas)
+    read = partial(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas)
+    return await read_in_turn(call, len(body.where), read)
 
 
 def _explained(scan: Scan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes) -> ExplainResponse:

@@ -6,8 +6,8 @@ they request. Nothing is run. Names in the query without a catalog, or with any,
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -17,6 +17,7 @@ from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.explain import explain_scan
 from seamark.metaserver.api.plans.joins import JoinSpec
 from seamark.metaserver.catalog.values import LoadedTable
@@ -95,7 +96,7 @@ class ExplainQueryRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
 async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     if len(body.query) > QUERY_MAX:
         raise BadRequest(f"The query has {len(body.query)} characters; the limit is {QUERY_MAX}")
-    query = await asyncio.to_thread(query_tables.read_query, body.query, body.dialect)
+    query = await read_in_turn(call, len(body.query), partial(query_tables.read_query, body.query, body.dialect))
     if len(query.names) > TABLES_MAX:
         raise BadRequest(f"The query names {len(query.names)} tables; the limit is {TABLES_MAX}")
     paths = {key: _path(parts, body.namespace) for key, parts in query.names.items()}
@@ -103,7 +104,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     tables = {path: await call.app[CATALOG].tables.load(path[:-1], path[-1]) for path in dict.fromkeys(paths.values())}
     loaded = {key: tables[path] for key, path in paths.items()}
     columns = {key: names for key, table in loaded.items() if (names := _columns(table)) is not None}
-    references = await asyncio.to_thread(query.references, columns)
+    references = await read_in_turn(call, len(body.query), partial(query.references, columns))
     if len(references) > TABLES_MAX:
         raise BadRequest(f"The query reads {len(references)} tables; the limit is {TABLES_MAX}")
     wanted = _joins(references, paths, loaded)

@@ -6,7 +6,6 @@ The caller needs the right to read every joined table. A refusal equals that of 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +16,7 @@ from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.binding import bind
@@ -47,7 +47,6 @@ JOINS_MAX = 32
 """The limit for one request, nested joins included."""
 COLUMNS_MAX = 16
 """The limit for one join."""
-_IN_THREAD_CHARACTERS = 2_000
 
 DIMENSIONS: web.AppKey[Dimensions] = web.AppKey("dimensions", Dimensions)
 
@@ -162,8 +161,8 @@ async def _resolved(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join
     try:
         snapshot_id = snapshot_of(other, spec.snapshot_id, None, None)
         pairs = tuple(_pair(metadata, other, *names) for names in spec.on.items())
-        expression = await _bound(spec, other)
-        unless = await _unless(spec, metadata)
+        expression = await _bound(call, spec, other)
+        unless = await _unless(call, spec, metadata)
         likes = _likes(spec, other)
         joins = [await _resolved(call, other, join) for join in spec.joins]
     except BadRequest as error:
@@ -191,7 +190,7 @@ async def _resolved(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join
     )
 
 
-async def _unless(spec: JoinSpec, metadata: TableMetadata) -> Expression:
+async def _unless(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
     given = bytes(spec.unless)
     if not given:
         return FALSE
@@ -199,10 +198,10 @@ async def _unless(spec: JoinSpec, metadata: TableMetadata) -> Expression:
     def read() -> Expression:
         return bind(parse_filter(given, metadata), metadata.current_schema, metadata.schemas, case_sensitive=False)
 
-    return read() if len(given) <= _IN_THREAD_CHARACTERS else await asyncio.to_thread(read)
+    return await read_in_turn(call, len(given), read)
 
 
-async def _bound(spec: JoinSpec, metadata: TableMetadata) -> Expression:
+async def _bound(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
     schema, schemas = metadata.current_schema, metadata.schemas
     given, predicate = bytes(spec.filter), spec.predicate
     if given and predicate is not None:
@@ -213,8 +212,7 @@ async def _bound(spec: JoinSpec, metadata: TableMetadata) -> Expression:
             return bind(parse_filter(given, metadata), schema, schemas, case_sensitive=False)
         return bind(sql.parse_sql(predicate, schema, schemas).expression, schema, schemas, case_sensitive=True)
 
-    size = len(given) + len(predicate or "")
-    return read() if size <= _IN_THREAD_CHARACTERS else await asyncio.to_thread(read)
+    return await read_in_turn(call, len(given) + len(predicate or ""), read)
 
 
 def _likes(spec: JoinSpec, metadata: TableMetadata) -> tuple[AnyLike, ...]:

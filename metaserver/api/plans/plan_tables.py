@@ -25,6 +25,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
+from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins, parse_filter
 from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, plan_name, shown_snapshot
@@ -155,7 +156,7 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
     await call.app[CATALOG].check_writable(loaded)
     audience = call.audience
-    body, bound_scan = await _bound_request(call.app[READ], data, loaded)
+    body, bound_scan = await _bound_request(call, data, loaded)
     holder = None if audience is None else Holder(audience, body.holder)
     filters, outcomes = await evaluate_joins(call, loaded.metadata, body.joins)
     bound_scan = filters.applied(bound_scan)
@@ -165,17 +166,15 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     return msgspec.structs.replace(made, joins=outcomes)
 
 
-async def _bound_request(
-    known: MemoryCache[tuple[str, bytes], _Read], data: bytes, loaded: LoadedTable
-) -> tuple[PlanTableRequest, BoundScan]:
-    entry, metadata = loaded.entry, loaded.metadata
+async def _bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
+    known, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
     assert entry is not None
     if len(data) > _IN_THREAD_BYTES:
-        return await asyncio.to_thread(lambda: _bound(_read(data, metadata), metadata))
+        return await read_in_turn(call, len(data), lambda: _bound(_read(data, metadata), metadata))
     key = (entry.metadata_location, data)
     read = known.get(key)
     if read is None:
-        read = _read(data, metadata)
+        read = await read_in_turn(call, len(data), lambda: _read(data, metadata))
         known.put(key, read, object_bytes(read) + len(data))
     return _bound(read, metadata)
 

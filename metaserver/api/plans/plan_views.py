@@ -8,7 +8,7 @@ already allows any text, and the right to read each table and view that the requ
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -18,6 +18,7 @@ from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
+from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
@@ -34,7 +35,6 @@ else:
     sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
 TABLES_MAX = 64
-_IN_THREAD_CHARACTERS = 2_000
 
 
 class PlanViewReference(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -124,10 +124,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     check_author(call.caller, view.metadata)
     schema = view.metadata.schema(view.metadata.current_version.schema_id)
     assert schema is not None
-    if len(body.predicate) > _IN_THREAD_CHARACTERS:
-        parsed = await asyncio.to_thread(sql.parse_sql, body.predicate, schema)
-    else:
-        parsed = sql.parse_sql(body.predicate, schema)
+    parsed = await read_in_turn(call, len(body.predicate), partial(sql.parse_sql, body.predicate, schema))
     if parsed.unused and borrows_rights(view.metadata):
         # A subquery or a function would run with the rights of the view's owner.
         raise BadRequest(

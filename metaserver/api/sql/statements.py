@@ -319,7 +319,7 @@ class _Exchange:
         if transport is None or transport.is_closing():
             raise ClientGone("The client closed the connection before the answer")
         now_s = call.app[CLOCK].monotonic()
-        if self._namespaces and now_s - self._checked_s >= call.app[SETTINGS].rights_recheck_s:
+        if now_s - self._checked_s >= call.app[SETTINGS].rights_recheck_s:
             self._checked_s = now_s
             await call.recheck(*self._namespaces)
 

@@ -100,7 +100,8 @@ class _ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", f
     """The schema that resolves the names in filters. None: the current schema of the table."""
     format_version: Int32 | None = None
     """The table's format version when files were rewritten: from version 3 on, rewritten rows keep their ids."""
-    add: list[Any] = []
+    add: list[msgspec.Raw] = []
+    """Decoded file by file (`read_change`): all at once would hold the interpreter for a second."""
     remove: tuple[Remove, ...] = ()
     index_files: tuple[IndexFileGiven, ...] = ()
     undo_snapshot_id: Int64 | None = None
@@ -323,11 +324,13 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     )
 
 
-def _file(number: int, json: object, metadata: TableMetadata) -> ContentFile:
+def _file(number: int, json: msgspec.Raw, metadata: TableMetadata) -> ContentFile:
     try:
-        return decode_content_file(json, metadata)
+        return decode_content_file(msgspec.json.decode(json), metadata)
     except BadRequest as error:
         raise BadRequest(f"add[{number}]: {error.message}") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadRequest(f"add[{number}] is malformed: {error}") from None
 
 
 def _check_distinct(files: Iterable[ContentFile]) -> None:

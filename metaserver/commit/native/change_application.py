@@ -14,7 +14,7 @@ from collections.abc import Callable
 from seamark.metaserver.catalog.ownership.own_files import own_places
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change import Change, ChangeRequest, TableShape, read_change, shape_of
+from seamark.metaserver.commit.changes.change import Change, ChangeRequest, Remove, TableShape, read_change, shape_of
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import ConflictCheck
 from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
@@ -75,6 +75,7 @@ class ChangeApplication:
         self._shape: TableShape | None = None
         self._change: Change | None = None
         self._counts = NOTHING
+        self._fresh: frozenset[Remove] = frozenset()
         self._added: tuple[StoredManifest, ...] = ()
         self._writer: SnapshotWriter | None = None
         self._removing: ManifestFilter | None = None
@@ -100,17 +101,18 @@ class ChangeApplication:
             return
         check_path = await self._path_check(metadata)
 
-        def read() -> tuple[Change, SummaryCounts]:
+        def read() -> tuple[Change, SummaryCounts, frozenset[Remove]]:
             change = read_change(self.request, metadata, check_path)
-            return change, counts_of((*change.data, *change.deletes))
+            files = (*change.data, *change.deletes)
+            return change, counts_of(files), frozenset(map(key_of, files))
 
         few = len(self.request.add) <= _IN_THREAD_FILES
-        change, counts = read() if few else await asyncio.to_thread(read)
+        change, counts, fresh = read() if few else await asyncio.to_thread(read)
         if self._writer is None:
             await self._create_writers(metadata)
         assert self._writer is not None
         self._added = await write_added(self._writer, change, metadata)
-        self._change, self._counts, self._shape = change, counts, shape
+        self._change, self._counts, self._fresh, self._shape = change, counts, fresh, shape
 
     async def preload(self, metadata: TableMetadata) -> None:
         """Reads before the lock what `apply` needs under it, to shorten the wait of other changes. The results are not
@@ -181,7 +183,7 @@ class ChangeApplication:
             removals |= undo.added
             summary = {**summary, UNDONE: str(self.request.undo_snapshot_id)}
         listed = await manifests.listed(parent)
-        await self._check_new(change, listed, metadata)
+        await self._check_new(listed, metadata)
         if change.replaced is not None:
             removals |= await replaced_files(self._planner, metadata, parent, change.replaced)
         found = await find_files(manifests, listed, removals, metadata)
@@ -240,11 +242,13 @@ class ChangeApplication:
             stored += await self._writer.several(entries, metadata, spec_id, content)
         return tuple(stored)
 
-    async def _check_new(self, change: Change, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
+    async def _check_new(self, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
         """AlreadyExists for a file that is live according to cached manifests. A change that is sent again after a lost
         reply must not count twice, and its files must not be deleted."""
-        fresh = {key_of(file) for file in (*change.data, *change.deletes)}
-        for manifest in self._manifests.cached_listing(listed, {key.file_path for key in fresh}):
+        if not listed:
+            return
+        fresh = self._fresh
+        for manifest in await self._manifests.cached_listing(listed, [key.file_path for key in fresh]):
             for entry in await self._manifests.entries(manifest, metadata):
                 if key_of(entry.file) in fresh:
                     raise AlreadyExists(

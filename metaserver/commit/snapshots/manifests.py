@@ -227,9 +227,9 @@ class Manifests:
             manifest for manifest, hashes in zip(manifests, candidates, strict=True) if _intersects(hashes, searched)
         ]
 
-    def cached_listing(self, manifests: Sequence[ManifestFile], paths: Iterable[str]) -> list[ManifestFile]:
+    async def cached_listing(self, manifests: Sequence[ManifestFile], paths: Sequence[str]) -> list[ManifestFile]:
         """Like `listing`, but only among the manifests whose path hashes are in memory."""
-        searched = hashes_of(paths)
+        searched = await _maybe_in_thread(sum(map(len, paths)), lambda: hashes_of(paths))
         known = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
         return [manifest for manifest, names in known if names is not None and _intersects(names.paths, searched)]
 

@@ -143,6 +143,26 @@ def predicates_of(expression: Expression) -> list[Bound]:
     return []
 
 
+def is_longer(expression: Expression, values: int) -> bool:
+    """Whether an expression has more values and predicates than `values`. It looks at no more of it than that."""
+    left, todo = values, [expression]
+    while todo:
+        one = todo.pop()
+        match one:
+            case And() | Or():
+                left -= len(one.children)
+                todo += one.children[: max(0, left)]
+            case Not():
+                todo.append(one.child)
+            case Bound():
+                left -= len(one.values)
+            case Unbound():
+                left -= len(one.literals)
+        if left < 0:
+            return True
+    return False
+
+
 def _joined(
     children: tuple[Expression, ...], node: type[And] | type[Or], *, identity: Always, absorbing: Always
 ) -> Expression:

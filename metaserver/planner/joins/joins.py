@@ -11,6 +11,7 @@ a disjunction: a row is needed only if it has a partner in one of them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression, all_of, any_of
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression, all_of, any_of, is_longer
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.schema import is_primitive
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
@@ -34,6 +35,9 @@ from seamark.metaserver.planner.joins.periods import period_condition
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.store.model import Entry
+
+IN_LOOP_VALUES = 200
+"""Filters with more values are bound in a thread."""
 
 
 class Pair(NamedTuple):
@@ -145,7 +149,11 @@ async def _filters_of(dimensions: Dimensions, join: Join, until_s: float) -> Joi
         if not pairs:
             raise DimensionSkipped(f"{join.on[0].kind} and {join.on[0].other_kind} cannot be compared by keys")
         request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id)
-        bound_scan = nested.applied(BoundScan.bind(join.metadata, request))
+
+        def bind() -> BoundScan:
+            return nested.applied(BoundScan.bind(join.metadata, request))
+
+        bound_scan = await asyncio.to_thread(bind) if is_longer(join.filter, IN_LOOP_VALUES) else bind()
         columns = tuple(
             (DimensionColumn(pair.other_id, pair.other_kind), pair.other_kind if has_periods else pair.kind)
             for pair in pairs

@@ -225,6 +225,21 @@ async def test_a_principal_has_a_share_and_the_server_a_limit(home: Path) -> Non
         await until(lambda: not workers())
 
 
+async def test_a_statement_without_tables_ends_with_its_token(home: Path) -> None:
+    async with open_site(home, rights_recheck_s=0.1) as site:
+        headers = {"Authorization": f"Bearer {site.tokens['root']}"}
+        grant = {"role": "reader", "namespace": ["db"]}
+        made = await site.api("POST", "/api/v1/tokens", {"name": "vera", "grants": [grant]}, headers=headers)
+        site.tokens["vera"] = made.json["token"]
+        rows = ", ".join(f"({number})" for number in range(60))
+        long = "SELECT count(*) FROM " + ", ".join(f"(VALUES {rows}) t{number}" for number in range(12))
+        running_one = asyncio.create_task(site.sql("vera", long))
+        await until(lambda: len(workers()) == 1)
+        assert (await site.api("DELETE", "/api/v1/tokens/vera", headers=headers)).status == 204
+        assert (await running_one).status == 401
+        await until(lambda: not workers())
+
+
 async def test_a_client_that_leaves_ends_its_statement(home: Path) -> None:
     async with open_site(home) as site:
         leaving = asyncio.create_task(site.sql("rita", LONG))

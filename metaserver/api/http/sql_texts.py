@@ -1,0 +1,30 @@
+"""Reads SQL of clients: a short text at once, other texts in a thread, one of all at a time.
+
+The parser is Python and shares the interpreter with the event loop. Several threads of it would leave the loop little
+time, and take the threads that all other work of the server needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.keys import BOUNDS
+
+T = TypeVar("T")
+
+IN_LOOP_CHARACTERS = 500
+"""The parser takes some milliseconds for that many, whatever they are."""
+
+
+async def read_in_turn(call: Call, characters: int, read: Callable[[], T]) -> T:
+    """The result of `read`, which parses so many characters. A caller waits for its own texts first: others wait
+    for one of them at most."""
+    if characters <= IN_LOOP_CHARACTERS:
+        found = read()
+        await asyncio.sleep(0)  # a request may have a text in each of many joins
+        return found
+    async with call.app[BOUNDS].reading_sql.of(call.principal.name):
+        return await asyncio.to_thread(read)

@@ -1,0 +1,93 @@
+"""SQL of tenants is parsed while the server answers others: one text of all at a time, and none of the longer ones in
+the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.api.http import sql_texts
+from tests.api.client import Answer, Api
+from tests.attacks.world import SCHEMA
+from tests.server.rig import Running, running
+
+TABLE = "/api/v1/tables/db/t"
+WHERE = " OR ".join(["id = 1"] * 200)
+TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a predicate": (f"{TABLE}/explain", {"where": WHERE}),
+    "a predicate of a join": (
+        f"{TABLE}/explain",
+        {"joins": [{"table": ["db", "t"], "on": {"id": "id"}, "predicate": WHERE}]},
+    ),
+    "a predicate of rows": (f"{TABLE}/bitmap", {"where": WHERE}),
+    "a predicate of a plan table": (f"{TABLE}/plan-tables", {"predicate": WHERE}),
+    "a query": ("/api/v1/explain-query", {"query": f"SELECT 1 FROM db.t WHERE {WHERE}"}),
+    "a query of DuckDB": (
+        "/api/v1/explain-query",
+        {"query": f"SELECT 1 FROM db.t WHERE {WHERE}", "dialect": "duckdb"},
+    ),
+}
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(tmp_path) as server:
+        assert (await Api(server)("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
+        yield server
+
+
+@pytest.mark.parametrize("name", TEXTS)
+async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
+    server: Running, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = asyncio.Event(), threading.Event()
+    loop, kept = asyncio.get_running_loop(), asyncio.to_thread
+    at_once: list[int] = [0, 0]
+
+    async def to_thread(work: Callable[[], Any]) -> Any:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+
+        def waiting() -> Any:
+            loop.call_soon_threadsafe(begun.set)
+            assert answered.wait(60)
+            return work()
+
+        try:
+            return await kept(waiting)
+        finally:
+            at_once[0] -= 1
+
+    class Threads:
+        sleep = staticmethod(asyncio.sleep)
+
+    Threads.to_thread = staticmethod(to_thread)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sql_texts, "asyncio", Threads)
+    path, body = TEXTS[name]
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        asked: list[asyncio.Task[Answer]] = [group.create_task(Api(server)("POST", path, body)) for _ in range(3)]
+        await begun.wait()
+        assert (await server.get("/v1/namespaces/db/tables/t"))[0] == 200
+        assert not any(one.done() for one in asked)
+        answered.set()
+        for one in asked:
+            answer = await one
+            assert answer.status == 200, answer.raw
+    assert at_once == [0, 1]
+
+
+async def test_a_short_text_needs_no_thread(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def to_thread(*given: object) -> None:
+        raise AssertionError("a thread takes longer than the text")
+
+    class Threads:
+        sleep = staticmethod(asyncio.sleep)
+
+    Threads.to_thread = staticmethod(to_thread)  # type: ignore[attr-defined]
+    monkeypatch.setattr(sql_texts, "asyncio", Threads)
+    assert (await Api(server)("POST", f"{TABLE}/explain", {"where": "id = 1"})).status == 200
