@@ -16,7 +16,7 @@ from seamark.metaserver.api.http.keys import BOUNDS
 T = TypeVar("T")
 
 IN_LOOP_CHARACTERS = 500
-"""The parser takes some milliseconds for that many, whatever they are."""
+"""The parser takes some milliseconds for that many, for any text."""
 
 
 async def read_in_turn(call: Call, characters: int, read: Callable[[], T]) -> T:
