@@ -14,6 +14,7 @@ import signal
 import sys
 import webbrowser
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -62,18 +63,21 @@ def run(options: Options, console: Console) -> list[Comparison]:
     """The whole demo: what each engine read. DemoFailed, and no result, if an answer is wrong."""
     columns = TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with home(options) as folder, Progress(*columns, console=console) as progress:
-        data = _generate(options, progress)
         steps = progress.add_task("Seamark and Spark start", total=2)
-        with Seamark(folder / "server", port=options.port, env=SERVER) as server:
+        with ThreadPoolExecutor(1) as meanwhile, Seamark(folder / "server", port=options.port, env=SERVER) as server:
+            generated = meanwhile.submit(_generate, options, progress)
             progress.advance(steps)
             with (
                 lake.session(server.base_url, folder) as spark,
                 contextlib.closing(IndexClient(server.base_url)) as client,
             ):
                 progress.advance(steps)
+                data = generated.result()
                 lake.write(spark, data, options, progress)
+                lake.define_indexes(client, lake.WRITTEN)  # built while Spark clusters
                 lake.cluster_facts(spark, client, options, progress)
-                lake.index(client, progress)
+                lake.define_indexes(client, lake.CLUSTERED)
+                lake.wait_for_indexes(client, progress)
                 written, clustered = (data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED))
                 bounds = _bounds(clustered, data, progress)
                 compared = [compare("Spark", spark_asks(spark), data, bounds, options.rounds, progress)]

@@ -79,11 +79,12 @@ def _stderr_into(path: Path) -> Iterator[None]:
 
 
 def write(spark: SparkSession, data: Path, options: Options, progress: Progress) -> None:
-    """The tables as Spark writes them, the facts by date."""
+    """The tables as Spark writes them, the facts by date. Those that are clustered next are a copy in any order."""
     tables = [*((NAMESPACE, table) for table in TABLES), CLUSTERED]
     for namespace, table in progress.track(tables, description="Spark writes the tables"):
         target = f"{connect.CATALOG}.{namespace}.{table}"
-        write_table(spark, data, table, target, options.fact_files, OWN_PLANS)
+        files = None if (namespace, table) == CLUSTERED else options.fact_files
+        write_table(spark, data, table, target, files, OWN_PLANS)
 
 
 def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, progress: Progress) -> None:
@@ -93,11 +94,15 @@ def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, pr
     progress.update(task, completed=1)
 
 
-def index(client: IndexClient, progress: Progress) -> None:
-    """Defines the indexes of both and waits until the server has built them. DemoFailed if it gets stuck."""
+def define_indexes(client: IndexClient, table: tuple[str, str]) -> None:
+    """The server begins to build them at once."""
+    for column in INDEXED:
+        client.put_index(table, f"of_{column}", kind="bitmap", columns=[column])
+
+
+def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
+    """Returns when the server has built the indexes of both. DemoFailed if it gets stuck."""
     indexes = [(table, f"of_{column}") for table in (WRITTEN, CLUSTERED) for column in INDEXED]
-    for table, name in indexes:
-        client.put_index(table, name, kind="bitmap", columns=[name.removeprefix("of_")])
     task = progress.add_task(f"the server builds {len(indexes)} bitmap indexes", total=None)
     most, until = 0, time.monotonic() + STALLED_S_MAX
     while time.monotonic() < until:

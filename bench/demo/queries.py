@@ -103,8 +103,8 @@ def spark_asks(spark: SparkSession) -> dict[str, Ask]:
     def asking(run: Callable[[str], DataFrame]) -> Ask:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], Measured]:
             answer = ask(run, text)
-            facts = answer.files_read[FACT]
-            return answer.rows, Measured(len(facts), sum(facts.values()), answer.seconds)
+            facts = answer.read[FACT]
+            return answer.rows, Measured(facts.files, facts.size_bytes, answer.seconds)
 
         return ask_spark
 

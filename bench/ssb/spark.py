@@ -6,6 +6,7 @@ are Spark's, not the server's, and independent of who planned the scan.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,30 +20,45 @@ from seamark.metaserver.wire import PLAN_MARK
 
 FACT = "lineorder"
 NONE: Mapping[str, str] = {}
+_LOCATION = re.compile(r"\bfile=(.*?), partition_data=")
+"""In the text of a task."""
 _ORDER = ("lo_orderdate", "lo_orderkey", "lo_linenumber")
 
 
 @dataclass(frozen=True)
+class FilesRead:
+    """Data files that a scan read, and their bytes."""
+
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class Answer:
-    """One query: its rows, wall seconds (planning, reading and fetching), and for each table the data files that were
-    read, with their sizes in bytes."""
+    """One query: its rows, wall seconds (planning, reading and fetching), and what was read of each table."""
 
     rows: list[tuple[Any, ...]]
     seconds: float
-    files_read: dict[str, dict[str, int]]
+    read: dict[str, FilesRead]
 
 
 def write_table(
-    spark: SparkSession, folder: Path, table: str, target: str, fact_files: int, properties: Mapping[str, str] = NONE
+    spark: SparkSession,
+    folder: Path,
+    table: str,
+    target: str,
+    fact_files: int | None,
+    properties: Mapping[str, str] = NONE,
 ) -> None:
     """Creates `target` (catalog.namespace.table) from the Parquet file of `table` with Spark's DataFrame writer.
 
-    The fact is cut by order date into `fact_files` files of about equal rows, ordered within; a dimension is one file.
+    The fact is cut by order date into `fact_files` files of about equal rows, ordered within; with None it is copied in
+    the order of the source, into a file for each task. A dimension is one file.
     """
     frame = spark.read.parquet(str(table_path(folder, table)))
-    if table == FACT:
+    if table == FACT and fact_files is not None:
         frame = frame.repartitionByRange(fact_files, *_ORDER[:2]).sortWithinPartitions(*_ORDER)
-    else:
+    elif table != FACT:
         frame = frame.coalesce(1)
     # Distribution none: Spark keeps the cut made here instead of shuffling the rows into few large files.
     writer = frame.writeTo(target).using("iceberg").tableProperty("format-version", "2")
@@ -63,8 +79,12 @@ def ask(run: Callable[[str], DataFrame], sql: str) -> Answer:
     frame = run(sql)
     rows = [tuple(row) for row in frame.collect()]
     seconds = time.perf_counter() - started
-    read = {_table(node): _files(node) for node in _scans(frame._jdf.queryExecution().executedPlan())}
-    return Answer(rows, seconds, {name: files for name, files in read.items() if name in TABLES})
+    read = {
+        name: _files(node)
+        for node in _scans(frame._jdf.queryExecution().executedPlan())
+        if (name := _table(node)) in TABLES
+    }
+    return Answer(rows, seconds, read)
 
 
 def _scans(plan: Any) -> Iterator[Any]:
@@ -89,11 +109,21 @@ def _table(node: Any) -> str:
     return str(node.table().name()).rsplit(".", 1)[-1].partition(PLAN_MARK)[0]
 
 
-def _files(node: Any) -> dict[str, int]:
-    """Data files of the scan, with their sizes. The metric `resultDataFiles` is 0 where a server planned."""
+def _files(node: Any) -> FilesRead:
+    """Data files of the scan. The metric `resultDataFiles` is 0 where a server planned.
+
+    A call into the JVM is slow, and there are thousands of files. So the locations of a group of tasks are taken from
+    its text, if that has one for each task, and the bytes from the group.
+    """
     partitions = node.inputPartitions()
-    return {
-        str(task.file().location()): int(task.file().fileSizeInBytes())
-        for number in range(partitions.size())
-        for task in partitions.apply(number).taskGroup().tasks().toArray()
-    }
+    locations: set[str] = set()
+    size_bytes = 0
+    for number in range(partitions.size()):
+        group = partitions.apply(number).taskGroup()
+        tasks = group.tasks()
+        found = _LOCATION.findall(str(tasks.toString()))
+        if len(found) != tasks.size():
+            found = [str(task.file().location()) for task in tasks.toArray()]
+        locations.update(found)
+        size_bytes += int(group.sizeBytes())
+    return FilesRead(len(locations), size_bytes)

@@ -1,0 +1,68 @@
+"""What a scan read is counted from the text of its tasks where that has each location, else from the tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.ssb.spark import FilesRead, _files
+
+
+@dataclass
+class Task:
+    location: str
+    bytes: int
+    residual: str = "true"
+
+    def file(self) -> Any:
+        return SimpleNamespace(location=lambda: self.location)
+
+    def __str__(self) -> str:
+        return f"BaseFileScanTask{{file={self.location}, partition_data=PartitionData{{}}, residual={self.residual}}}"
+
+
+class Group:
+    def __init__(self, *tasks: Task, text: str | None = None) -> None:
+        self._tasks, self._text = tasks, text
+
+    def taskGroup(self) -> Group:  # noqa: N802
+        return self
+
+    def tasks(self) -> Group:
+        return self
+
+    def size(self) -> int:
+        return len(self._tasks)
+
+    def sizeBytes(self) -> int:  # noqa: N802
+        return sum(task.bytes for task in self._tasks)
+
+    def toArray(self) -> tuple[Task, ...]:  # noqa: N802
+        return self._tasks
+
+    def toString(self) -> str:  # noqa: N802
+        return f"[{', '.join(map(str, self._tasks))}]" if self._text is None else self._text
+
+
+def node(*groups: Group) -> Any:
+    return SimpleNamespace(inputPartitions=lambda: SimpleNamespace(size=lambda: len(groups), apply=groups.__getitem__))
+
+
+HOSTILE = 'ref(name="c") == "file=x, partition_data=y"'
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        (Group(Task("a", 1), Task("b", 2)), Group(Task("c", 4))),
+        (Group(Task("a", 1), Task("b", 2)), Group(Task("c", 3)), Group(Task("c", 1))),
+        (Group(Task("a", 1, HOSTILE), Task("b", 2)), Group(Task("c", 4))),
+        (Group(Task("a", 1), Task("b", 2), text="[…]"), Group(Task("c", 4))),
+    ],
+    ids=["files", "a split file", "a literal like a location", "another text"],
+)
+def test_files_and_bytes_of_a_scan(groups: tuple[Group, ...]) -> None:
+    assert _files(node(*groups)) == FilesRead(3, 7)
