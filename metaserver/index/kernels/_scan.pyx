@@ -13,7 +13,7 @@ greatest. It decides most rows, and of the codes only those are read whose byte 
 
 Blocks do not depend on each other. So several comparisons are done block by block (`narrow_all`, `collect_all`), on one
 bit for each row: what one comparison leaves of a block is still in the processor's cache for the next. Rows whose sketch
-does not decide are compared by their codes at last, when the sketches of all comparisons have left few.
+does not decide are compared by their codes last, when the sketches of all comparisons have left few.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -115,7 +115,7 @@ cdef extern from *:
         for (int64_t w = 0; w < words; w++) total += __builtin_popcountll(bits[w]);
         return total;
     }
-    /* Clears the bits of the rows whose byte is 0. Returns whether any is left; so do the following. */
+    /* Clears the bits of the rows whose byte is 0. Returns whether any is left. */
     static int seamark_and(const uint8_t *mask, int64_t n, uint64_t *bits) {
         uint64_t all = 0;
         uint8_t rest[SEAMARK_ROWS] = {0};

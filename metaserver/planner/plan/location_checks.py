@@ -8,7 +8,7 @@ location may be read.
 
 The check is cheap: a block stores the common prefix of its paths, so one comparison covers all of them, and those of
 other blocks with the same folder, once for each view and table. The view of the next snapshot takes the folders of the
-blocks that did not change; what claims say of them is asked again. Paths are compared one by one only where those of a
+blocks that did not change, and compares them with the claims of that time. Paths are compared one by one only where those of a
 block are both inside and outside a location.
 """
 
@@ -105,7 +105,7 @@ class LocationChecker:
 
 
 class _Folders:
-    """The folders of a view's data manifests and of their files, as they are spelled; independent of claims."""
+    """The folders of a view's data manifests and of their files, as writers spell them; independent of claims."""
 
     __slots__ = ("blocks", "names")
 
