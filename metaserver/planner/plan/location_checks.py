@@ -8,8 +8,8 @@ location may be read.
 
 The check is cheap: a block stores the common prefix of its paths, so one comparison covers all of them, and those of
 other blocks with the same folder, once for each view and table. The view of the next snapshot takes the folders of the
-blocks that did not change, and compares them with the claims of that time. Paths are compared one by one only where those of a
-block are both inside and outside a location.
+blocks that did not change, and compares them with the claims of that time. Paths are compared one by one only
+where those of a block are both inside and outside a location.
 """
 
 from __future__ import annotations
