@@ -82,45 +82,71 @@ def test_a_comparison_by_a_sketch_of_floats_keeps_what_passes(shape: str, dtype:
                 assert selected(state, mask, [values]) == expected, (literal, op, state_before)
 
 
-@pytest.mark.parametrize("turn", range(30))
+def sketch_of(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
+    """(address, shift, owner of the memory) of a sketch, of integers also where the kernel makes none."""
+    if codes.dtype.kind == "f":
+        made = _scan.sketch_floats(address(codes), codes.itemsize, len(codes))
+        return (0, 0, None) if made is None else (address(made) + 16, 0, made)
+    shift = max(0, int(codes.max(initial=0)).bit_length() - 8)
+    sketch = (codes >> np.uint64(shift)).astype(np.uint8)
+    return address(sketch), shift, sketch
+
+
+@pytest.mark.parametrize("turn", range(60))
 def test_comparisons_done_together_keep_the_rows_that_all_keep(turn: int) -> None:
     rng = np.random.default_rng(first_seed() * 1000 + turn)
-    sizes = rng.integers(0, 300, int(rng.integers(1, 6))).tolist()
+    sizes = rng.integers(0, int(rng.choice([70, 300, 3000])), int(rng.integers(1, 6))).tolist()
     starts = np.concatenate(([0], np.cumsum(sizes)))[:-1]
     extents = np.zeros((len(sizes), 15), dtype=np.int64)
     for number, rows in enumerate(sizes):
         extents[number, 4:7] = rows, starts[number], number << 32
     comparisons, alive, truths = [], [], []
-    for _ in range(int(rng.integers(0, 5))):
+    for _ in range(int(rng.integers(0, 7))):
         real, op = bool(rng.integers(0, 2)), int(rng.integers(0, 4))
-        dtype = np.dtype(np.float64 if real else np.uint32)
+        dtype = np.dtype(rng.choice(["f4", "f8"] if real else ["u1", "u2", "u4", "u8"]))
+        # Many codes have the byte of the literal in a sketch, or few; many are equal to it, or few.
+        span = int(rng.choice([100, 100, 200, 10_000] if dtype.itemsize > 1 else [100]))
+        base = 0 if real else int(rng.integers(-50, 50))
         layout = extents.copy()
         low, high = (np.zeros(len(sizes), dtype=np.float64 if real else np.int64) for _ in range(2))
-        literal = float(rng.integers(0, 100)) if real else int(rng.integers(0, 100))
+        literal = float(rng.integers(0, span)) if real else base + int(rng.integers(0, span))
         for number, rows in enumerate(sizes):
             first = int(rng.choice([0, 0, 0, 90]))
-            codes = rng.integers(first, first + 100, rows).astype(dtype)
+            codes = (rng.integers(0, span, rows) + first).astype(dtype)
             known = rng.random() < 0.8 and rows > 0
             # A column's own layout has no row ids: there its base is what codes are added to.
-            layout[number, [0, 1, 2, 6]] = int(real) if known else -1, dtype.itemsize, address(codes), 0
+            layout[number, [0, 1, 2, 6]] = int(real) if known else -1, dtype.itemsize, address(codes), base
             if known:
-                low[number], high[number] = codes.min(), codes.max()
+                low[number], high[number] = base + codes.min().item(), base + codes.max().item()
+            if known and dtype.itemsize > 3 and rng.random() < 0.7:
+                *layout[number, 13:15], owner = sketch_of(codes)
+                alive.append(owner)
             alive.append(codes)
-            truths += [not known or bool(OPS[op](code, literal)) for code in codes.tolist()]
+            truths += [not known or bool(OPS[op](base + code, literal)) for code in codes.tolist()]
         comparisons.append((layout, low, high, op, literal))
     rows = sum(sizes)
     every = np.array(truths, dtype=bool).reshape(len(comparisons), rows).all(axis=0) if comparisons else np.ones(rows)
-    began = rng.integers(0, 2, len(sizes)).astype(np.uint8)
     ids = [(number << 32) + row for number, size in enumerate(sizes) for row in range(size)]
-    kept = zip(ids, every.tolist(), strict=True)
-    expected = [name for name, keeps in kept if keeps and began[name >> 32]]
-    assert _scan.collect_all(comparisons, extents, began).tolist() == expected
-    state, mask = began.copy(), np.empty(rows, dtype=np.uint8)
-    _scan.narrow_all(comparisons, extents, state, mask)
-    assert _scan.collect(extents, state, mask).tolist() == expected
+    before = (rng.random(rows) < rng.choice([0.02, 0.5, 1.0])).astype(np.uint8)
+    for states in (2, 3):
+        began = rng.integers(0, states, len(sizes)).astype(np.uint8)
+        were = [
+            began[name >> 32] == 1 or bool(began[name >> 32] and was) for name, was in zip(ids, before, strict=True)
+        ]
+        expected = [name for name, keeps, was in zip(ids, every.tolist(), were, strict=True) if keeps and was]
+        if states == 2:
+            assert _scan.collect_all(comparisons, extents, began).tolist() == expected
+        state, mask = began.copy(), before.copy()
+        assert _scan.collect_all(comparisons, extents, state, mask).tolist() == expected
+        assert (state == began).all()
+        assert (mask == before).all()
+        _scan.narrow_all(comparisons, extents, state, mask)
+        assert _scan.collect(extents, state, mask).tolist() == expected
+        assert _scan.collect_all([], extents, state, mask).tolist() == expected
+        assert _scan.count(extents, state, mask) == len(expected)
 
 
-def test_a_long_list_of_rows_is_left_where_it_is() -> None:
+def test_a_list_of_rows_has_the_memory_of_its_rows() -> None:
     rows = 200_000
     codes = np.arange(rows, dtype=np.uint32)
     layout = np.zeros((1, 15), dtype=np.int64)

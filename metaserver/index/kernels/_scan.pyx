@@ -11,8 +11,9 @@ test are not read. A block without the column, and a row without the value, are 
 A sketch has one byte for each code: of integers `code >> shift`, of floats their place between the least and the
 greatest. It decides most rows, and of the codes only those are read whose byte is that of the literal.
 
-Blocks do not depend on each other. So several comparisons can be done block by block (`narrow_all`, `collect_all`):
-what one comparison leaves of a block is still in the processor's cache for the next.
+Blocks do not depend on each other. So several comparisons are done block by block (`narrow_all`, `collect_all`), on one
+bit for each row: what one comparison leaves of a block is still in the processor's cache for the next. Rows whose sketch
+does not decide are compared by their codes last, when the sketches of all comparisons have left few.
 """
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -20,9 +21,6 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint8_t, uint16_t, uint3
 from libc.string cimport memcmp, memcpy, memset
 
 import numpy as np
-
-_COPIED_ROWS = 65536
-"""Fewer row ids are copied to memory of their size; more are left where they are, and the rest is given back."""
 
 cdef extern from *:
     """
@@ -38,17 +36,119 @@ cdef extern from *:
     /* The loops that touch every row of a block, in the shape that compilers turn into vectors: 64 rows at a time, whose
        bytes of 0 and 1 are then added up as eight words. */
     #define SEAMARK_ROWS 64
+    #define SEAMARK_AHEAD 1024
     static inline int64_t seamark_ones(const uint8_t *bytes) {
         uint64_t words[SEAMARK_ROWS / 8], sum = 0;
         memcpy(words, bytes, SEAMARK_ROWS);
         for (int i = 0; i < SEAMARK_ROWS / 8; i++) sum += words[i];
         return (int64_t)((sum * 0x0101010101010101ULL) >> 56);
     }
-    static inline int seamark_some(const uint8_t *bytes) {
-        uint64_t words[SEAMARK_ROWS / 8], all = 0;
-        memcpy(words, bytes, SEAMARK_ROWS);
-        for (int i = 0; i < SEAMARK_ROWS / 8; i++) all |= words[i];
+    /* 64 bytes of 0 and 1 as bits: bit i is byte i. */
+    #ifdef __SSE2__
+    #include <emmintrin.h>
+    static inline uint64_t seamark_bits(const uint8_t *bytes) {
+        uint64_t bits = 0;
+        for (int i = 0; i < SEAMARK_ROWS; i += 16) {
+            __m128i some = _mm_slli_epi16(_mm_loadu_si128((const __m128i *)(bytes + i)), 7);
+            bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(some) << i;
+        }
+        return bits;
+    }
+    /* Of 64 bytes, those up to (`below`) or from `t` as bits, and those that equal it. */
+    static inline uint64_t seamark_word(const uint8_t *bytes, uint8_t t, int below, uint64_t *ties) {
+        __m128i all = _mm_set1_epi8((char)t);
+        uint64_t bits = 0, equal = 0;
+        for (int i = 0; i < SEAMARK_ROWS; i += 16) {
+            __m128i some = _mm_loadu_si128((const __m128i *)(bytes + i));
+            __m128i kept = _mm_cmpeq_epi8(below ? _mm_min_epu8(some, all) : _mm_max_epu8(some, all), some);
+            bits |= (uint64_t)(uint32_t)_mm_movemask_epi8(kept) << i;
+            equal |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(some, all)) << i;
+        }
+        *ties = equal;
+        return bits;
+    }
+    #else
+    static inline uint64_t seamark_bits(const uint8_t *bytes) {
+        uint64_t word, bits = 0;
+        for (int i = 0; i < SEAMARK_ROWS; i += 8) {
+            word = 0;
+            for (int k = 0; k < 8; k++) word |= (uint64_t)bytes[i + k] << 8 * k;
+            bits |= ((word * 0x0102040810204080ULL) >> 56) << i;
+        }
+        return bits;
+    }
+    static inline uint64_t seamark_word(const uint8_t *bytes, uint8_t t, int below, uint64_t *ties) {
+        uint8_t kept[SEAMARK_ROWS], equal[SEAMARK_ROWS];
+        for (int i = 0; i < SEAMARK_ROWS; i++) kept[i] = below ? bytes[i] <= t : bytes[i] >= t;
+        for (int i = 0; i < SEAMARK_ROWS; i++) equal[i] = bytes[i] == t;
+        *ties = seamark_bits(equal);
+        return seamark_bits(kept);
+    }
+    #endif
+    /* Sets the bits of all `n` rows, and clears the others of the last word. */
+    static void seamark_set(uint64_t *bits, int64_t n) {
+        for (; n >= SEAMARK_ROWS; n -= SEAMARK_ROWS) *bits++ = ~0ULL;
+        if (n > 0) *bits = (1ULL << n) - 1;
+    }
+    /* The bits of a mask. */
+    static void seamark_load(const uint8_t *mask, int64_t n, uint64_t *bits) {
+        uint8_t rest[SEAMARK_ROWS] = {0};
+        for (; n >= SEAMARK_ROWS; n -= SEAMARK_ROWS, mask += SEAMARK_ROWS) *bits++ = seamark_bits(mask);
+        if (n > 0) *bits = seamark_bits(memcpy(rest, mask, n));
+    }
+    /* The mask of bits. */
+    static void seamark_store(const uint64_t *bits, int64_t n, uint8_t *mask) {
+        for (; n > 0; n -= SEAMARK_ROWS, bits++) {
+            uint8_t bytes[SEAMARK_ROWS], *to = n < SEAMARK_ROWS ? bytes : mask;
+            for (int i = 0; i < SEAMARK_ROWS; i += 8) {
+                /* Each of eight bytes has its bit alone, and 0x80 or more after the sum if it was set. */
+                uint64_t word = (*bits >> i & 0xFF) * 0x0101010101010101ULL & 0x8040201008040201ULL;
+                word = (word + 0x7F7F7F7F7F7F7F7FULL) >> 7 & 0x0101010101010101ULL;
+                memcpy(to + i, &word, 8);
+            }
+            if (n < SEAMARK_ROWS) memcpy(mask, bytes, n);
+            mask += SEAMARK_ROWS;
+        }
+    }
+    static int64_t seamark_count(const uint64_t *bits, int64_t words) {
+        int64_t total = 0;
+        for (int64_t w = 0; w < words; w++) total += __builtin_popcountll(bits[w]);
+        return total;
+    }
+    /* Clears the bits of the rows whose byte is 0. Returns whether any is left. */
+    static int seamark_and(const uint8_t *mask, int64_t n, uint64_t *bits) {
+        uint64_t all = 0;
+        uint8_t rest[SEAMARK_ROWS] = {0};
+        for (; n >= SEAMARK_ROWS; n -= SEAMARK_ROWS, mask += SEAMARK_ROWS) all |= *bits++ &= seamark_bits(mask);
+        if (n > 0) all |= *bits &= seamark_bits(memcpy(rest, mask, n));
         return all != 0;
+    }
+    /* Clears the bits of the rows whose byte is greater than `t` (`below`) or less. `ties`: the rows whose byte equals
+       it, of those that are left. */
+    static inline int seamark_narrow(const uint8_t *sketch, int64_t n, uint8_t t, int below, uint64_t *bits, uint64_t *ties) {
+        uint64_t all = 0, equal;
+        uint8_t rest[SEAMARK_ROWS] = {0};
+        for (; n > 0; n -= SEAMARK_ROWS, sketch += SEAMARK_ROWS) {
+            /* The processor itself fetches ahead only within a page. */
+            if (n > SEAMARK_AHEAD) __builtin_prefetch(sketch + SEAMARK_AHEAD);
+            *bits &= seamark_word(n < SEAMARK_ROWS ? memcpy(rest, sketch, n) : sketch, t, below, &equal);
+            *ties++ = equal & *bits;
+            all |= *bits++;
+        }
+        return all != 0;
+    }
+    static int seamark_narrow_to(const uint8_t *sketch, int64_t n, uint8_t t, int below, uint64_t *bits, uint64_t *ties) {
+        return below ? seamark_narrow(sketch, n, t, 1, bits, ties) : seamark_narrow(sketch, n, t, 0, bits, ties);
+    }
+    static inline int64_t *seamark_list(uint64_t bits, int64_t name, int64_t *out) {
+        for (; bits; bits &= bits - 1) *out++ = name + __builtin_ctzll(bits);
+        return out;
+    }
+    /* Names of the rows whose bit is set into `out`; how many. */
+    static int64_t seamark_names(const uint64_t *bits, int64_t words, int64_t name, int64_t *out) {
+        int64_t *at = out;
+        for (int64_t w = 0; w < words; w++) at = seamark_list(bits[w], name + SEAMARK_ROWS * w, at);
+        return at - out;
     }
     #define SEAMARK_LOOP(NAME, T, V, KEEP)                                                                      \\
         SEAMARK_CLONES static int64_t NAME(const T *codes, uint8_t *mask, int64_t n, V v, int fresh) {          \\
@@ -104,31 +204,30 @@ cdef extern from *:
     static inline uint64_t seamark_code(int width, const void *codes, int64_t i) {
         return width == 4 ? ((const uint32_t *)codes)[i] : ((const uint64_t *)codes)[i];
     }
-    /* `seamark_codes`, by the sketch if there is one: it decides all rows but those with the literal's byte. */
-    static int64_t seamark_coded(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh,
-                                 const uint8_t *sketch, int shift) {
-        if (sketch == NULL || v >> shift > 0xFF) return seamark_codes(width, op, codes, mask, n, v, fresh);
-        uint8_t t = (uint8_t)(v >> shift);
-        int64_t kept = op < 2 ? seamark_le_u8(sketch, mask, n, t, fresh) : seamark_ge_u8(sketch, mask, n, t, fresh);
-        int64_t ties[SEAMARK_ROWS];
-        const uint8_t *end = sketch + n, *at = sketch;
-        while (kept && at != NULL && at < end) {
-            /* The codes of several ties are read at once: each is elsewhere in memory. */
-            int found = 0;
-            while (found < SEAMARK_ROWS && at < end && (at = (const uint8_t *)memchr(at, t, end - at)) != NULL) {
-                int64_t i = at++ - sketch;
-                if (!mask[i]) continue;
-                __builtin_prefetch((const char *)codes + i * width);
-                ties[found++] = i;
-            }
-            for (int k = 0; k < found; k++) {
-                uint64_t code = seamark_code(width, codes, ties[k]);
-                uint8_t keep = op == 0 ? code <= v : op == 1 ? code < v : op == 2 ? code >= v : code > v;
-                mask[ties[k]] = keep;
-                kept -= !keep;
+    #define SEAMARK_CLEAR(PASSES)                                                                           \\
+        for (int k = 0; k < found; k++)                                                                     \\
+            if (!(PASSES)) bits[rows[k] / SEAMARK_ROWS] &= ~(1ULL << rows[k] % SEAMARK_ROWS)
+    /* The next rows of `ties` whose bits are set. Their codes are fetched together: each is elsewhere in memory. */
+    static int seamark_next(const uint64_t *bits, const uint64_t *ties, int64_t words, const void *codes, int width,
+                            int64_t *word, int64_t *rows) {
+        int found = 0;
+        for (; *word < words && found <= SEAMARK_ROWS; ++*word) {
+            for (uint64_t left = bits[*word] & ties[*word]; left; left &= left - 1) {
+                rows[found] = SEAMARK_ROWS * *word + __builtin_ctzll(left);
+                __builtin_prefetch((const char *)codes + width * rows[found++]);
             }
         }
-        return kept;
+        return found;
+    }
+    /* Clears the bits of the rows of `ties` whose codes are greater than `v` (`below`) or less. */
+    static void seamark_check_codes(int width, int below, const void *codes, uint64_t v, const uint64_t *ties,
+                                    uint64_t *bits, int64_t words) {
+        int64_t rows[2 * SEAMARK_ROWS], word = 0;
+        int found;
+        while ((found = seamark_next(bits, ties, words, codes, width, &word, rows)) != 0) {
+            if (below) { SEAMARK_CLEAR(seamark_code(width, codes, rows[k]) <= v); }
+            else { SEAMARK_CLEAR(seamark_code(width, codes, rows[k]) >= v); }
+        }
     }
     /* The byte of a float in a sketch: it grows with the float, because a rounded difference and a rounded product do. */
     static inline uint8_t seamark_byte(double value, double low, double scale) {
@@ -138,23 +237,21 @@ cdef extern from *:
     static inline double seamark_float(int width, const void *codes, int64_t i) {
         return width == 4 ? (double)((const float *)codes)[i] : ((const double *)codes)[i];
     }
-    /* `seamark_floats`, by the sketch if there is one. It follows the two doubles that its bytes were made with; its
-       block has no NaN. */
-    static int64_t seamark_sketched(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh,
-                                    const uint8_t *sketch) {
-        if (sketch == NULL || v != v) return seamark_floats(width, op, codes, mask, n, v, fresh);
-        uint8_t t = seamark_byte(v, ((const double *)sketch)[-2], ((const double *)sketch)[-1]);
-        int64_t kept = op < 2 ? seamark_le_u8(sketch, mask, n, t, fresh) : seamark_ge_u8(sketch, mask, n, t, fresh);
-        const uint8_t *end = sketch + n, *at = sketch;
-        while (kept && at < end && (at = (const uint8_t *)memchr(at, t, end - at)) != NULL) {
-            int64_t i = at++ - sketch;
-            if (!mask[i]) continue;
-            double code = seamark_float(width, codes, i);
-            uint8_t keep = op == 0 ? code <= v : op == 1 ? code < v : op == 2 ? code >= v : code > v;
-            mask[i] = keep;
-            kept -= !keep;
+    /* The byte of a literal, in a sketch that follows the two doubles that its bytes were made with. */
+    static uint8_t seamark_literal(const uint8_t *sketch, double v) {
+        return seamark_byte(v, ((const double *)sketch)[-2], ((const double *)sketch)[-1]);
+    }
+    /* Clears the bits of the rows of `ties` that do not pass. None of them is NaN. */
+    static void seamark_check_floats(int width, int op, const void *codes, double v, const uint64_t *ties, uint64_t *bits,
+                                     int64_t words) {
+        int64_t rows[2 * SEAMARK_ROWS], word = 0;
+        int found;
+        while ((found = seamark_next(bits, ties, words, codes, width, &word, rows)) != 0) {
+            if (op == 0) { SEAMARK_CLEAR(seamark_float(width, codes, rows[k]) <= v); }
+            else if (op == 1) { SEAMARK_CLEAR(seamark_float(width, codes, rows[k]) < v); }
+            else if (op == 2) { SEAMARK_CLEAR(seamark_float(width, codes, rows[k]) >= v); }
+            else { SEAMARK_CLEAR(seamark_float(width, codes, rows[k]) > v); }
         }
-        return kept;
     }
     /* Returns 0 if there can be no sketch: a value is not finite, or all are equal. */
     static int seamark_make_float_sketch(int width, const void *codes, int64_t n, uint8_t *sketch) {
@@ -189,19 +286,12 @@ cdef extern from *:
         for (int64_t i = 0; i < n; i++) total += mask[i];
         return total;
     }
-    /* Names of the rows whose byte is 1 into `out`; how many. Their bytes become bits, 64 at a time, and those that are
-       set are looked up: a branch for each row would be guessed wrong as often as not. */
+    /* Names of the rows whose byte is 1 into `out`; how many. Bits that are set are looked up: a branch for each row
+       would be guessed wrong as often as not. */
     static int64_t seamark_collect(const uint8_t *mask, int64_t n, int64_t name, int64_t *out) {
         int64_t *at = out;
-        for (; n >= SEAMARK_ROWS; n -= SEAMARK_ROWS, mask += SEAMARK_ROWS, name += SEAMARK_ROWS) {
-            uint64_t word, bits = 0;
-            if (!seamark_some(mask)) continue;
-            for (int i = 0; i < SEAMARK_ROWS; i += 8) {
-                memcpy(&word, mask + i, 8);
-                bits |= ((word * 0x0102040810204080ULL) >> 56) << i;
-            }
-            for (; bits; bits &= bits - 1) *at++ = name + __builtin_ctzll(bits);
-        }
+        for (; n >= SEAMARK_ROWS; n -= SEAMARK_ROWS, mask += SEAMARK_ROWS, name += SEAMARK_ROWS)
+            at = seamark_list(seamark_bits(mask), name, at);
         for (int64_t i = 0; i < n; i++) if (mask[i]) *at++ = name + i;
         return at - out;
     }
@@ -223,12 +313,21 @@ cdef extern from *:
     }
     """
     int64_t seamark_codes(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh) nogil
-    int64_t seamark_coded(int width, int op, const void *codes, uint8_t *mask, int64_t n, uint64_t v, int fresh,
-                          const uint8_t *sketch, int shift) nogil
+    int64_t seamark_floats(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh) nogil
+    void seamark_set(uint64_t *bits, int64_t n) nogil
+    void seamark_load(const uint8_t *mask, int64_t n, uint64_t *bits) nogil
+    void seamark_store(const uint64_t *bits, int64_t n, uint8_t *mask) nogil
+    int64_t seamark_count(const uint64_t *bits, int64_t words) nogil
+    int seamark_and(const uint8_t *mask, int64_t n, uint64_t *bits) nogil
+    int seamark_narrow_to(const uint8_t *sketch, int64_t n, uint8_t t, int below, uint64_t *bits, uint64_t *ties) nogil
+    int64_t seamark_names(const uint64_t *bits, int64_t words, int64_t name, int64_t *out) nogil
+    void seamark_check_codes(int width, int below, const void *codes, uint64_t v, const uint64_t *ties, uint64_t *bits,
+                             int64_t words) nogil
+    void seamark_check_floats(int width, int op, const void *codes, double v, const uint64_t *ties, uint64_t *bits,
+                              int64_t words) nogil
+    uint8_t seamark_literal(const uint8_t *sketch, double v) nogil
     int seamark_make_sketch_u32(const uint32_t *codes, int64_t n, uint8_t *sketch) nogil
     int seamark_make_sketch_u64(const uint64_t *codes, int64_t n, uint8_t *sketch) nogil
-    int64_t seamark_sketched(int width, int op, const void *codes, uint8_t *mask, int64_t n, double v, int fresh,
-                             const uint8_t *sketch) nogil
     int seamark_make_float_sketch(int width, const void *codes, int64_t n, uint8_t *sketch) nogil
     int seamark_ties(int width, const void *codes, int64_t n, uint64_t v) nogil
     int64_t seamark_sum(const uint8_t *mask, int64_t n) nogil
@@ -321,55 +420,6 @@ def sketch_floats(int64_t codes, int width, int64_t rows):
     return made if found and 64 * most <= rows else None
 
 
-cdef inline void compare_longs(const int64_t *column, int64_t low, int64_t high, uint8_t *state, uint8_t *mask,
-                               int op, int64_t literal) noexcept nogil:
-    """Narrows one block, whose rows begin at `mask`."""
-    cdef int verdict
-    cdef int64_t rows
-    cdef uint64_t code, most
-    if state[0] == 0 or column[FORM] < 0:
-        return
-    verdict = decide(op, low > literal, high < literal, low == literal, high == literal)
-    if verdict == 0:
-        state[0] = 0
-    if verdict != 2:
-        return
-    rows = column[ROWS]
-    most = (<uint64_t>0xFFFFFFFFFFFFFFFF) >> (64 - 8 * column[WIDTH])
-    if literal < column[BASE]:
-        # Only an open summary leaves this undecided: nothing there is less, and absent values are kept.
-        if op >= GE:
-            return
-        code = 0
-    else:
-        code = <uint64_t>literal - <uint64_t>column[BASE]
-        if code > most:
-            if op < GE:
-                return
-            code = most
-    if op == LT and column[PRESENCE] != 0 and code == 0:
-        code = 1
-    if op == GT and column[PRESENCE] != 0 and code == most:
-        code = most - 1
-    settle(state, seamark_coded(column[WIDTH], op, <const void *>column[CODES], mask, rows, code, state[0] == 1,
-                                <const uint8_t *>column[SKETCH], column[SHIFT]), rows)
-
-
-cdef inline void compare_doubles(const int64_t *column, double low, double high, uint8_t *state, uint8_t *mask,
-                                 int op, double literal) noexcept nogil:
-    """Narrows one block, whose rows begin at `mask`."""
-    cdef int verdict
-    if state[0] == 0 or column[FORM] < 0:
-        return
-    verdict = decide(op, low > literal, high < literal, low == literal, high == literal)
-    if verdict == 0 and column[PRESENCE] == 0:
-        state[0] = 0
-    if verdict == 1 or state[0] == 0:
-        return
-    settle(state, seamark_sketched(column[WIDTH], op, <const void *>column[CODES], mask, column[ROWS], literal,
-                                   state[0] == 1, <const uint8_t *>column[SKETCH]), column[ROWS])
-
-
 cdef struct Comparison:
     const int64_t *layout
     const int64_t *lows
@@ -380,6 +430,10 @@ cdef struct Comparison:
     bint floats
     int64_t literal
     double real
+    # Of the block that is compared: whether `ties` are to be compared, and with which code.
+    bint undecided
+    uint64_t code
+    uint64_t *ties
 
 
 cdef enum:
@@ -417,11 +471,103 @@ cdef int take(comparisons, Comparison *into, Py_ssize_t blocks) except -1:
     return count
 
 
-cdef inline void compare_in(const Comparison *one, Py_ssize_t b, uint8_t *state, uint8_t *mask) noexcept nogil:
-    if one.floats:
-        compare_doubles(one.layout + LAYOUT * b, one.low_reals[b], one.high_reals[b], state, mask, one.op, one.real)
+cdef inline bint compare_longs(Comparison *one, Py_ssize_t b, uint64_t *bits, uint8_t *bytes) noexcept nogil:
+    """Clears the bits of rows of a block that do not pass. Returns whether one is left."""
+    cdef const int64_t *column = one.layout + LAYOUT * b
+    cdef int64_t low = one.lows[b], high = one.highs[b], literal = one.literal
+    cdef int op = one.op, width = column[WIDTH], verdict
+    cdef uint64_t code, most
+    if column[FORM] < 0:
+        return True
+    verdict = decide(op, low > literal, high < literal, low == literal, high == literal)
+    if verdict != 2:
+        return verdict
+    most = (<uint64_t>0xFFFFFFFFFFFFFFFF) >> (64 - 8 * width)
+    if literal < column[BASE]:
+        # Only an open summary leaves this undecided: nothing there is less, and absent values are kept.
+        if op >= GE:
+            return True
+        code = 0
     else:
-        compare_longs(one.layout + LAYOUT * b, one.lows[b], one.highs[b], state, mask, one.op, one.literal)
+        code = <uint64_t>literal - <uint64_t>column[BASE]
+        if code > most:
+            if op < GE:
+                return True
+            code = most
+    if op == LT:
+        if code == 0 and column[PRESENCE] == 0:
+            return False
+        code = code - 1 if code > 0 else 0
+    elif op == GT:
+        if code == most and column[PRESENCE] == 0:
+            return False
+        code = code + 1 if code < most else most
+    if width == 1:
+        return seamark_narrow_to(<const uint8_t *>column[CODES], column[ROWS], code, op < GE, bits, one.ties)
+    if column[SKETCH] and code >> column[SHIFT] <= 0xFF:
+        one.undecided = True
+        one.code = code
+        return seamark_narrow_to(<const uint8_t *>column[SKETCH], column[ROWS], code >> column[SHIFT], op < GE, bits,
+                                 one.ties)
+    seamark_codes(width, LE if op < GE else GE, <const void *>column[CODES], bytes, column[ROWS], code, True)
+    return seamark_and(bytes, column[ROWS], bits)
+
+
+cdef inline bint compare_doubles(Comparison *one, Py_ssize_t b, uint64_t *bits, uint8_t *bytes) noexcept nogil:
+    """As `compare_longs`."""
+    cdef const int64_t *column = one.layout + LAYOUT * b
+    cdef double low = one.low_reals[b], high = one.high_reals[b], literal = one.real
+    cdef int verdict
+    if column[FORM] < 0:
+        return True
+    verdict = decide(one.op, low > literal, high < literal, low == literal, high == literal)
+    if verdict == 1:
+        return True
+    if verdict == 0 and column[PRESENCE] == 0:
+        return False
+    if column[SKETCH] and literal == literal:
+        one.undecided = True
+        return seamark_narrow_to(<const uint8_t *>column[SKETCH], column[ROWS],
+                                 seamark_literal(<const uint8_t *>column[SKETCH], literal), one.op < GE, bits, one.ties)
+    seamark_floats(column[WIDTH], one.op, <const void *>column[CODES], bytes, column[ROWS], literal, True)
+    return seamark_and(bytes, column[ROWS], bits)
+
+
+cdef int64_t compare_block(Comparison *each, int count, Py_ssize_t b, int64_t words, uint64_t *bits, uint64_t *ties,
+                           uint8_t *bytes) noexcept nogil:
+    """Clears the bits of the rows of a block that do not pass all comparisons. Returns how many are left. `ties`,
+    [count * words], and `bytes`, [64 * words], are overwritten."""
+    cdef const int64_t *column
+    cdef bint some
+    cdef int k
+    for k in range(count):
+        each[k].undecided = False
+        each[k].ties = ties + k * words
+        some = compare_doubles(&each[k], b, bits, bytes) if each[k].floats else compare_longs(&each[k], b, bits, bytes)
+        if not some:
+            return 0
+    for k in range(count):
+        if each[k].undecided:
+            column = each[k].layout + LAYOUT * b
+            if each[k].floats:
+                seamark_check_floats(column[WIDTH], each[k].op, <const void *>column[CODES], each[k].real, each[k].ties,
+                                     bits, words)
+            else:
+                seamark_check_codes(column[WIDTH], each[k].op < GE, <const void *>column[CODES], each[k].code,
+                                    each[k].ties, bits, words)
+    return seamark_count(bits, words)
+
+
+cdef uint64_t *scratch_for(int count, int64_t largest) except NULL:
+    """Memory for `compare_block`, for blocks of at most `largest` rows: bits, ties, bytes. To be freed."""
+    cdef uint64_t *scratch = <uint64_t *>PyMem_Malloc((count + 9) * words_of(largest) * sizeof(uint64_t) + 1)
+    if scratch == NULL:
+        raise MemoryError()
+    return scratch
+
+
+cdef inline int64_t words_of(int64_t rows) noexcept nogil:
+    return (rows + 63) // 64
 
 
 cdef inline bint excludes(const Comparison *one, Py_ssize_t b) noexcept nogil:
@@ -444,27 +590,43 @@ def narrow_all(comparisons, const int64_t[:, ::1] extents, uint8_t[::1] state, u
     1 <, 2 >=, 3 >, and a literal of doubles is a float."""
     cdef Py_ssize_t b, n = state.shape[0]
     cdef Comparison[COMPARISONS] each
-    cdef int k, count
+    cdef int count
+    cdef int64_t rows, words, kept, largest = 0
     cdef uint8_t *first = &mask[0] if mask.shape[0] else NULL
+    cdef uint64_t *bits
     if n == 0:
         return
     count = take(comparisons, each, n)
+    for b in range(n):
+        largest = max(largest, extents[b, ROWS])
+    bits = scratch_for(count, largest)
     with nogil:
         for b in range(n):
-            for k in range(count):
-                if state[b] == 0:
-                    break
-                compare_in(&each[k], b, &state[b], first + extents[b, FIRST])
+            rows = extents[b, ROWS]
+            if state[b] == 0 or rows == 0:
+                continue
+            words = words_of(rows)
+            if state[b] == 1:
+                seamark_set(bits, rows)
+            else:
+                seamark_load(first + extents[b, FIRST], rows, bits)
+            kept = compare_block(each, count, b, words, bits, bits + words, <uint8_t *>(bits + (1 + count) * words))
+            if 0 < kept < rows:
+                seamark_store(bits, rows, first + extents[b, FIRST])
+            settle(&state[b], kept, rows)
+    PyMem_Free(bits)
 
 
-def collect_all(comparisons, const int64_t[:, ::1] extents, const uint8_t[::1] state):
-    """What `collect` returns after `narrow_all`, without a mask of all rows. No block has state 2."""
+def collect_all(comparisons, const int64_t[:, ::1] extents, const uint8_t[::1] state, const uint8_t[::1] mask=None):
+    """What `collect` returns after `narrow_all`, which is not done. Without a mask no block has state 2."""
     cdef Py_ssize_t b, n = state.shape[0]
     cdef Comparison[COMPARISONS] each
     cdef int k, count
-    cdef int64_t rows, name, i, at = 0, most = 0, largest = 0
-    cdef uint8_t one
-    cdef uint8_t *left
+    cdef int64_t rows, words, name, i, kept, at = 0, total = 0, largest = 0, held = 0
+    cdef const uint8_t *first = &mask[0] if mask is not None and mask.shape[0] else NULL
+    cdef uint64_t *scratch
+    cdef uint64_t *left
+    cdef uint64_t *bits
     cdef int64_t[::1] out
     if n == 0:
         return np.empty(0, dtype=np.int64)
@@ -478,38 +640,49 @@ def collect_all(comparisons, const int64_t[:, ::1] extents, const uint8_t[::1] s
                     remaining[b] = 0
                     break
             if remaining[b]:
-                most += extents[b, ROWS]
+                held += words_of(extents[b, ROWS])
                 largest = max(largest, extents[b, ROWS])
-    if most == 0:
+    if held == 0:
         return np.empty(0, dtype=np.int64)
-    # Pages that are not written to take no memory.
-    found = np.empty(most, dtype=np.int64)
-    out = found
-    left = <uint8_t *>PyMem_Malloc(largest)
+    scratch = scratch_for(count, largest)
+    left = <uint64_t *>PyMem_Malloc(held * sizeof(uint64_t))
     if left == NULL:
+        PyMem_Free(scratch)
         raise MemoryError()
-    with nogil:
-        for b in range(n):
-            if remaining[b] == 0:
-                continue
-            one = 1
-            for k in range(count):
-                compare_in(&each[k], b, &one, left)
-                if one == 0:
-                    break
-            rows = extents[b, ROWS]
-            name = extents[b, BASE]
-            if one == 1:
-                for i in range(rows):
-                    out[at + i] = name + i
-                at += rows
-            elif one == 2:
-                at += seamark_collect(left, rows, name, &out[at])
-    PyMem_Free(left)
-    if at < _COPIED_ROWS:
-        return found[:at].copy()
-    out = None
-    found.resize(at, refcheck=False)
+    try:
+        with nogil:
+            bits = left
+            for b in range(n):
+                if remaining[b] == 0:
+                    continue
+                rows = extents[b, ROWS]
+                words = words_of(rows)
+                if remaining[b] == 1:
+                    seamark_set(bits, rows)
+                else:
+                    seamark_load(first + extents[b, FIRST], rows, bits)
+                kept = compare_block(each, count, b, words, bits, scratch, <uint8_t *>(scratch + count * words))
+                settle(&remaining[b], kept, rows)
+                total += kept
+                if remaining[b] == 2:
+                    bits += words
+        found = np.empty(total, dtype=np.int64)
+        out = found
+        with nogil:
+            bits = left
+            for b in range(n):
+                rows = extents[b, ROWS]
+                name = extents[b, BASE]
+                if remaining[b] == 1:
+                    for i in range(rows):
+                        out[at + i] = name + i
+                    at += rows
+                elif remaining[b] == 2:
+                    at += seamark_names(bits, words_of(rows), name, &out[at])
+                    bits += words_of(rows)
+    finally:
+        PyMem_Free(left)
+        PyMem_Free(scratch)
     return found
 
 

@@ -6,14 +6,19 @@ compares the folders of its manifest lists, manifests and files with the locatio
 A file in a location that another table claims is refused, unless the table may name files there. A file in an unclaimed
 location may be read.
 
-The check is cheap: a block stores the common prefix of its paths, so one comparison covers all of them, once for each
-view and table. Paths are compared one by one only where those of a block are both inside and outside a location.
+The check is cheap: a block stores the common prefix of its paths, so one comparison covers all of them, and those of
+other blocks with the same folder, once for each view and table. The view of the next snapshot takes the folders of the
+blocks that did not change, and compares them with the claims of that time. Paths are compared one by one only
+where those of a block are both inside and outside a location.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from seamark.metaserver.catalog.ownership.claims import with_folders
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES
@@ -27,6 +32,8 @@ from seamark.metaserver.store.port import PointerStore
 _SHOWN = 300
 _DOTS = "/.."
 """A path with this may lead out of the location that it begins with."""
+_MANIFEST, _FILES, _DOTTED, _MAY_HAVE_DOTS = range(4)
+"""Columns of `_Folders.blocks`."""
 
 
 class LocationChecker:
@@ -35,18 +42,24 @@ class LocationChecker:
 
     async def check(self, uuid: str, metadata: TableMetadata, lists: Sequence[str], view: TableView) -> None:
         """Forbidden if the snapshot names anything in a location that a table other than `uuid` claims."""
-        manifests = [manifest.manifest_path for manifest in (*view.manifests, *view.delete_manifests)]
-        own, roots = await self.check_paths(uuid, metadata, (*lists, *manifests))
+        deletes = [manifest.manifest_path for manifest in view.delete_manifests]
+        own, roots = await self.check_paths(uuid, metadata, (*lists, *deletes))
         prefixes = tuple(root.encode() for root in roots)
-        mixed: dict[str, list[Block]] = {}
-        dotted: list[Block] = []
-        for block in (*view.blocks, *view.delete_blocks):
+        folders = _folders(view)
+        for folder in folders.unsure_manifests(prefixes):
+            await self._check(uuid, own, folder)
+        mixed = {
+            folder: [view.blocks[number] for number in numbers]
+            for folder, numbers in folders.unsure_files(prefixes).items()
+        }
+        dotted = [view.blocks[number] for number in np.flatnonzero(folders.blocks[:, _MAY_HAVE_DOTS]).tolist()]
+        for block in view.delete_blocks:
             paths = block.packed_texts("file_path")
             if paths is None:
                 continue
             if block.may_have_dots:
                 dotted.append(block)
-            if not (paths.common.startswith(prefixes) and prefixes):
+            if not paths.common.startswith(prefixes):
                 mixed.setdefault(_folder(paths.common.decode(errors="replace")), []).append(block)
         for part in await asyncio.to_thread(_dotted_folders, dotted) if dotted else ():
             await self._check(uuid, own, part)
@@ -89,6 +102,63 @@ class LocationChecker:
                 "write the whole catalog can allow it in the table's property seamark.allowed-locations"
             )
         return not overlapping
+
+
+class _Folders:
+    """The folders of a view's data manifests and of their files, as writers spell them; independent of claims."""
+
+    __slots__ = ("blocks", "names")
+
+    def __init__(self, view: TableView, known: _Folders | None) -> None:
+        """`known`: those of the view's base."""
+        numbers: dict[bytes | None, int] = {} if known is None else {name: n for n, name in enumerate(known.names)}
+        read = []
+        for number in view.unknown_blocks(known):
+            path, block = view.manifests[number].manifest_path, view.blocks[number]
+            paths = block.packed_texts("file_path")
+            manifest = numbers.setdefault(_folder(path).encode("utf-8", "surrogatepass"), len(numbers))
+            files = numbers.setdefault(None if paths is None else paths.common.rpartition(b"/")[0], len(numbers))
+            read.append((manifest, files, _DOTS in path, paths is not None and block.may_have_dots))
+        blocks = np.array(read, dtype=np.int32).reshape(len(read), 4)
+        self.blocks: npt.NDArray[np.int32] = view.with_base(blocks, None if known is None else known.blocks)
+        """int32[blocks, 4]: the folder of the manifest, the common folder of its files, whether the manifest's path has
+        dots, and whether a path of its files may have them. Folders are places in `names`."""
+        used, places = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
+        self.blocks[:, :_DOTTED] = places.reshape(len(self.blocks), _DOTTED)
+        every = list(numbers)
+        self.names: list[bytes | None] = [every[number] for number in used.tolist()]
+        """None: a block without paths."""
+
+    @property
+    def size_bytes(self) -> int:
+        return 200 + self.blocks.nbytes + sum(60 + len(name or b"") for name in self.names)
+
+    def _outside(self, prefixes: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
+        """bool[names]. A path begins with a prefix, which ends with a slash, if and only if its folder does so."""
+        return np.array([name is not None and not (name + b"/").startswith(prefixes) for name in self.names], np.bool_)
+
+    def unsure_manifests(self, prefixes: tuple[bytes, ...]) -> set[str]:
+        """Folders of manifests that are outside of the prefixes, or that a path may leave."""
+        numbers = self.blocks[:, _MANIFEST]
+        unsure = np.unique(numbers[self._outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)])
+        return {(self.names[number] or b"").decode("utf-8", "surrogatepass") for number in unsure.tolist()}
+
+    def unsure_files(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
+        """Common folders outside of the prefixes, with the numbers of their blocks."""
+        numbers = self.blocks[:, _FILES]
+        found: dict[str, list[int]] = {}
+        for block in np.flatnonzero(self._outside(prefixes)[numbers]).tolist():
+            found.setdefault((self.names[numbers[block]] or b"").decode(errors="replace"), []).append(block)
+        return found
+
+
+def _folders(view: TableView) -> _Folders:
+    kept = view.derived.get(_Folders)
+    if kept is None:
+        base = view.base
+        known = None if base is None else base.derived.get(_Folders)
+        kept = view.derived.keep(_Folders(view, known))
+    return kept
 
 
 def _roots(metadata: TableMetadata, places: set[str]) -> tuple[str, ...]:

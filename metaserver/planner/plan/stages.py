@@ -29,7 +29,8 @@ from seamark.metaserver.planner.view.view import TableView
 
 _NOT_COUNTED = (-1, -1)
 _LAST = "column_stats"
-"""The last stage of a plan without indexes and joins: it also lists the rows, for which its comparisons may wait."""
+"""The last stage of a plan without indexes and joins: it also lists the rows, for which comparisons wait, those of
+earlier stages too unless stages are counted."""
 
 
 class PruningInput(NamedTuple):
@@ -68,7 +69,7 @@ def prune(
         narrow(selection)
         if name == last:
             rows = selection.rows()
-        else:
+        elif counted:
             selection.settle()
         spent_us = int((clock.monotonic() - before_s) * 1e6)
         before, size = size, selection.size() if counted else size

@@ -79,9 +79,7 @@ class Selection:
 
     def rows(self) -> Longs:
         """int64[selected], ascending row ids."""
-        if self._mask is None:
-            return _scan.collect_all(self._waiting, self.view.extents, self._state)
-        return _scan.collect(self.view.extents, self.state, self.mask)
+        return _scan.collect_all(self._waiting, self.view.extents, self._state, self._mask)
 
     def positions(self) -> Longs:
         """int64[selected], ascending positions in the view, as masks count rows."""

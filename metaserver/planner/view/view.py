@@ -247,6 +247,11 @@ class TableView:
         return self.starts[-1]
 
     @property
+    def base(self) -> TableView | None:
+        """The view that it was made from, while that is in memory."""
+        return None if self._base is None else self._base()
+
+    @property
     def edges(self) -> frozenset[Block]:
         """The first and the last block, one of which a neighbouring snapshot keeps."""
         return frozenset({*self.blocks[:1], *self.blocks[-1:]})
@@ -302,14 +307,14 @@ class TableView:
         key = (column_id, kind)
         column = self._stats.get(key)
         if column is None:
-            base = None if self._base is None else self._base()
+            base = self.base
             known = None if base is None else base.known_stats(column_id, kind)
             column = self._stats[key] = ColumnStatistics(self, column_id, kind, known)
         return column
 
     def cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
         """The statistics of a column, unless they must be read from most blocks."""
-        base = None if self._base is None else self._base()
+        base = self.base
         near = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
         if near and base is not None and base.known_stats(column_id, kind) is not None:
             return self.stats(column_id, kind)
@@ -323,7 +328,7 @@ class TableView:
         key = (field_id, kind)
         column = self._partition.get(key)
         if column is None:
-            base = None if self._base is None else self._base()
+            base = self.base
             known = None if base is None else base._partition.get(key)
             column = self._partition[key] = PartitionValues(self, field_id, kind, known)
         return column

@@ -1,0 +1,145 @@
+"""The check of the locations of a view that takes folders from the view of a neighbouring snapshot refuses what a look
+at each path refuses, by the claims at that time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from seamark.metaserver.errors import BadRequest, Forbidden
+from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.index.blocks.encoding import encode_block
+from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.planner.plan.location_checks import LocationChecker
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.store.model import Claim
+from tests.iceberg.samples import table
+from tests.planner.lakes.lake import DATA, POSITION_DELETES, DataFile
+from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
+from tests.planner.views.test_view_base import STYLE
+from tests.seeds import first_seed
+
+OWN, OTHER = "own", "other"
+SNAPSHOTS = 10
+TABLE = "file:///w/t"
+LIST = f"{TABLE}/metadata/snap.avro"
+"""The table's location. Claims of both are drawn from FOLDERS, and files lie in them."""
+FOLDERS = ["w/t", "w/t/data", "w/t/data/a", "w/t2", "w/t2/b", "w/s", "w/s/c", "elsewhere", "w/t/metadata"]
+ODD = [
+    "file:///w/t/../t2",
+    "file:///w/t/..b",
+    "file:///w/t/x%2e%2e",
+    "gs://bucket/w",
+    "s3://bkt/w/é",
+    "file:///w/t/data/é",
+    "file:///w/t/data/è",
+]
+
+
+class Claims:
+    """The part of a pointer store that the check asks."""
+
+    def __init__(self) -> None:
+        self.all: list[Claim] = []
+
+    async def claims(self, uuid: str) -> list[Claim]:
+        return [claim for claim in self.all if claim.uuid == uuid]
+
+    async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
+        (key,) = keys
+        others = [claim for claim in self.all if claim.uuid != uuid]
+        below = [claim for claim in others if claim.location.startswith(key + "/")]
+        return [claim for claim in others if holds(claim.location, key)] + below[:limit]
+
+
+def holds(location: str, key: str) -> bool:
+    return key == location or key.startswith(location + "/")
+
+
+def refused(claims: Claims, paths: Sequence[str]) -> bool:
+    """Whether the folder of a path is in a location of another table and in none of the table's own."""
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        try:
+            key = location_key(parse_location(folder))
+        except BadRequest:
+            if "/.." in folder or "%2" in folder:
+                return True
+            continue
+        own, other = (
+            any(holds(claim.location, key) for claim in claims.all if claim.uuid == uuid) for uuid in (OWN, OTHER)
+        )
+        if other and not own:
+            return True
+    return False
+
+
+def folder(rng: random.Random, odd: float) -> str:
+    return rng.choice(ODD) if rng.random() < odd else f"file:///{rng.choice(FOLDERS)}"
+
+
+def made(name: str, rng: random.Random, content: int, odd: float) -> tuple[ManifestFile, Block, list[str]]:
+    """A manifest of files in one folder or in several, and all its paths."""
+    one = folder(rng, odd)
+    folders = [one if rng.random() < 0.8 else folder(rng, odd) for _ in range(rng.randrange(1, 5))]
+    paths = [f"{place}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, place in enumerate(folders)]
+    kind = POSITION_DELETES if content else DATA
+    entries = [Entry(ADDED, 1, None, None, DataFile(path, kind, "PARQUET", 0, (), 10, 100, {})) for path in paths]
+    schema = {"type": "struct", "schema-id": 0, "fields": []}
+    data = manifest_bytes(
+        entries, version=2, content=content, style=STYLE, spec_id=0, fields=(), kinds={}, schema=schema
+    )
+    path = f"{folder(rng, odd)}/{rng.choice(['m', '..m'])}-{name}.avro"
+    block = Block(b"".join(encode_block(decode_manifest(data, path))))
+    return ManifestFile(path, len(data), 0, content, 1, 1), block, [path, *paths]
+
+
+def drawn_claims(rng: random.Random) -> list[Claim]:
+    claims = [Claim(location_key(parse_location(TABLE)), OWN, False)]
+    for place in rng.sample(FOLDERS, rng.randrange(1, 4)):
+        uuid = rng.choice([OWN, OTHER, OTHER])
+        claims.append(Claim(location_key(parse_location(f"file:///{place}")), uuid, False, uuid == OWN))
+    return claims
+
+
+def parts(listed: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[ManifestFile], list[Block]]:
+    return [manifest for manifest, _, _ in listed], [block for _, block, _ in listed]
+
+
+async def test_locations_of_a_view_with_a_base_are_refused_as_those_of_each_path() -> None:
+    outcomes = set()
+    for turn in range(40):
+        outcomes |= await histories(first_seed() * 1000 + turn)
+    assert outcomes == {True, False}
+
+
+async def histories(seed: int) -> set[bool]:
+    """Compares the views of some snapshots, each with two states of the claims. Returns whether some were refused."""
+    rng = random.Random(seed)
+    odd = rng.choice([0.0, 0.0, 0.1])
+    claims: Any = Claims()
+    checker = LocationChecker(claims)
+    metadata = table(location=TABLE)
+    pool = [made(f"{number}", rng, 0, odd) for number in range(5)]
+    base: TableView | None = None
+    outcomes = set()
+    for snapshot in range(SNAPSHOTS):
+        pool.append(made(f"n{snapshot}", rng, 0, odd))
+        listed = rng.sample(pool, rng.randrange(1, len(pool) + 1))
+        deletes = [made("d", rng, 1, odd)] if rng.random() < 0.2 else []
+        view = TableView(*parts(listed), *parts(deletes), base=base)
+        paths = [LIST, *(path for one in (*listed, *deletes) for path in one[2])]
+        for _ in range(2):
+            claims.all = drawn_claims(rng)
+            try:
+                await checker.check(OWN, metadata, [LIST], view)
+            except Forbidden:
+                found = True
+            else:
+                found = False
+            assert found == refused(claims, paths), f"seed {seed}"
+            outcomes.add(found)
+        base = view if rng.random() < 0.8 else base
+    return outcomes
