@@ -112,8 +112,8 @@ def interruptible() -> Iterator[None]:
             raise
         raise SystemExit(128 + received[0]) from None
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
 
 
 @click.command("build", context_settings=CONTEXT)
