@@ -24,7 +24,7 @@ from seamark.metaserver.iceberg.files.parquet import EncryptedFile, Unreadable
 BATCH_ROWS = 16_384
 _NO_COLUMNS = pa.schema([("nothing", pa.bool_())])
 _OF_ENCRYPTED_FILES = ("TProtocolException", "encryption_config")
-"""What errors of DuckDB say of an encrypted column, and of an encrypted footer."""
+"""In errors of DuckDB about an encrypted column, and about an encrypted footer."""
 _CONFIG = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",

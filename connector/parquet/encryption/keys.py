@@ -136,7 +136,7 @@ class ParquetKeys:
 
 class EnvironmentKeys:
     """The keys that `keys_of_environment` finds when a file first needs them: a client of a key management service may
-    log in when it is made. Pickled without them, because another process has variables of its own."""
+    log in when it is made. Pickled without them, because another process has other variables."""
 
     def __init__(self) -> None:
         self._found: list[ParquetKeys | None] = []
