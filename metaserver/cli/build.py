@@ -110,6 +110,7 @@ def interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         if not received:
             raise
+        before.clear()  # the process ends now, and further signals have no effect until it has
         raise SystemExit(128 + received[0]) from None
     finally:
         for caught, handler in before.items():
