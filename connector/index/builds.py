@@ -23,6 +23,7 @@ from seamark.connector.client.progress import expect
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
 from seamark.connector.parquet.columns import Projection
+from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
@@ -191,6 +192,7 @@ class _Run:
         self._client = client
         self._build_key = (table, index, str(started["build-id"]))
         self._workers = workers
+        self._file_keys = EnvironmentKeys()
         self._limits = limits
         self._on_progress = on_progress
         self._json = started
@@ -219,7 +221,7 @@ class _Run:
 
     def catch_up(self) -> bool:
         """Indexes the missing files. False if all of them had been tried before."""
-        source = BuildSource.of(self._client, self._build_key[0], self._json)
+        source = self._source()
         before = len(self._tried)
         self._left_files, self._left_reasons = 0, []
         groups = group_files(self._untried_files(source), self._wave_limits())
@@ -229,11 +231,14 @@ class _Run:
                 self._register(written)
         return len(self._tried) > before
 
+    def _source(self) -> BuildSource:
+        return BuildSource.of(self._client, self._build_key[0], self._json, self._file_keys)
+
     def _untried_files(self, source: BuildSource) -> Iterator[DataFile]:
         """The missing files that were not tried before, requested page by page."""
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
-                source = BuildSource.of(self._client, self._build_key[0], self._json)
+                source = self._source()
             files = [source.file(listed) for listed in page["files"]]
             ids = file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
@@ -282,7 +287,9 @@ class BuildSource:
     """By spec id: the columns with an identity partition field."""
 
     @staticmethod
-    def of(client: IndexClient, table: Name, started: Mapping[str, Any]) -> BuildSource:
+    def of(
+        client: IndexClient, table: Name, started: Mapping[str, Any], file_keys: EnvironmentKeys | None = None
+    ) -> BuildSource:
         """Loads the table: its schema and storage credentials may change during a long build. TableReplaced."""
         loaded = client.load_table(table)
         metadata = decode_table(loaded.metadata, loaded.location)
@@ -296,6 +303,7 @@ class BuildSource:
             Projection(metadata.current_schema),
             started["folder"],
             Storage(loaded.storage),
+            file_keys or EnvironmentKeys(),
         )
         return BuildSource(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})
 

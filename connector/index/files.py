@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from seamark.connector.client.progress import advance
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.columns import Projection, read_columns
-from seamark.connector.parquet.encryption.keys import keys_of_environment
+from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.files.puffin import Part
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, function
@@ -50,13 +50,15 @@ class DataFile:
 
 @dataclass(frozen=True)
 class IndexTask:
-    """Describes the index to build, for any files; picklable. `folder`: the location of new index files."""
+    """Describes the index to build, for any files; picklable. `folder`: the location of new index files. `file_keys`:
+    of encrypted files."""
 
     table_uuid: str
     definition: IndexDefinition
     projection: Projection
     folder: str
     storage: Storage = field(default_factory=Storage)
+    file_keys: EnvironmentKeys = field(default_factory=EnvironmentKeys, compare=False)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
         ),
         filesystem=filesystem,
         rows=file.records,
-        keys=keys_of_environment,
+        keys=task.file_keys,
     )
     return [keys_of_term(term, columns[term.column_id]) for term in terms]
 

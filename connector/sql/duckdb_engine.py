@@ -19,10 +19,12 @@ from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TableScan
 from seamark.connector.sql.reads import TableRead, row_filter
 from seamark.connector.sql.types import UUID
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.files.parquet import EncryptedFile, Unreadable
 
 BATCH_ROWS = 16_384
 _NO_COLUMNS = pa.schema([("nothing", pa.bool_())])
+_OF_ENCRYPTED_FILES = ("TProtocolException", "encryption_config")
+"""In errors of DuckDB about an encrypted column, and about an encrypted footer."""
 _CONFIG = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -144,6 +146,8 @@ def _explained(error: Exception, streams: Sequence[TableStream]) -> ClientError:
     failure = next((one.failure for one in streams if one.failure is not None), None)
     if isinstance(failure, ClientError):
         return failure
+    if isinstance(failure, EncryptedFile):
+        return BadRequest(f"SQL does not read encrypted files: {failure}", status=400)
     if isinstance(failure, Unreadable):
         return ServerFailed(f"A file of a table cannot be read: {failure}", status=500)
     if failure is not None:
@@ -151,4 +155,6 @@ def _explained(error: Exception, streams: Sequence[TableStream]) -> ClientError:
     reason = " ".join(str(error).partition("Stack Trace:")[0].split())[:500]
     if isinstance(error, duckdb.FatalException | duckdb.InternalException):
         return DuckDBFailed(f"DuckDB fails: {reason}", status=500)
+    if any(sign in reason for sign in _OF_ENCRYPTED_FILES):
+        reason += ". A data file is encrypted, or damaged; DuckDB changes no rows by the values of encrypted columns"
     return BadRequest(f"The statement fails: {reason}", status=400)

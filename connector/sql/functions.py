@@ -178,12 +178,12 @@ def _text_function(name: str, kind: SqlType) -> Callable[[Expressions, exp.Expr,
 
 
 def _upper(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
-    """Character by character, as Trino: `ß` stays, which DuckDB converts to its capital form."""
+    """Character by character, as Trino: `ß` stays, which DuckDB converts to its capital form. The text is written once:
+    nested calls would else write it as often as 3 to the power of their number."""
     check_args(node)
     text = need(e.value(node.this, scope), VARCHAR, node).sql
     parts = f"list_transform(string_split({text}, 'ß'), lambda part: upper(part))"
-    with_sharp_s = f"CASE WHEN contains({text}, 'ß') THEN array_to_string({parts}, 'ß') ELSE upper({text}) END"
-    return Value(f"({with_sharp_s})", VARCHAR)
+    return Value(f"array_to_string({parts}, 'ß')", VARCHAR)
 
 
 def _substring(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:

@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,29 +55,31 @@ _REPEATING = 0.9
 """Maximum fraction of distinct values in a sample for which a column gets a dictionary."""
 
 
-class FileWriter:
-    """Writes one Parquet file. `arrow`: the Arrow schema of all rows, with field ids. Each call of `write` makes a row
-    group. `key_values` are stored in the footer."""
+@dataclass(frozen=True)
+class NewFile:
+    """A Parquet file to write. `arrow`: the Arrow schema of all rows, with field ids. `properties`: those of the table.
+    `key_values` are stored in the footer."""
 
-    def __init__(
-        self,
-        location: str,
-        storage: Storage,
-        schema: Schema,
-        arrow: pa.Schema,
-        properties: Mapping[str, str],
-        modes: Mapping[int, Mode],
-        *,
-        key_values: Mapping[str, str] | None = None,
-    ) -> None:
-        self.location = location
+    location: str
+    storage: Storage
+    schema: Schema
+    arrow: pa.Schema
+    properties: Mapping[str, str]
+    modes: Mapping[int, Mode]
+    key_values: Mapping[str, str] = field(default_factory=dict)
+
+
+class FileWriter:
+    """Writes one Parquet file. Each call of `write` makes a row group."""
+
+    def __init__(self, new: NewFile) -> None:
+        self.location = new.location
         self.rows = 0
-        self._storage, self._arrow, self._properties = storage, arrow, properties
-        self._leaves = leaves_of(schema)
-        self._bloom_fpps = _bloom_columns(schema, properties, self._leaves)
-        self._metrics = Metrics(self._leaves, modes)
-        self._key_values = dict(key_values or {})
-        self._filesystem, self._path = storage.open(location)
+        self._new = new
+        self._leaves = leaves_of(new.schema)
+        self._bloom_fpps = _bloom_columns(new.schema, new.properties, self._leaves)
+        self._metrics = Metrics(self._leaves, new.modes)
+        self._filesystem, self._path = new.storage.open(new.location)
         self._stream: Any = None
         self._writer: pq.ParquetWriter | None = None
 
@@ -94,13 +97,13 @@ class FileWriter:
     def _open_writer(self, first: pa.Table | None) -> pq.ParquetWriter:
         """The Parquet writer, opened at the first call. `first`: the rows of the first row group; None for no rows."""
         if self._writer is None:
-            options = _options_for(first, self._leaves, self._bloom_fpps, self._properties)
+            options = _options_for(first, self._leaves, self._bloom_fpps, self._new.properties)
             if isinstance(self._filesystem, fs.LocalFileSystem):
                 Path(self._path).parent.mkdir(parents=True, exist_ok=True)
             self._stream = self._filesystem.open_output_stream(self._path)
-            self._writer = pq.ParquetWriter(self._stream, self._arrow, **options)
-            if self._key_values:
-                self._writer.add_key_value_metadata(self._key_values)
+            self._writer = pq.ParquetWriter(self._stream, self._new.arrow, **options)
+            if self._new.key_values:
+                self._writer.add_key_value_metadata(dict(self._new.key_values))
         return self._writer
 
     def close(self) -> dict[str, Any]:
@@ -129,29 +132,19 @@ class FileWriter:
         with suppress(Exception):
             if self._stream is not None:
                 self._stream.close()
-                self._storage.delete(self.location)
+                self._new.storage.delete(self.location)
 
 
 class EncryptedFileWriter(FileWriter):
-    """As a FileWriter. `protection`: of the columns of `schema`. Bounds of encrypted columns are not given."""
+    """As a FileWriter. `protection`: of the columns of the schema. Bounds of encrypted columns are not given."""
 
-    def __init__(
-        self,
-        location: str,
-        storage: Storage,
-        schema: Schema,
-        arrow: pa.Schema,
-        properties: Mapping[str, str],
-        modes: Mapping[int, Mode],
-        *,
-        protection: FileProtection,
-    ) -> None:
+    def __init__(self, new: NewFile, protection: FileProtection) -> None:
         """Unreadable if a key service fails."""
-        super().__init__(location, storage, schema, arrow, properties, modes)
-        self._schema, self._protection = schema, protection
-        skeleton = SourceFile("a file without rows", None, encode_row_group(arrow.empty_table(), schema, {}))
-        encryption = protection.new_encryption(location)
-        self._assembler = FileAssembler(open_sink(location, storage), skeleton.footer, encryption)
+        super().__init__(new)
+        self._protection = protection
+        skeleton = SourceFile("a file without rows", None, encode_row_group(new.arrow.empty_table(), new.schema, {}))
+        encryption = protection.new_encryption(new.location)
+        self._assembler = FileAssembler(open_sink(new.location, new.storage), skeleton.footer, encryption)
 
     @property
     def size_bytes(self) -> int:
@@ -159,7 +152,7 @@ class EncryptedFileWriter(FileWriter):
 
     def write(self, rows: pa.Table) -> None:
         self._metrics.add(rows)
-        group = SourceFile("rows in memory", None, encode_row_group(rows, self._schema, self._properties))
+        group = SourceFile("rows in memory", None, encode_row_group(rows, self._new.schema, self._new.properties))
         columns = range(len(self._assembler.leaves))
         self._assembler.add([Pick(group, 0, columns, columns)])
         self.rows += rows.num_rows
@@ -225,11 +218,8 @@ def _options_for(
 
 def data_file_writer(target: WriteTarget, location: str, protection: FileProtection | None = None) -> FileWriter:
     modes = modes_of(target.schema, target.properties, target.sort_order)
-    if protection is not None:
-        return EncryptedFileWriter(
-            location, target.storage, target.schema, target.arrow, target.properties, modes, protection=protection
-        )
-    return FileWriter(location, target.storage, target.schema, target.arrow, target.properties, modes)
+    new = NewFile(location, target.storage, target.schema, target.arrow, target.properties, modes)
+    return FileWriter(new) if protection is None else EncryptedFileWriter(new, protection)
 
 
 def data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from seamark.connector.arrow.partitions import Partitioner
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.metrics import Mode, modes_of
 from seamark.connector.read.deleted_rows import Deletes, union_positions
-from seamark.connector.write.data_files import FileWriter
+from seamark.connector.write.data_files import FileWriter, NewFile
 from seamark.connector.write.locations import data_location
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.files.puffin import MAGIC, Blob, write_puffin
@@ -333,15 +333,9 @@ def _delete_writer(target: WriteTarget, schema: Schema, modes: Mapping[int, Mode
     overrides = {
         _ALL + name.removeprefix(_OWN): value for name, value in target.properties.items() if name.startswith(_OWN)
     }
-    return FileWriter(
-        _new_location(target, ".parquet"),
-        target.storage,
-        schema,
-        arrow_schema(schema),
-        {**target.properties, **overrides},
-        modes,
-        key_values={"delete-type": kind},
-    )
+    properties, location = {**target.properties, **overrides}, _new_location(target, ".parquet")
+    key_values = {"delete-type": kind}
+    return FileWriter(NewFile(location, target.storage, schema, arrow_schema(schema), properties, modes, key_values))
 
 
 def _new_location(target: WriteTarget, suffix: str) -> str:

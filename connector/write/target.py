@@ -20,6 +20,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import LoadedTable
 from seamark.connector.index.files import IndexTask
 from seamark.connector.parquet.columns import Projection
+from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.connector.read.lineage import LINEAGE, NAMES
 from seamark.connector.write.locations import data_location, partition_path
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -90,7 +91,7 @@ def target_of(metadata: TableMetadata, storage: Storage) -> WriteTarget:
     location = metadata.location.rstrip("/")
     projection = Projection(metadata.current_schema)
     table_uuid = metadata.table_uuid or ""
-    folder = f"{location}/{INDEX_FOLDER}/{uuid.uuid4()}"
+    folder, file_keys = f"{location}/{INDEX_FOLDER}/{uuid.uuid4()}", EnvironmentKeys()
     return WriteTarget(
         table_uuid=table_uuid,
         location=location,
@@ -101,7 +102,7 @@ def target_of(metadata: TableMetadata, storage: Storage) -> WriteTarget:
         properties=metadata.properties,
         storage=storage,
         indexes=tuple(
-            IndexTask(table_uuid, definition, projection, folder, storage)
+            IndexTask(table_uuid, definition, projection, folder, storage, file_keys)
             for definition in read_definitions(metadata).enabled
         ),
     )

@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from seamark.metaserver.wire import encode_json
-
 T = TypeVar("T")
 
 LARGE_BYTES = 128 << 10
 """Of JSON. Less takes milliseconds."""
 
 
-async def run_by_size(given: object, work: Callable[[], T]) -> T:
-    """The result of `work`, which is pure: of a large request in a thread, so that the loop serves others meanwhile."""
-    if len(encode_json(given)) <= LARGE_BYTES:
+async def run_by_size(size_bytes: int, work: Callable[[], T]) -> T:
+    """The result of `work`, which is pure: of a large request in a thread, so that the loop serves others meanwhile.
+    `size_bytes`: of the request as JSON, or about as much."""
+    if size_bytes <= LARGE_BYTES:
         return work()
     return await asyncio.to_thread(work)

@@ -123,7 +123,9 @@ class CatalogContext:
     ) -> None:
         """BadRequest for properties that control clients; as `check_location` for changed properties that name
         locations for writers."""
-        await run_by_size(properties, lambda: check_client_properties(properties, "A table or view"))
+        # Those that are stored count as well, so the length of the request does not say how much there is to check.
+        size_bytes = sum(len(key) + len(value) for key, value in properties.items())
+        await run_by_size(size_bytes, lambda: check_client_properties(properties, "A table or view"))
         if caller.confined_to is None:
             return
         for key in PATH_PROPERTIES:

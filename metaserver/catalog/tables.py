@@ -191,7 +191,7 @@ class Tables:
             properties=request.properties,
             now_ms=self._parts.clock.now_ms(),
         )
-        return await run_by_size(request, work)
+        return await run_by_size(caller.request_bytes, work)
 
     async def _registrable(self, location: str) -> TableMetadata:
         # Checked in the storage, because the cache may still contain a file that is gone.

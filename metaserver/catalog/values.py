@@ -32,6 +32,8 @@ class Caller(msgspec.Struct, frozen=True):
     """Namespaces whose locations the caller may place entries in; None: anywhere in the warehouse."""
     names_owners: bool = True
     """Whether the caller may name other users as owners of views (`owners.py`)."""
+    request_bytes: int = 0
+    """The length of the request's body, unpacked; 0 without one."""
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):

@@ -106,7 +106,7 @@ class Views:
             properties=owned_properties(caller, request.properties, {}, rewritten=True),
             now_ms=requested_ms,
         )
-        metadata = await run_by_size(request, work)
+        metadata = await run_by_size(caller.request_bytes, work)
         document = encode_view(metadata)
         suffix = name_suffix(document)
         path = metadata_location(self._parts, location, metadata.properties, None, suffix)
@@ -155,7 +155,7 @@ class Views:
             base = await self._metadata(entry)
             check_view_requirements(base.view_uuid, requirements)
             work = partial(apply_view_updates, base, updates, now_ms=self._parts.clock.now_ms())
-            metadata = await run_by_size(updates, work)
+            metadata = await run_by_size(caller.request_bytes, work)
             metadata = _owned(caller, base, metadata)
             if metadata is base:
                 remember = self._parts.remember(caller, status=200, metadata_location=entry.metadata_location)

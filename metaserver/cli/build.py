@@ -1,8 +1,8 @@
 """`seamark index build`: builds the missing part of an index, while writers go on.
 
 Small builds run in this process; larger builds in Spark, embedded unless `--master` names a cluster. Exit codes: 0 when
-the index covers all files that it can, 1 after an interruption or a refusal, 2 for invalid arguments. Ctrl-C and
-SIGTERM roll the build back; its index files stay, and the next build continues from there.
+the index covers all files that it can, 1 after a refusal, 2 for invalid arguments, 130 after Ctrl-C, 143 after
+SIGTERM. Ctrl-C and SIGTERM roll the build back; its index files stay, and the next build continues from there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
@@ -91,16 +92,29 @@ def start_spark(master: str) -> Workers:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the block, SIGTERM acts like Ctrl-C."""
+    """Within the block, SIGTERM acts like Ctrl-C. Each ends the block with KeyboardInterrupt, and the command, quietly,
+    with the code that shells give to a process that the signal ends. Further signals have no effect: they would
+    interrupt what cleans up. SIGKILL stops immediately."""
+    received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
+        if not received:
+            received.append(number)
+            raise KeyboardInterrupt(signal.Signals(number).name)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before: dict[int, Any] = {}
     try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, interrupt)
         yield
+    except KeyboardInterrupt:
+        if not received:
+            raise
+        before.clear()  # the process ends now, and further signals have no effect until it has
+        raise SystemExit(128 + received[0]) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
 
 
 @click.command("build", context_settings=CONTEXT)

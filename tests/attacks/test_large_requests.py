@@ -45,16 +45,23 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+STORED = "a short commit of a table with many properties"
+SHORT = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"k": "v"}}]}
+
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Running]:
     async with running(tmp_path) as server:
-        for path, body in ((f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}), (f"{NAMES}/views", VIEW)):
+        for path, body in (
+            (f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}),
+            (f"{NAMES}/tables", {"name": "stored", "schema": SCHEMA, "properties": PROPERTIES["updates"]}),
+            (f"{NAMES}/views", VIEW),
+        ):
             assert (await Api(server)("POST", path, body)).status == 200
         yield server
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", [*REQUESTS, STORED])
 async def test_others_are_answered_while_a_large_request_is_checked(
     server: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,8 +81,8 @@ async def test_others_are_answered_while_a_large_request_is_checked(
 
     Threads.to_thread = staticmethod(to_thread)  # type: ignore[attr-defined]
     monkeypatch.setattr(large_requests, "asyncio", Threads)
-    path, body = REQUESTS[name]
-    assert len(json.dumps(body)) > large_requests.LARGE_BYTES
+    path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT))
+    assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
     asked: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
     async with asyncio.timeout(60):
         await begun.wait()

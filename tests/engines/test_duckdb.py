@@ -16,8 +16,13 @@ from pyiceberg.catalog.rest import RestCatalog
 
 import seamark
 import seamark.duckdb
+from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.read.scans import scan
+from seamark.connector.sql.session import SqlSession
+from tests.connector.jobs.test_encrypted_merges import encrypt
+from tests.connector.parquet import encrypted
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 
@@ -168,3 +173,30 @@ def test_indexes_prune_for_duckdb(con: duckdb.DuckDBPyConnection, server: Seamar
         build(client, "shop.keyed", "by_id", InProcessWorkers())
     assert seamark.duckdb.rewritten(con, text).summary == "rewritten; shop.keyed=1/4"
     assert read(con, text) == [("42", "de")]
+
+
+@pytest.mark.parametrize("footer", ["plain", "encrypted"])
+def test_sql_on_encrypted_files_works_or_says_why_not(
+    con: duckdb.DuckDBPyConnection, server: Seamark, footer: str
+) -> None:
+    """Rows are deleted by plain columns of files with a plain footer. The rows stay when a statement is refused."""
+    table = people(con, f"secret_{footer}").removeprefix("sea.")
+    client = IndexClient(server.base_url)
+    for location in client.files(table, content="data")["file_path"].to_pylist():
+        encrypt(location.removeprefix("file://"), {"columns": {"k1": ["name"]}, "plaintext_footer": footer == "plain"})
+
+    def ids() -> list[int]:
+        return sorted(scan(client, table, ["id"], keys=encrypted.keys()).to_arrow()["id"].to_pylist())
+
+    changes = [f"UPDATE {table} SET score = 1 WHERE id = 1", f"DELETE FROM {table} WHERE name = 'ann'"]
+    by_plain_column = f"DELETE FROM {table} WHERE id = 2"
+    with SqlSession(server.base_url) as session:
+        with pytest.raises(BadRequest, match=r"SQL does not read encrypted files: file://.*no keys were given"):
+            session.sql(f"SELECT id FROM {table}").to_arrow()
+        for change in changes if footer == "plain" else [*changes, by_plain_column]:
+            with pytest.raises(BadRequest, match="A data file is encrypted, or damaged"):
+                session.sql(change).to_arrow()
+        assert ids() == [1, 2, 3]
+        if footer == "plain":
+            session.sql(by_plain_column).to_arrow()
+            assert ids() == [1, 3]

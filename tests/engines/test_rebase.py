@@ -104,9 +104,16 @@ def _check_files(metadata: Row, appends: int) -> int:
             snapshot["sequence-number"]
         }
         before = set(files)
-    # Engines name a manifest list after the snapshot and the attempt, the first; we, after its sequence number.
-    names = [snapshot["manifest-list"].rpartition("/")[2].split("-")[2] for snapshot in snapshots]
-    return sum(name not in ("0", "1") for name in names)
+    return sum(map(_is_rebased, snapshots))
+
+
+def _is_rebased(snapshot: Row) -> bool:
+    """By the name of its manifest list, snap-ID-NUMBER-COMMIT. Engines number their attempts, of which the first is the
+    only one, and begin the names of their manifests with the commit. We number the files that we write for a snapshot,
+    which may be the list alone."""
+    number, commit = snapshot["manifest-list"].rpartition("/")[2].removesuffix(".avro").split("-", 3)[2:]
+    added = [row for row in read_list(snapshot) if row["added_snapshot_id"] == snapshot["snapshot-id"]]
+    return number not in ("0", "1") or all(commit not in row["manifest_path"] for row in added)
 
 
 def _unnamed(metadata: Row) -> set[str]:

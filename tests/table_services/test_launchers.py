@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -30,6 +31,7 @@ from seamark.metaserver.services.launching.launchers import (
 )
 from seamark.metaserver.services.launching.spark_submit import ALIVE, MODULE, REQUEST, SparkSubmit, local_limits
 from seamark.metaserver.services.service import Job, JobFailed, JobProgress, Report
+from tests.services.command import SEAMARK
 from tests.waits import PATIENCE_S, block_until
 
 
@@ -119,6 +121,36 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
     with pytest.raises(JobFailed, match=r"spark\.driver\.memory=1228m"):
         await launcher.run(a_job(1), ignore)
     assert int((tmp_path / "child").read_text()) == 1 << 31
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, number: signal.Signals) -> None:
+    """Also those that come while it cleans up; the program in the place of spark-submit does not end by itself."""
+    for name, text in (("spark-submit", f"echo $$ >{tmp_path}/pid; exec sleep 600"), ("java", "exit 1")):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o700)
+    environment = {**os.environ, "SPARK_HOME": str(tmp_path), "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    environment["TMPDIR"] = str(tmp_path)
+    command = [SEAMARK, "run", "compact", "db.t", "--on", "local", "--url", "http://127.0.0.1:1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
+        try:
+            block_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
+            spark = int((tmp_path / "pid").read_text())
+            # When it has set the priority, it waits for the program's end.
+            block_until(lambda: os.getpriority(os.PRIO_PROCESS, spark) > os.getpriority(os.PRIO_PROCESS, process.pid))
+            while process.poll() is None:
+                process.send_signal(number)
+            assert process.stdout is not None
+            assert process.stdout.read() == b""
+        finally:
+            process.kill()
+    # A shell says the same for both: the code, or the signal if the last one came when Python had ended.
+    assert process.returncode in (128 + number, -number)
+    assert list(tmp_path.glob("seamark-job-*")) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(spark, 0)
 
 
 @pytest.mark.parametrize("dies", ["before the driver starts", "later"])

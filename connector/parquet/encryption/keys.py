@@ -134,6 +134,23 @@ class ParquetKeys:
         return factory.file_decryption_properties(pe.KmsConnectionConfig())
 
 
+class EnvironmentKeys:
+    """The keys that `keys_of_environment` finds when a file first needs them: a client of a key management service may
+    log in when it is made. Pickled without them, because another process has other variables."""
+
+    def __init__(self) -> None:
+        self._found: list[ParquetKeys | None] = []
+
+    def __call__(self) -> ParquetKeys | None:
+        """BadRequest."""
+        if not self._found:
+            self._found.append(keys_of_environment())
+        return self._found[0]
+
+    def __reduce__(self) -> tuple[type[EnvironmentKeys], tuple[()]]:
+        return EnvironmentKeys, ()
+
+
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
     keys: dict[str, str] = {}
     replaced: dict[str, str] = {}

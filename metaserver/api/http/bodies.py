@@ -93,6 +93,11 @@ async def read(request: web.Request) -> bytes:
     return body
 
 
+def length(request: web.Request) -> int:
+    """Bytes of the body that `read` has returned; 0 before."""
+    return len(request.get(_BODY, b""))
+
+
 async def _receive(request: web.Request, limit: int, timeout_s: float, place: RequestSlot | None, coding: str) -> bytes:
     received, inflater = bytearray(), Inflater(coding) if coding else None
     loop = asyncio.get_running_loop()

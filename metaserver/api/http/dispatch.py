@@ -110,6 +110,7 @@ class Call:
             idempotency=key,
             confined_to=confined_to,
             names_owners=confined_to is None or principal.name in self.app[SETTINGS].trusted_engines,
+            request_bytes=bodies.length(self._request),
         )
 
     async def parse(self, body: bytes, shape: type[B]) -> B:

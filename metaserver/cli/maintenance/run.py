@@ -1,6 +1,6 @@
 """`seamark run`: runs a job of the table services once, in this process, for users who schedule jobs themselves.
 
-Exit codes: 0 when the job is done, 1 when it failed, 2 for invalid arguments.
+Exit codes: 0 when the job is done, 1 when it failed, 2 for invalid arguments, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations

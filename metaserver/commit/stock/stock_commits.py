@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -167,7 +168,7 @@ class StockCommits:
         rebased: Rebased | None = None
         try:
             check_requirements(base, change.requirements)
-            metadata = await self._apply(base, change.updates)
+            metadata = await self._apply(request, base, change.updates)
         except CommitConflict:
             if base is not None:
                 await check_added(self._parts, request.caller, uuid_of(entry, base), base, base, change)
@@ -175,7 +176,7 @@ class StockCommits:
             if rebased is None:
                 raise
             change = msgspec.structs.replace(change, updates=rebased.updates)
-            metadata, files = await self._apply(base, change.updates), rebased.files
+            metadata, files = await self._apply(request, base, change.updates), rebased.files
         if base is None and is_derived(table_uuid(metadata)):
             raise BadRequest(f"The UUID {metadata.table_uuid} has version 5; choose a random UUID (version 4)")
         if base is None and await self._parts.is_uuid_taken(table_uuid(metadata)):
@@ -187,16 +188,19 @@ class StockCommits:
             uuid, folder = uuid_of(entry, base), checked_folder(self._parts, base.location, base.properties)
             kept = await self._puffins.keep(manifests, uuid, folder, base, metadata, change.updates, rebased)
             if kept is not None:
-                metadata, files = await self._apply(base, kept.updates), kept.files
+                metadata, files = await self._apply(request, base, kept.updates), kept.files
                 plan = await self.publisher.prepare(
                     request.caller, (change.namespace, change.name), entry, base, metadata
                 )
         plan.events, plan.files = [_commit_event(request, change)], files
         return plan
 
-    async def _apply(self, base: TableMetadata | None, updates: list[dict[str, Any]]) -> TableMetadata:
+    async def _apply(
+        self, request: _Request, base: TableMetadata | None, updates: list[dict[str, Any]]
+    ) -> TableMetadata:
         now_ms, new_uuid = self._parts.clock.now_ms(), str(self._parts.clock.uuid4())
-        return await run_by_size(updates, lambda: apply_updates(base, updates, now_ms=now_ms, new_uuid=new_uuid))
+        work = partial(apply_updates, base, updates, now_ms=now_ms, new_uuid=new_uuid)
+        return await run_by_size(request.caller.request_bytes, work)
 
     async def _rebase(
         self,

@@ -36,6 +36,10 @@ class Unreadable(Exception):
         self.reason = reason
 
 
+class EncryptedFile(Unreadable):
+    """The file needs keys, and the reader has none."""
+
+
 class AmbiguousColumn(ValueError):
     """An ambiguous column; the message refers to the file as "it"."""
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from seamark.metaserver.iceberg.files import _footer, thrift
 from seamark.metaserver.iceberg.files.budget import Budget, expanded_bytes
 from seamark.metaserver.iceberg.files.footer import ENCRYPTED_MAGIC, MAGIC
-from seamark.metaserver.iceberg.files.parquet import Place, Unreadable, column_of, dotted
+from seamark.metaserver.iceberg.files.parquet import EncryptedFile, Place, Unreadable, column_of, dotted
 
 Longs = npt.NDArray[np.int64]
 
@@ -266,7 +266,7 @@ def check_unsigned(footer: bytes, path: str) -> None:
     except ValueError as error:
         raise Unreadable(path, f"its footer is broken: {error}") from None
     if _ALGORITHM in fields or _KEY_METADATA in fields:
-        raise Unreadable(path, "it has encrypted columns, and no keys were given")
+        raise EncryptedFile(path, "it has encrypted columns, and no keys were given")
 
 
 def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
@@ -275,7 +275,7 @@ def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT
     size = source.size()
     tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
     if tail[-4:] == ENCRYPTED_MAGIC:
-        raise Unreadable(path, "its footer is encrypted, and no keys were given")
+        raise EncryptedFile(path, "its footer is encrypted, and no keys were given")
     length = int.from_bytes(tail[-_FOOTER_END:-4], "little")
     if tail[-4:] != MAGIC or length > size - _FOOTER_END:  # pyarrow rejects it itself
         return b""

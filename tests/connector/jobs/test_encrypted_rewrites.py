@@ -18,13 +18,14 @@ import pytest
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
-from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.index.builds import GroupLimits, InProcessWorkers, build
 from seamark.connector.jobs import clustering
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.jobs import run_clustering
 from seamark.connector.parquet.encryption.keys import KMS_CLASS
 from seamark.connector.read.tables import open_table
 from seamark.connector.write.appends import append
+from seamark.connector.write.target import WriteTarget
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
@@ -240,20 +241,40 @@ def new_file(client: IndexClient, number: int) -> str:
     raise AssertionError(number)
 
 
-def test_indexes_have_the_plain_columns_of_encrypted_files(client: IndexClient, served: Served, kms: None) -> None:
-    """Those that jobs and writers build."""
+def test_indexes_have_the_plain_columns_of_encrypted_files(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that jobs and writers build. A build makes one client of the key service, for all its files and groups; a
+    task that is sent elsewhere has none."""
+    made: list[encrypted.PyArrowKms] = []
+
+    def counted() -> encrypted.PyArrowKms:
+        made.append(encrypted.PyArrowKms())
+        return made[-1]
+
+    monkeypatch.setattr(encrypted, "counted", counted, raising=False)
+    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:counted")
     create(served, 2)
     rng = random.Random(first_seed())
     fill(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
     client.put_index("db.t", "ids", columns=["id"], kind="bitmap")
     client.put_index("db.t", "payloads", columns=["payload"], kind="bitmap")
     with closing(InProcessWorkers()) as workers:
-        built = build(client, "db.t", "ids", workers)
+        built = build(client, "db.t", "ids", workers, limits=GroupLimits(files=1))
+        assert len(made) == 1
         refused = build(client, "db.t", "payloads", workers)
-    assert (built.files_not_indexed, built.progress.files_done) == (0, 4)
+    assert (built.files_not_indexed, built.progress.files_done, built.progress.index_files) == (0, 4, 4)
     assert (refused.files_not_indexed, refused.progress.files_done) == (4, 0)
     assert all("it encrypts its column payload" in reason for _, reason in refused.skipped)
     upsert(client, "db.t", rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.keys())
     by_name = {index.name: index for index in client.indexes("db.t")}
+    target = WriteTarget.of(client.load_table("db.t"))
+    del made[:]
+    keys = target.indexes[0].file_keys
+    assert keys() is keys() is target.indexes[1].file_keys() is not None
+    sent = pickle.loads(pickle.dumps(target)).indexes[0]
+    assert len(made) == 1
+    assert sent == target.indexes[0]
+    assert sent.file_keys() is not keys()
     assert by_name["ids"].lag_files == 0
     assert by_name["payloads"].lag_files > 0

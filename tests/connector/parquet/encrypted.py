@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 
+CONFIGURATION = "SEAMARK_PARQUET_TEST_SERVICE"
+"""The variable that ConfiguredKms needs."""
 MASTER_KEYS = {name: bytes([number]) * 16 for number, name in enumerate(("kf", "k1", "k2", "other"), 1)}
 
 
@@ -27,6 +30,15 @@ class PyArrowKms(pe.KmsClient):  # type: ignore[misc]
 
     def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> bytes:
         return AESGCM(MASTER_KEYS[master_key_identifier]).decrypt(bytes(12), base64.b64decode(wrapped_key), b"w")
+
+
+class ConfiguredKms(PyArrowKms):
+    """As a client of a real service: without its configuration, a variable of its process, it cannot be made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if os.environ[CONFIGURATION] != "the service's address":
+            raise ValueError("the address of the key service is wrong")
 
 
 def keys(replaced: Mapping[str, str] | None = None) -> ParquetKeys:

@@ -143,6 +143,22 @@ def test_a_negated_condition_is_true_for_the_other_rows(condition: str, kept: li
         assert [row[0] for row in db.execute(found.text).fetchall()] == kept
 
 
+def test_upper_converts_each_character_to_one_and_is_written_once() -> None:
+    """Trino's `upper` keeps a character whose capital form are several letters."""
+    texts = [None, "", "ß", "ßß", "aßbßc", "ßa", "ẞß", "é", "a part", "Straße"]
+    expected = [
+        None if text is None else "".join(one.upper() if len(one.upper()) == 1 else one for one in text)
+        for text in texts
+    ]
+    found, twice = (translated(f"SELECT {one} FROM s.t") for one in ("upper(name)", "upper(upper(name))"))
+    with duckdb.connect() as db:
+        db.execute("CREATE TABLE t0 (c2 VARCHAR)")
+        db.executemany("INSERT INTO t0 VALUES (?)", [(text,) for text in texts])
+        for query in (found, twice):
+            assert [row[0] for row in db.execute(query.text).fetchall()] == expected
+    assert found.text.count("c2") == twice.text.count("c2")
+
+
 def test_no_identifier_of_a_statement_reaches_duckdb() -> None:
     found = translated('SELECT "id" AS "a; DROP", t."NAME" FROM s."t" AS "t" WHERE name = \'it\'\'s\'')
     source = "(SELECT * FROM t0 LIMIT 4611686018427387904) AS r0"

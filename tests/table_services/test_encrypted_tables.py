@@ -1,0 +1,66 @@
+"""The worker process of a real server maintains a table with encrypted files, by the key service of its settings."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import append
+from seamark.metaserver.timeline.instants import MAINTENANCE
+from tests.connector.jobs.test_encrypted_merges import CONFIGURATIONS, encrypt, paths, protections, read
+from tests.connector.jobs.test_file_merges import BY_PART, PROPERTIES, SCHEMA, rows
+from tests.connector.parquet.encrypted import CONFIGURATION
+from tests.services.seamark import Seamark
+from tests.waits import block_until
+
+ROOT = Path(__file__).parents[2]
+KMS = {"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:ConfiguredKms", "PYTHONPATH": str(ROOT)}
+SECRET = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
+"""Of CONFIGURATIONS[2]."""
+
+
+def fill(server: Seamark) -> IndexClient:
+    """Six small encrypted files in each of two partitions; nothing is to be done about them yet."""
+    catalog = RestCatalog("s", uri=server.base_url)
+    catalog.create_namespace("db")
+    catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=PROPERTIES)
+    client = IndexClient(server.base_url)
+    for number in range(6):
+        append(client, "db.t", rows(random.Random(number), range(number * 20, number * 20 + 20)))
+    for path in paths(client):
+        encrypt(path, CONFIGURATIONS[2])
+    return client
+
+
+def enable(server: Seamark) -> None:
+    with RestCatalog("s", uri=server.base_url).load_table("db.t").transaction() as change:
+        change.set_properties({"seamark.compaction.enabled": "true", "seamark.index.ids": "bitmap(id)"})
+
+
+def errors(client: IndexClient) -> list[str]:
+    runs = client.timeline("db.t", action=MAINTENANCE)
+    return [str(run.summary["error"]) for run in runs if run.summary.get("service") == "compaction"]
+
+
+@pytest.mark.slow  # two starts of a server, and of its worker
+def test_a_worker_merges_and_indexes_encrypted_files_by_the_key_service_of_its_settings(tmp_path: Path) -> None:
+    """The variables of the service reach it, those with the prefix of the settings. Without them the table stays, and
+    the run says why."""
+    env = {**KMS, "SEAMARK_SERVICES_WORKERS": "1"}
+    with Seamark(tmp_path / "home", env=env) as server:
+        client = fill(server)
+        before, files = read(client), paths(client)
+        enable(server)
+        block_until(lambda: errors(client))
+        assert "SEAMARK_PARQUET_KMS is 'tests.connector.parquet.encrypted:ConfiguredKms', not " in errors(client)[0]
+        assert sorted(paths(client)) == sorted(files)
+    with Seamark(tmp_path / "home", env={**env, CONFIGURATION: "the service's address"}, port=server.port):
+        block_until(lambda: len(paths(client)) < len(files))
+        assert read(client) == before
+        assert all(protections(path) == SECRET for path in paths(client))
+        block_until(lambda: client.index("db.t", "ids").lag_files == 0)
+        assert client.explain("db.t", "id = 3").files == 1
