@@ -103,7 +103,7 @@ class DuckDBStatement:
                 _hide(column)
         try:
             return str(_TRINO.generate(self._tree, unsupported_level=ErrorLevel.IGNORE))
-        except (SqlglotError, RecursionError) as error:
+        except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             raise UnsupportedStatement("it has no counterpart in Trino's SQL") from error
 
     def _sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
@@ -143,7 +143,7 @@ def mark_name(number: int) -> str:
 def _parsed(text: str) -> exp.Expr:
     try:
         trees = parse_statements(_DUCKDB, text)
-    except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
+    except (SqlglotError, RecursionError):
         raise UnsupportedStatement("its syntax is not known") from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Select | exp.SetOperation | exp.Subquery):
         raise UnsupportedStatement("no single query")
