@@ -20,6 +20,8 @@ import s3fs
 from botocore.config import Config
 from obstore.store import S3Store
 
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.gateway.sigv4 import UNSIGNED_PAYLOAD, Target, sign_headers
 from tests.services.process import free_port
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
@@ -39,6 +41,23 @@ class Keys:
     bucket: str
     prefix: str
     """With a slash at its end."""
+
+    def signed(
+        self, method: str, name: str, payload: str = UNSIGNED_PAYLOAD, query: str = "", **headers: str
+    ) -> tuple[str, dict[str, str]]:
+        """(path, signed headers) of a request for the object `name` of the table."""
+        path = f"/{self.bucket}/{self.prefix}{name}"
+        given = {header.replace("_", "-"): value for header, value in headers.items()}
+        signed = sign_headers(
+            Target(method, path, query, {"host": urlsplit(self.endpoint).netloc, **given}),
+            access_key_id=self.access_key,
+            secret=self.secret,
+            token=self.token,
+            region=self.region,
+            payload=payload,
+            now_ms=SystemClock().now_ms(),
+        )
+        return path, signed
 
     def client(self, *, verify: str | None = None, **options: Any) -> Any:
         """`verify`: the file of the authority that issued the gateway's certificate."""

@@ -24,7 +24,6 @@ from seamark.metaserver.gateway.sigv4 import UNSIGNED_PAYLOAD, SignatureClaim, s
 from seamark.metaserver.objects.s3_scope import parse_delete_body
 from tests.gateway.rig import Keys, Rig
 from tests.gateway.test_isolation import raw
-from tests.gateway.test_streams import _signed
 
 _numbers = itertools.count()
 _ENTITIES = """<?xml version="1.0" encoding="utf-16"?>
@@ -75,7 +74,7 @@ def test_xml_of_many_elements_is_refused_before_it_is_parsed(monkeypatch: pytest
 @pytest.mark.parametrize("name", ["x-amz-meta-a", "content-type"])
 def test_headers_that_are_no_text_are_a_mistake_of_the_client(keys: Keys, name: str, value: bytes) -> None:
     text = value.decode("utf-8", "surrogateescape")
-    target, signed = _signed(keys, "PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
+    target, signed = keys.signed("PUT", "data/o", UNSIGNED_PAYLOAD, **{name: text})
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.putrequest("PUT", target, skip_host=True, skip_accept_encoding=True)
         for header, of_header in {**signed, "content-length": "1"}.items():

@@ -17,7 +17,6 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SimulatedClock, SystemClock
 from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.gateway.ownership import Ownership
-from seamark.metaserver.gateway.sigv4 import Target, sign_headers
 from seamark.metaserver.server import gateway
 from seamark.metaserver.store.model import Claim
 from seamark.metaserver.store.model import Grant as RoleGrant
@@ -193,16 +192,8 @@ async def test_a_body_that_ends_after_its_table_is_dropped_is_not_stored(tmp_pat
     async with _unpolled(tmp_path) as send:
         keys = keys_of(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
         assert set((await asyncio.to_thread(_codes, keys)).values()) == {"OK"}
-        endpoint, target = urlsplit(keys.endpoint), f"/{keys.bucket}/{keys.prefix}data/late"
-        signed = sign_headers(
-            Target("PUT", target, "", {"host": endpoint.netloc}),
-            access_key_id=keys.access_key,
-            secret=keys.secret,
-            token=keys.token,
-            region=keys.region,
-            payload="UNSIGNED-PAYLOAD",
-            now_ms=SystemClock().now_ms(),
-        )
+        endpoint = urlsplit(keys.endpoint)
+        target, signed = keys.signed("PUT", "data/late")
         head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
         reader, writer = await asyncio.open_connection(endpoint.hostname, endpoint.port)
         parts = tmp_path / "objects" / ".seamark-uploads"

@@ -17,8 +17,7 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.gateway.sigv4 import SignatureClaim, Target, sign_headers, signing_key
+from seamark.metaserver.gateway.sigv4 import SignatureClaim, signing_key
 from tests.gateway.rig import Keys, Rig, open_rig
 from tests.services.process import free_port
 from tests.services.s3 import S3, s3_server
@@ -39,24 +38,8 @@ def client(keys: Keys) -> Iterator[Any]:
         yield client
 
 
-def _signed(keys: Keys, method: str, name: str, payload: str, **headers: str) -> tuple[str, dict[str, str]]:
-    """(target, signed headers)."""
-    target = f"/{keys.bucket}/{keys.prefix}{name}"
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
-    signed = sign_headers(
-        Target(method, target, "", {"host": urlsplit(keys.endpoint).netloc, **given}),
-        access_key_id=keys.access_key,
-        secret=keys.secret,
-        token=keys.token,
-        region=keys.region,
-        payload=payload,
-        now_ms=SystemClock().now_ms(),
-    )
-    return target, signed
-
-
 def _send(keys: Keys, name: str, payload: str, body: bytes, **headers: str) -> tuple[int, bytes]:
-    target, signed = _signed(keys, "PUT", name, payload, **headers)
+    target, signed = keys.signed("PUT", name, payload, **headers)
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.request("PUT", target, body=body, headers=signed)
         answer = connection.getresponse()
@@ -99,7 +82,7 @@ def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: A
     length = str(sum(map(len, data)))
     given = {"x_amz_decoded_content_length": length, "content_encoding": "aws-chunked"}
     for name, change in (("good", b""), ("bad", b"b"), ("last", b"c"), ("cut", b"cut")):
-        target, signed = _signed(keys, "PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **given)
+        target, signed = keys.signed("PUT", name, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", **given)
         body = _chunks(signed, keys, data)
         if change == b"cut":
             body = body[: len(body) - 86 - 102] + body[-86:]
@@ -118,7 +101,7 @@ def test_a_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
     """On a folder. What a store does with a short body without hash or framing is the store's: versitygw keeps it."""
     rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
     client = keys.client()
-    target, signed = _signed(keys, "PUT", "early", "UNSIGNED-PAYLOAD")
+    target, signed = keys.signed("PUT", "early", "UNSIGNED-PAYLOAD")
     with socket.create_connection((urlsplit(keys.endpoint).hostname, urlsplit(keys.endpoint).port)) as raw:
         head = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
         raw.sendall(f"PUT {target} HTTP/1.1\r\n{head}Content-Length: 1000000\r\n\r\n".encode() + b"x" * 500_000)
@@ -130,7 +113,7 @@ def test_a_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
 
 
 def test_bodies_beyond_the_limit_are_refused_before_they_are_read(keys: Keys) -> None:
-    target, signed = _signed(keys, "PUT", "large", "UNSIGNED-PAYLOAD")
+    target, signed = keys.signed("PUT", "large", "UNSIGNED-PAYLOAD")
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.putrequest("PUT", target, skip_host=True)
         for name, value in {**signed, "content-length": str(6 << 30), "expect": "100-continue"}.items():

@@ -12,12 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import RetryLater, TooManyRequests
 from seamark.metaserver.gateway.folder_files import Staging
 from seamark.metaserver.gateway.folder_uploads import Uploads
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.gateway.sigv4 import Target, sign_headers
 from seamark.metaserver.objects.local import DurableFolders
 from tests.gateway.rig import Rig
 
@@ -64,16 +62,7 @@ def test_uploads_without_changes_are_deleted(tmp_path: Path) -> None:
 def test_a_part_of_an_unknown_upload_is_refused_before_its_body(folder_rig: Rig) -> None:
     keys = folder_rig.create_table("early_part")
     query = f"partNumber=1&uploadId={'0' * 48}"
-    target = f"/{keys.bucket}/{keys.prefix}o"
-    signed = sign_headers(
-        Target("PUT", target, query, {"host": urlsplit(keys.endpoint).netloc}),
-        access_key_id=keys.access_key,
-        secret=keys.secret,
-        token=keys.token,
-        region=keys.region,
-        payload="UNSIGNED-PAYLOAD",
-        now_ms=SystemClock().now_ms(),
-    )
+    target, signed = keys.signed("PUT", "o", query=query)
     at = urlsplit(keys.endpoint)
     for expected in ("Expect: 100-continue\r\n", ""):
         with socket.create_connection((at.hostname, at.port), timeout=30) as raw:
