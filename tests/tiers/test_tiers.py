@@ -59,6 +59,11 @@ def test_engines_begin_first_then_what_took_longest_and_units_stay_whole(monkeyp
     assert begun == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
 
 
+def test_some_tests_of_a_file_may_be_all_of_a_unit() -> None:
+    ids = ["tests/gateway/test_engines.py::test_pyiceberg", "tests/gateway/test_engines.py::test_spark_writes"]
+    assert spread.order_of(ids) == [1, 0]
+
+
 def test_durations_are_kept_with_the_longest_first(tmp_path: Path) -> None:
     path = tmp_path / "durations.csv"
     assert read_durations(path) == {}
