@@ -153,14 +153,14 @@ class Settings(GatewaySettings, ServiceSettings, FleetSettings):
     )
     commit_turn_after: int = setting(
         3,
-        "Conflicts after which a change of rows receives the table lock, so that it commits before the other "
+        "Conflicts after which a change of rows receives priority: it commits before the other "
         "changes of the table. POST /api/v1/tables/…/commit identifies a change by its change-id.",
         least=1,
     )
     commit_turn_s: float = setting(
         10.0,
-        "Seconds that other changes of a table wait for the holder of the table lock; at most half of "
-        "storage_timeout_s. 0 disables the lock. Each process has its own locks.",
+        "Seconds that other changes of a table wait for a change with priority; at most half of "
+        "storage_timeout_s. 0: no change gets priority. Each process grants its own.",
         least=0.0,
     )
     commit_memory_bytes: int = setting(

@@ -59,7 +59,7 @@ class Storage:
         if scheme in S3_SCHEMES and rest.startswith("//"):
             return self._s3(), rest[2:]
         raise ValueError(
-            f"{location!r} is in an unsupported storage: supported are file and {', '.join(S3_SCHEMES)} are"
+            f"{location!r} is in an unsupported storage: supported schemes are file, {', '.join(S3_SCHEMES)}"
         )
 
     def _s3(self) -> fs.FileSystem:

@@ -53,7 +53,7 @@ class PlannedQuery(RewrittenStatement):
     """The text reads plan tables."""
 
     bytes: int = 0
-    """Of `files`."""
+    """The total size of `files` in bytes."""
 
 
 @dataclass(frozen=True)

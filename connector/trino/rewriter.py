@@ -64,7 +64,7 @@ _FAILING_BYTES = 1 << 20
 DENIED = "PERMISSION_DENIED"
 """Trino's error name for a refusal by access control."""
 _PRUNES = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
-"""A statement without these words leaves no files out and is not parsed."""
+"""A statement without these words has no predicate, leaves no files out and is not parsed."""
 _TYPED = re.compile(
     r"\b(?:values|unnest|like|lower|upper|coalesce|case|if|nullif|cast|date_add)\b|[\w\")]\s*+[+*-]\s*+[0-9]",
     re.IGNORECASE,
@@ -122,8 +122,8 @@ class Rewriter:
         self._limits = limits
         self._seamark_breaker = Breaker()
         self._failing: MemoryCache[int, Breaker] = MemoryCache(_FAILING_BYTES)
-        """For statements that fail in Trino because of their plans, by `Rewriting.who`. Others may be allowed, and a
-        sender must not be able to stop the plans of others."""
+        """For statements that fail in Trino because of their plans, by `RewriteResult.who`. Others may be allowed,
+        and a sender must not be able to stop the plans of others."""
         self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
         self._views = Views(seamark, self._reader, self._named)

@@ -42,7 +42,7 @@ class Issued(msgspec.Struct, frozen=True):
 
 
 class Issuer:
-    """Issues and verifies access tokens. Created by `open_issuer`."""
+    """Issues and verifies access tokens. `authenticator.py` creates it."""
 
     def __init__(self, keyring: Keyring, clock: Clock, *, ttl_s: int, leeway_s: int) -> None:
         self._keyring = keyring

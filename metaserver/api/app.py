@@ -31,8 +31,7 @@ from seamark.metaserver.api.http.middleware import add_age, build_middleware
 from seamark.metaserver.api.http.observability import metrics
 from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.api.http.slots import WorkerLimits
-from seamark.metaserver.api.indexes import builds, index_audit, indexes
-from seamark.metaserver.api.indexes import index_unregistered as index_unheld
+from seamark.metaserver.api.indexes import builds, index_audit, index_unregistered, indexes
 from seamark.metaserver.api.lookups import bitmaps, layout, lookups, metadata
 from seamark.metaserver.api.plans import explain, explain_query, plan_leases, plan_tables, plan_views
 from seamark.metaserver.api.rest import functions
@@ -102,7 +101,7 @@ def add_routes(app: web.Application) -> None:
         plan_leases,
         plan_views,
         index_audit,
-        index_unheld,
+        index_unregistered,
         dropped,
         admin,
         replicas,

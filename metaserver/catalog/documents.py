@@ -4,7 +4,7 @@ Files at a location are immutable, so the cache needs no invalidation; entries a
 writers can overwrite its metadata files nevertheless. The name of a file that the server wrote therefore contains the
 digest of its content (`name_suffix`), and a file with other content is not read.
 
-Properties that control clients (`steers_client`) are refused when they are set. Older metadata, or metadata from
+Properties that control clients (`configures_client`) are refused when they are set. Older metadata, or metadata from
 another catalog, may contain them. They are left out here, so that no answer and no later metadata file contains them.
 """
 

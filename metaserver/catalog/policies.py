@@ -27,7 +27,7 @@ PREFIXES = (
     "seamark.bucket-splitting.",
     "history.expire.",
 )
-"""Of the properties that a namespace may have for its tables."""
+"""Prefixes of the properties that a namespace may have for its tables."""
 
 
 class Inherited(NamedTuple):

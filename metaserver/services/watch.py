@@ -17,29 +17,30 @@ from seamark.metaserver.timeline.instants import INDEXING, MAINTENANCE
 from seamark.metaserver.timeline.timeline import Timeline
 
 SWEEP_S = 3600.0
-"""Time between two looks at all tables."""
+"""Time between two examinations of all tables."""
 _PAGE = 100
 _BATCH = 500
 _CPU_SHARE = 0.015
-"""Of the time that a look at all tables may keep the event loop busy, so that requests do not wait."""
+"""The share of the time in which an examination of all tables may keep the event loop busy, so that requests do not
+wait."""
 _FREE_TABLES = 200
-"""Tables of a sweep that are looked at without pauses."""
+"""Tables of a sweep that are examined without pauses."""
 _KNOWN_MAX = 1_000_000
 """Tables whose state is remembered, some 100 bytes each."""
-_WORK = (INDEXING, MAINTENANCE)
+_JOB_ACTIONS = (INDEXING, MAINTENANCE)
 """Actions of jobs themselves, which must not lead to the next job."""
 _log = structlog.get_logger("seamark.services")
 
-Look = Callable[[Entry, TableMetadata], float]
-"""Returns the seconds after which the table must be looked at again, although it has not changed; infinity: never."""
+Examine = Callable[[Entry, TableMetadata], float]
+"""Returns the seconds after which the table must be examined again, although it has not changed; infinity: never."""
 Load = Callable[[str], Awaitable[TableMetadata]]
 
 
 class TableWatch:
-    """Calls `look` with the current metadata of tables, with the policies of their namespaces. `load` reads a metadata
-    file.
+    """Calls `examine` with the current metadata of tables, with the policies of their namespaces. `load` reads a
+    metadata file.
 
-    A sweep costs a look at the tables that have changed, or whose services want another look; of the others it reads
+    A sweep examines the tables that have changed, or whose services are due; of the others it reads
     the names, a page of a hundred at a time."""
 
     def __init__(self, store: PointerStore, timeline: Timeline, load: Load, clock: Clock) -> None:
@@ -47,30 +48,30 @@ class TableWatch:
         self._timeline = timeline
         self._load = load
         self._clock = clock
-        self._known: dict[int, float] = {}
-        """By a hash of a table's state: when it must be looked at again, in monotonic seconds. A table whose hash is
+        self._due_by_state: dict[int, float] = {}
+        """By a hash of a table's state: when it must be examined again, in monotonic seconds. A table whose hash is
         by chance that of another waits for its next change."""
 
-    async def follow(self, look: Look, since: str | None) -> None:
-        """Until cancelled: looks at each table soon after it changed. `since`: the position on the timeline."""
+    async def follow(self, examine: Examine, since: str | None) -> None:
+        """Until cancelled: examines each table soon after it changed. `since`: the position on the timeline."""
         async with self._timeline.watching(InstantFilter(since=since), counted=False) as watcher:
             while True:
                 instants = await self._timeline.next(watcher, _BATCH)
                 changed = {
                     (instant.namespace, instant.name)
                     for instant in instants
-                    if instant.kind is EntryKind.TABLE and instant.action not in _WORK and instant.name
+                    if instant.kind is EntryKind.TABLE and instant.action not in _JOB_ACTIONS and instant.name
                 }
                 for namespace, name in changed:
                     entry = await self._store.entry(EntryKind.TABLE, namespace, name)
                     if entry is not None:
-                        await self._look_at(entry, await load_policies(self._store, namespace), look)
+                        await self._examine(entry, await load_policies(self._store, namespace), examine)
 
-    async def sweep(self, look: Look, *, pause: bool = True) -> int:
-        """Looks at all tables, except those that have not changed and need no second look, by default without keeping
-        the event loop busy for long. Returns the number of tables that were looked at."""
-        looked = 0
-        known, self._known = self._known, {}
+    async def sweep(self, examine: Examine, *, pause: bool = True) -> int:
+        """Examines all tables, except those that have not changed and are not due, by default without keeping
+        the event loop busy for long. Returns the number of examined tables."""
+        examined = 0
+        known, self._due_by_state = self._due_by_state, {}
         async for entries, policies in self._pages((), {}):
             began_s = self._clock.monotonic()
             inherited = hash(frozenset(policies.items()))
@@ -78,17 +79,17 @@ class TableWatch:
                 state = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, inherited))
                 due_s = known.get(state, 0.0)
                 if due_s <= began_s:
-                    due_s = began_s + await self._look_at(entry, policies, look)
-                    looked += 1
-                if len(self._known) < _KNOWN_MAX:
-                    self._known[state] = due_s
-            if pause and looked > _FREE_TABLES:
+                    due_s = began_s + await self._examine(entry, policies, examine)
+                    examined += 1
+                if len(self._due_by_state) < _KNOWN_MAX:
+                    self._due_by_state[state] = due_s
+            if pause and examined > _FREE_TABLES:
                 await asyncio.sleep((self._clock.monotonic() - began_s) / _CPU_SHARE)
-        return looked
+        return examined
 
     def forget(self) -> None:
-        """The next sweep looks at all tables."""
-        self._known = {}
+        """The next sweep examines all tables."""
+        self._due_by_state = {}
 
     async def find(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata] | None:
         """The table's current state; None if there is no such table, or its metadata cannot be read."""
@@ -102,9 +103,9 @@ class TableWatch:
             _log.warning("table not examined", namespace=namespace, table=name, reason=error.message)
             return None
 
-    async def _look_at(self, entry: Entry, policies: Policies, look: Look) -> float:
+    async def _examine(self, entry: Entry, policies: Policies, examine: Examine) -> float:
         try:
-            return look(entry, with_policies(await self._load(entry.metadata_location), policies))
+            return examine(entry, with_policies(await self._load(entry.metadata_location), policies))
         except SeamarkError as error:
             _log.warning("table not examined", namespace=entry.namespace, table=entry.name, reason=error.message)
             return 0.0

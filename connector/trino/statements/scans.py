@@ -1,11 +1,11 @@
 """The tables that a Trino statement reads, their positions in its text, and conditions on their needed rows.
 
-    for scan in scans(statement, columns_of=…):
+    for scan in find_scans(statement, columns_of=…):
         scan.condition                       on the table's own columns, or None
-        version(scan, 4711)                  for splices.splice
+        read_at_snapshot(scan, 4711)         for splices.splice
 
 A statement that is not fully understood has no scans, and is sent unchanged. Supported are queries, EXPLAIN [ANALYZE]
-of a query, EXECUTE IMMEDIATE of a query, and the text of a prepared query with its parameters (`lexer.executed`).
+of a query, EXECUTE IMMEDIATE of a query, and the text of a prepared query with its parameters (`lexer.parse_execute`).
 INSERT, CREATE TABLE AS and all other statements that write have no scans, not even in their queries: a plan table must
 never be near the name of a table that is written.
 

@@ -27,7 +27,7 @@ from seamark.metaserver.commit.changes.change import (
     ChangeRequest,
     read_request,
 )
-from seamark.metaserver.commit.native.group_commit import CommitResult
+from seamark.metaserver.commit.native.commit_result import CommitResult
 from seamark.metaserver.commit.publication import pointer_moved
 from seamark.metaserver.errors import BadRequest, NotFound
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata

@@ -90,7 +90,7 @@ class _ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", f
     repeats_only: bool = False
     """Whether only a repeat is answered, and nothing is ever committed."""
     change_id: str | None = None
-    """All attempts of one change share it. It identifies the change that holds a table lock (`table_locks.py`)."""
+    """All attempts of one change share it. It identifies the change that has priority (`commit_priority.py`)."""
     fence: Int64 | None = None
     """The fencing number of the table services' lease, for the change of a job; None: of no job."""
     operation: str | None = None

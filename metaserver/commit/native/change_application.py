@@ -1,6 +1,6 @@
 """Applies one change: from its request to a snapshot on the current head; repeated on a new head after a lost race.
 
-`prepare` runs before the table lock is taken: it checks the files and writes the manifests of the added files. `apply`
+`prepare` runs before the commit lock is taken: it checks the files and writes the manifests of the added files. `apply`
 runs under the lock: it finds the files to remove, checks for conflicts and writes the rest. Later attempts reuse what
 earlier attempts have written where it is still valid.
 """

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
-import msgspec
 import structlog
 from msgspec import structs
 
@@ -25,8 +24,9 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.changes.change import REPLACE, ChangeRequest
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.native.change_application import ChangeApplication, head_of
+from seamark.metaserver.commit.native.commit_priority import ChangeId, CommitPriority
+from seamark.metaserver.commit.native.commit_result import CommitResult, committed_change
 from seamark.metaserver.commit.native.producers import LastCommit, last_commit, snapshot_of
-from seamark.metaserver.commit.native.table_locks import ChangeId, TableLocks
 from seamark.metaserver.commit.publication import FILES_REPLACED, SNAPSHOT_ADDED, CommitEvent, Publisher, pointer_moved
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
@@ -54,25 +54,7 @@ class CommitObserver(Protocol):
     def observe_conflict(self, reason: str) -> None: ...
 
 
-class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The outcome of a change. The optional fields are None when its snapshot has expired since."""
-
-    snapshot_id: int | None
-    parent_snapshot_id: int | None
-    sequence_number: int | None
-    operation: str | None
-    table_uuid: str
-    duplicate: bool
-    summary: dict[str, str]
-
-
-class CommitResult(msgspec.Struct, frozen=True):
-    committed: CommittedChange
-    metadata_location: str
-    """A metadata file with the snapshot, or a later one."""
-
-
-class _Job:
+class _PendingChange:
     """One change in process."""
 
     def __init__(self, caller: Caller, uuid: str, application: ChangeApplication, requested_ms: int) -> None:
@@ -110,9 +92,9 @@ class _Queue:
     """The waiting changes of one table, and the task that commits them."""
 
     def __init__(self) -> None:
-        self.waiting: deque[_Job] = deque()
+        self.waiting: deque[_PendingChange] = deque()
         self.changed = asyncio.Event()
-        """Set when a change is added or a table lock is released."""
+        """Set when a change is added or priority ends."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -123,15 +105,15 @@ class _Attempt:
         self.entry = entry
         self.base = base
         self.metadata = base
-        self.made: list[tuple[_Job, ProducedSnapshot]] = []
-        self.repeats: list[_Job] = []
+        self.made: list[tuple[_PendingChange, ProducedSnapshot]] = []
+        self.repeats: list[_PendingChange] = []
         """Repeats of changes by the same producer in this group."""
-        self.refused: list[tuple[_Job, SeamarkError | Collision]] = []
+        self.refused: list[tuple[_PendingChange, SeamarkError | Collision]] = []
         """Changes that earlier changes of this group refuse."""
         self.producers: dict[str, LastCommit] = {}
         self.keys: set[str] = set()
         """The idempotency keys of the applied changes."""
-        self.twins: list[_Job] = []
+        self.twins: list[_PendingChange] = []
         """Changes with an idempotency key of `keys`. They get the answer of the first change with that key."""
         self.definitions: dict[str, str] | None = None
         """The definition of each index file of the table and of the applied changes, by location, once read."""
@@ -152,9 +134,9 @@ class Commits:
         self._queues: dict[tuple[NamespacePath, str], _Queue] = {}
         settings = self._parts.settings
         self._look_back = settings.commit_history_limit
-        self._lock_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
-        """The longest time that other changes wait for consecutive locks."""
-        self._locks = TableLocks(after=settings.commit_turn_after, lock_s=self._lock_s)
+        self._priority_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
+        """The longest time that other changes wait for changes with priority."""
+        self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
         self._cleanup = Cleanup(self._parts.objects)
 
     async def close(self) -> None:
@@ -185,26 +167,26 @@ class Commits:
         entry = loaded.entry
         assert entry is not None
         application = ChangeApplication(self._parts, self._manifests, self._planner, caller, request, entry.uuid)
-        job = _Job(caller, entry.uuid, application, self._parts.clock.now_ms())
+        pending = _PendingChange(caller, entry.uuid, application, self._parts.clock.now_ms())
         ended = True
         try:
-            await self._check_table(job, entry)
-            last = await self._last(job, entry, loaded.metadata)
-            if last is not None and _is_repeat(job, last):
-                return self._repeated(job, last, entry, loaded.metadata)
+            await self._check_table(pending, entry)
+            last = await self._last(pending, entry, loaded.metadata)
+            if last is not None and _is_repeat(pending, last):
+                return self._repeated(pending, last, entry, loaded.metadata)
             if request.repeats_only:
                 raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
             head_of(request.branch, loaded.metadata)  # raises before anything is written
-            job.index_files = await index_files(entry, loaded.metadata)
+            pending.index_files = await index_files(entry, loaded.metadata)
             await application.prepare(loaded.metadata)
             await application.preload(loaded.metadata)
-            result = await self._queue_and_wait(namespace, name, job)
+            result = await self._queue_and_wait(namespace, name, pending)
         except CommitUnknown:
             raise  # its files may be live
         except Collision as collision:
             self._metrics.observe_conflict(collision.reason)
-            if job.change is not None:
-                self._locks.record_collision(job.uuid, job.change, self._parts.clock.monotonic())
+            if pending.change is not None:
+                self._priority.record_collision(pending.uuid, pending.change, self._parts.clock.monotonic())
                 ended = False
             self._cleanup.remove(application.written)
             raise CommitConflict(collision.message) from None
@@ -212,46 +194,46 @@ class Commits:
             self._cleanup.remove(application.written)
             raise
         except Exception:
-            if not job.offered:
+            if not pending.offered:
                 self._cleanup.remove(application.written)
             raise
         finally:
             if ended:
-                self._release_lock(namespace, name, job)
+                self._end_priority(namespace, name, pending)
         self._cleanup.remove(application.written if result.committed.duplicate else application.unneeded)
         return result
 
-    def _release_lock(self, namespace: NamespacePath, name: str, job: _Job) -> None:
-        if job.change is not None:
-            self._locks.release(job.uuid, job.change, self._parts.clock.monotonic())
+    def _end_priority(self, namespace: NamespacePath, name: str, pending: _PendingChange) -> None:
+        if pending.change is not None:
+            self._priority.release(pending.uuid, pending.change, self._parts.clock.monotonic())
             if (queue := self._queues.get((namespace, name))) is not None:
                 queue.changed.set()
 
-    async def _queue_and_wait(self, namespace: NamespacePath, name: str, job: _Job) -> CommitResult:
+    async def _queue_and_wait(self, namespace: NamespacePath, name: str, pending: _PendingChange) -> CommitResult:
         queue = self._queues.get((namespace, name))
         if queue is None:
             queue = self._queues[namespace, name] = _Queue()
-        job.queued_s = self._parts.clock.monotonic()
-        queue.waiting.append(job)
+        pending.queued_s = self._parts.clock.monotonic()
+        queue.waiting.append(pending)
         queue.changed.set()
         if queue.task is None:
             queue.task = asyncio.create_task(self._work(namespace, name, queue))
         timeout_s = self._parts.settings.storage_timeout_s
-        await asyncio.wait((job.done,), timeout=timeout_s)
-        if not job.started:
-            queue.waiting.remove(job)
+        await asyncio.wait((pending.done,), timeout=timeout_s)
+        if not pending.started:
+            queue.waiting.remove(pending)
             raise RetryLater(
                 f"The commit has waited in the table's queue for {timeout_s:g} s (storage_timeout_s); try again"
             )
-        return await job.done
+        return await pending.done
 
     async def _work(self, namespace: NamespacePath, name: str, queue: _Queue) -> None:
         """Commits the waiting changes in groups until the queue is empty."""
         try:
             while queue.waiting:
                 group = await self._next_group(queue)
-                for job in group:
-                    job.started = True
+                for pending in group:
+                    pending.started = True
                 try:
                     if group:
                         await self._commit_group(namespace, name, group)
@@ -263,33 +245,33 @@ class Commits:
         finally:
             del self._queues[namespace, name]
 
-    async def _next_group(self, queue: _Queue) -> Sequence[_Job]:
-        """The changes that have waited longest. While one holds the table lock, only that change, or none before it
-        arrives; but no longer than one lock may last, counted from when the first change was queued, because locks may
-        follow each other."""
+    async def _next_group(self, queue: _Queue) -> Sequence[_PendingChange]:
+        """The changes that have waited longest. While a change has priority, only that change, or none before it
+        arrives; but no longer than priority may last, counted from when the first change was queued, because several
+        changes may get priority in turn."""
         queue.changed.clear()
         now_s = self._parts.clock.monotonic()
-        wait_s = queue.waiting[0].queued_s + self._lock_s - now_s
-        lock = self._locks.holder(queue.waiting[0].uuid, now_s)
-        if lock is None or wait_s <= 0:
+        wait_s = queue.waiting[0].queued_s + self._priority_s - now_s
+        granted = self._priority.holder(queue.waiting[0].uuid, now_s)
+        if granted is None or wait_s <= 0:
             count = min(len(queue.waiting), self._parts.settings.commit_group_max)
             return [queue.waiting.popleft() for _ in range(count)]
-        change, left_s = lock
-        attempts = [job for job in queue.waiting if job.change == change]
-        for job in attempts:
-            queue.waiting.remove(job)
+        change, left_s = granted
+        attempts = [pending for pending in queue.waiting if pending.change == change]
+        for pending in attempts:
+            queue.waiting.remove(pending)
         if not attempts:
             with suppress(TimeoutError):
                 await asyncio.wait_for(queue.changed.wait(), min(left_s, wait_s))
         return attempts
 
-    async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[_Job]) -> None:
+    async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[_PendingChange]) -> None:
         """Sets the outcome of every change of the group, or raises one error for all of them."""
         retries = self._parts.settings.commit_retries
         for number in range(retries + 1):
             if number:
                 await self._parts.back_off(number)
-            left = [job for job in group if not job.done.done()]
+            left = [pending for pending in group if not pending.done.done()]
             try:
                 async with self._publisher.lock(namespace, name):
                     await self._attempt(namespace, name, left)
@@ -298,46 +280,48 @@ class Commits:
                     raise
             except IdempotencyTaken as error:
                 await self._fail_taken(left, error)
-            if all(job.done.done() for job in group):
+            if all(pending.done.done() for pending in group):
                 return
         raise RetryLater(f"The commit lost {retries + 1} races against other processes; try again")
 
-    async def _attempt(self, namespace: NamespacePath, name: str, group: Sequence[_Job]) -> None:
+    async def _attempt(self, namespace: NamespacePath, name: str, group: Sequence[_PendingChange]) -> None:
         """CommitConflict: another commit came first, and changes without an outcome are to be tried again."""
         try:
             entry = await self._tables.entry(namespace, name)
         except NotFound as error:
-            for job in group:
+            for pending in group:
                 try:
-                    await self._check_not_done(job.request, job.uuid, namespace, name)
+                    await self._check_not_done(pending.request, pending.uuid, namespace, name)
                 except CommitUnknown as done:
-                    job.fail(done)
+                    pending.fail(done)
             _fail(group, error)
             return
         metadata = await self._parts.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
         await check_writable(self._parts, entry.uuid, metadata)
         attempt = _Attempt(entry, metadata)
-        for job in group:
+        for pending in group:
             try:
-                await self._add(attempt, job)
+                await self._add(attempt, pending)
             except (SeamarkError, Collision) as error:
                 if attempt.made:  # the refusal may depend on changes that are not published yet
-                    attempt.refused.append((job, error))
+                    attempt.refused.append((pending, error))
                 else:
-                    job.fail(error)
+                    pending.fail(error)
             except Exception as error:  # noqa: BLE001  an unexpected error of one change must not fail the others
                 _log.error("a change failed unexpectedly", table=name, exc_info=error)
-                job.fail(error)
+                pending.fail(error)
         if not attempt.made:
             return
-        for job, _ in attempt.made:
-            job.offered = True
+        for pending, _ in attempt.made:
+            pending.offered = True
         happened = [
-            CommitEvent(job.caller, job.requested_ms, made.snapshot.snapshot_id, made.summary, _updates_of(made))
-            for job, made in attempt.made
+            CommitEvent(
+                pending.caller, pending.requested_ms, made.snapshot.snapshot_id, made.summary, _updates_of(made)
+            )
+            for pending, made in attempt.made
         ]
-        operations = [operation for job, made in attempt.made for operation in self._operations(job, made)]
+        operations = [operation for pending, made in attempt.made for operation in self._operations(pending, made)]
         try:
             loaded = await self._publisher.publish(
                 group[0].caller, entry, attempt.base, attempt.metadata, events=happened, operations=operations
@@ -347,63 +331,63 @@ class Commits:
             return
         assert loaded.entry is not None
         self._metrics.observe_group(len(attempt.made))
-        for job, made in attempt.made:
-            committed = _committed(made.snapshot.snapshot_id, loaded.metadata, job.uuid)
-            job.succeed(CommitResult(committed, loaded.entry.metadata_location))
-        for job, refusal in attempt.refused:
-            job.fail(refusal)
+        for pending, made in attempt.made:
+            committed = committed_change(made.snapshot.snapshot_id, loaded.metadata, pending.uuid)
+            pending.succeed(CommitResult(committed, loaded.entry.metadata_location))
+        for pending, refusal in attempt.refused:
+            pending.fail(refusal)
         _fail(attempt.twins, IdempotencyTaken("by another change of the group"))
-        for job in attempt.repeats:
-            assert job.request.producer is not None
-            last = attempt.producers[job.request.producer.id]
-            job.succeed(self._repeated(job, last, loaded.entry, loaded.metadata))
+        for pending in attempt.repeats:
+            assert pending.request.producer is not None
+            last = attempt.producers[pending.request.producer.id]
+            pending.succeed(self._repeated(pending, last, loaded.entry, loaded.metadata))
 
-    async def _add(self, attempt: _Attempt, job: _Job) -> None:
+    async def _add(self, attempt: _Attempt, pending: _PendingChange) -> None:
         """Applies the change on top of the previous changes of the group."""
-        await self._check_table(job, attempt.entry)
-        await self._check_fence(job.request.fence)  # in the transaction it would fail the whole group
-        key, producer = job.caller.idempotency, job.request.producer
+        await self._check_table(pending, attempt.entry)
+        await self._check_fence(pending.request.fence)  # in the transaction it would fail the whole group
+        key, producer = pending.caller.idempotency, pending.request.producer
         if key is not None and key.key in attempt.keys:  # a key recorded twice would fail the whole transaction
-            attempt.twins.append(job)
+            attempt.twins.append(pending)
             return
         if producer is not None:
             last = attempt.producers.get(producer.id)
-            if last is not None and _is_repeat(job, last):
-                attempt.repeats.append(job)
+            if last is not None and _is_repeat(pending, last):
+                attempt.repeats.append(pending)
                 return
-            last = last or await self._last(job, attempt.entry, attempt.base)
-            if last is not None and _is_repeat(job, last):
-                job.succeed(self._repeated(job, last, attempt.entry, attempt.base))
+            last = last or await self._last(pending, attempt.entry, attempt.base)
+            if last is not None and _is_repeat(pending, last):
+                pending.succeed(self._repeated(pending, last, attempt.entry, attempt.base))
                 return
-        if job.index_files:
-            await self._check_index_files(attempt, job)
-        made = await job.application.apply(attempt.metadata)
+        if pending.index_files:
+            await self._check_index_files(attempt, pending)
+        made = await pending.application.apply(attempt.metadata)
         attempt.metadata = made.metadata
-        attempt.made.append((job, made))
+        attempt.made.append((pending, made))
         if key is not None:
             attempt.keys.add(key.key)
         if producer is not None:
             attempt.producers[producer.id] = LastCommit(producer.sequence, made.snapshot.snapshot_id)
 
-    async def _check_index_files(self, attempt: _Attempt, job: _Job) -> None:
+    async def _check_index_files(self, attempt: _Attempt, pending: _PendingChange) -> None:
         """Collision for a file of another index: in the transaction it would fail the whole group."""
         if attempt.definitions is None:
             attempt.definitions = {
-                file.location: file.definition for file in await self._parts.store.index_files(job.uuid)
+                file.location: file.definition for file in await self._parts.store.index_files(pending.uuid)
             }
-        for file in job.index_files:
+        for file in pending.index_files:
             if attempt.definitions.setdefault(file.location, file.definition) != file.definition:
                 raise Collision("index-file", f"The index file {file.location} is registered for another index")
 
     async def _check_fence(self, fence: int | None) -> None:
         if fence is not None and fence != await self._parts.store.fence(SERVICES):
-            raise Collision("fence", "Another replica runs the table services now; this job was stopped")
+            raise Collision("fence", "Another replica runs the table services now; this pending was stopped")
 
-    async def _check_table(self, job: _Job, entry: Entry) -> None:
-        expected = job.request.table_uuid or job.uuid
-        if entry.uuid == job.uuid == expected:
+    async def _check_table(self, pending: _PendingChange, entry: Entry) -> None:
+        expected = pending.request.table_uuid or pending.uuid
+        if entry.uuid == pending.uuid == expected:
             return
-        await self._check_not_done(job.request, expected, entry.namespace, entry.name)
+        await self._check_not_done(pending.request, expected, entry.namespace, entry.name)
         raise Collision("table", f"The name refers to table {entry.uuid} now, not to {expected}; load the table again")
 
     async def _check_not_done(
@@ -417,73 +401,61 @@ class Commits:
         if state is not None and request.producer.sequence <= state.sequence:
             raise pointer_moved(namespace, name)
 
-    async def _last(self, job: _Job, entry: Entry, metadata: TableMetadata) -> LastCommit | None:
-        producer = job.request.producer
+    async def _last(self, pending: _PendingChange, entry: Entry, metadata: TableMetadata) -> LastCommit | None:
+        producer = pending.request.producer
         if producer is None:
             return None
         return await last_commit(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
 
-    def _repeated(self, job: _Job, last: LastCommit, entry: Entry, metadata: TableMetadata) -> CommitResult:
+    def _repeated(
+        self, pending: _PendingChange, last: LastCommit, entry: Entry, metadata: TableMetadata
+    ) -> CommitResult:
         """The first answer to a change that the producer has committed before."""
-        producer = job.request.producer
+        producer = pending.request.producer
         assert producer is not None
         snapshot_id = snapshot_of(producer.id, producer.sequence, last, metadata, self._look_back)
-        committed = structs.replace(_committed(snapshot_id, metadata, entry.uuid), duplicate=True)
+        committed = structs.replace(committed_change(snapshot_id, metadata, entry.uuid), duplicate=True)
         return CommitResult(committed, entry.metadata_location)
 
-    def _operations(self, job: _Job, made: ProducedSnapshot) -> list[Operation]:
+    def _operations(self, pending: _PendingChange, made: ProducedSnapshot) -> list[Operation]:
         """Further operations of the transaction that publishes the change."""
-        now_ms, snapshot_id, fence = self._parts.clock.now_ms(), made.snapshot.snapshot_id, job.request.fence
+        now_ms, snapshot_id, fence = self._parts.clock.now_ms(), made.snapshot.snapshot_id, pending.request.fence
         operations: list[Operation] = [] if fence is None else [CheckFence(SERVICES, fence)]
-        if job.request.producer is not None:
-            named = job.request.producer
-            operations.append(AdvanceProducer(job.uuid, named.id, named.sequence, snapshot_id, now_ms))
+        if pending.request.producer is not None:
+            named = pending.request.producer
+            operations.append(AdvanceProducer(pending.uuid, named.id, named.sequence, snapshot_id, now_ms))
         by_definition: dict[str, list[RegisteredIndexFile]] = {}
-        for file in job.index_files:
+        for file in pending.index_files:
             by_definition.setdefault(file.definition, []).append(structs.replace(file, snapshot_id=snapshot_id))
         operations += [
-            ReplaceIndexFiles(job.uuid, definition, tuple(files), (), now_ms)
+            ReplaceIndexFiles(pending.uuid, definition, tuple(files), (), now_ms)
             for definition, files in by_definition.items()
         ]
         # Without the metadata location, which is chosen later: a repeat gets the then current location.
-        answer = encode_json(_committed(snapshot_id, made.metadata, job.uuid))
-        return [*operations, *self._parts.remember(job.caller, status=200, body=answer)]
+        answer = encode_json(committed_change(snapshot_id, made.metadata, pending.uuid))
+        return [*operations, *self._parts.remember(pending.caller, status=200, body=answer)]
 
-    async def _fail_taken(self, group: Sequence[_Job], error: IdempotencyTaken) -> None:
+    async def _fail_taken(self, group: Sequence[_PendingChange], error: IdempotencyTaken) -> None:
         """Fails the changes whose idempotency key another request has used; the others go on."""
         now_ms = self._parts.clock.now_ms()
-        for job in group:
-            key = job.caller.idempotency
+        for pending in group:
+            key = pending.caller.idempotency
             if key is not None and await self._parts.store.idempotency(key.key, now_ms) is not None:
-                job.fail(error)
+                pending.fail(error)
 
 
-def _fail(jobs: Sequence[_Job], error: BaseException) -> None:
-    for job in jobs:
-        job.fail(error)
+def _fail(jobs: Sequence[_PendingChange], error: BaseException) -> None:
+    for pending in jobs:
+        pending.fail(error)
 
 
 def _updates_of(made: ProducedSnapshot) -> tuple[str, ...]:
     return FILES_REPLACED if made.summary.get("operation") == REPLACE else SNAPSHOT_ADDED
 
 
-def _is_repeat(job: _Job, last: LastCommit) -> bool:
-    producer = job.request.producer
+def _is_repeat(pending: _PendingChange, last: LastCommit) -> bool:
+    producer = pending.request.producer
     return producer is not None and producer.sequence <= last.sequence
-
-
-def _committed(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> CommittedChange:
-    snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
-    summary = {} if snapshot is None else snapshot.summary_map()
-    return CommittedChange(
-        snapshot_id=snapshot_id,
-        parent_snapshot_id=None if snapshot is None else snapshot.parent_snapshot_id,
-        sequence_number=None if snapshot is None else snapshot.sequence_number,
-        operation=summary.pop("operation", None),
-        table_uuid=uuid,
-        duplicate=False,
-        summary=summary,
-    )
 
 
 @asynccontextmanager

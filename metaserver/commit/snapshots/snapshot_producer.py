@@ -1,6 +1,6 @@
 """Creates a snapshot from a change: manifests, manifest list and summary, and the table metadata that contains it.
 
-Manifests of added files are written before the table lock is taken. They leave the sequence number and first row ids to
+Manifests of added files are written before the commit lock is taken. They leave sequence number and first row ids to
 inheritance, so that they are valid for any parent. What depends on the parent (rewritten manifests, merged manifests,
 the manifest list) is written under the lock. The metadata changes only by updates of the REST specification, as if an
 engine had committed the snapshot (Iceberg spec: "Snapshots", "Sequence Numbers", "Row Lineage").

@@ -50,8 +50,8 @@ class Stage(msgspec.Struct, frozen=True, gc=False):
 
 
 class Scan:
-    """A plan. `rows`, int64[files], are rows of the view in the order of the manifest list. Immutable except for
-    caches.
+    """A plan. `rows`, int64[files], are positions of files in the view, in the order of the manifest list. Immutable
+    except for caches.
     """
 
     def __init__(

@@ -243,7 +243,7 @@ class TableView:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
+        """The number of files."""
         return self.starts[-1]
 
     @property

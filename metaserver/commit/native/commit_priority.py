@@ -1,13 +1,13 @@
-"""Table locks: a change that has collided several times may commit before all others of its table for a short time.
+"""Commit priority: a change that has collided several times commits before all others of its table for a short time.
 
 Located upserts could lose every race against a stream of other writers. The server counts the collisions of each change
 by the id that all of its attempts share. After a number of them it holds back the table's other changes until that
-change has committed or the lock expires. Only the change that has waited longest gets the lock. Locks affect the order
-of commits and never their correctness: they are local to this process and are not persisted.
+change has committed or its priority expires. Only the change that has waited longest gets it. Priority affects the
+order of commits and never their correctness: it is local to this process and is not persisted.
 
-Bounds: a lock expires after `lock_s`, and no change waits longer than that for consecutive locks (`group_commit.py`).
-After a lock that was not used, the table has no other lock for some time, so that a client that collides on purpose can
-hold back others only for a small share of the time.
+Bounds: priority expires after `longest_s`, and no change waits longer than that for those with priority
+(`group_commit.py`). After priority that was not used, no change of the table gets any for some time, so that a client
+that collides on purpose can hold back others only for a small share of the time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _CHANGES_MAX = 10_000
 """The number of changes whose collisions are counted. The least recent changes are dropped."""
 _FORGET_S = 120.0
 _LEAST_S = 3.0
-"""The shortest lock. Clients wait up to two seconds before they try again."""
+"""The shortest priority. Clients wait up to two seconds before they try again."""
 _PAUSE_FACTOR = 10
-"""After an unused lock, the table has no lock for this multiple of the lock's length."""
+"""After unused priority, no change of the table gets any for this multiple of its length."""
 
 ChangeId = tuple[str, str]
 """The caller, and the id that the caller chose for all attempts of one change."""
@@ -36,25 +36,25 @@ class _Waiting:
         self.took_s = 0.0
 
 
-class _Lock(NamedTuple):
+class _Priority(NamedTuple):
     change: ChangeId
     end_s: float
     length_s: float
 
 
-class TableLocks:
-    """The locks of all tables, by table UUID. Times are monotonic clock readings in seconds."""
+class CommitPriority:
+    """The changes with priority, by table UUID. Times are monotonic clock readings in seconds."""
 
-    def __init__(self, *, after: int, lock_s: float) -> None:
-        """`after`: the number of collisions that earns a lock. With `lock_s` 0 no change gets one."""
+    def __init__(self, *, after: int, longest_s: float) -> None:
+        """`after`: the number of collisions that earns priority. With `longest_s` 0 no change gets it."""
         self._after = after
-        self._lock_s = lock_s
+        self._longest_s = longest_s
         self._waiting: OrderedDict[tuple[str, ChangeId], _Waiting] = OrderedDict()
-        self._locks: dict[str, _Lock] = {}
+        self._granted: dict[str, _Priority] = {}
         self._pauses: OrderedDict[str, float] = OrderedDict()
 
     def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
-        """Counts a collision. Grants the lock, if it is free, to the change that has waited longest."""
+        """Counts a collision. Grants priority, if it is free, to the change that has waited longest."""
         key = (table, change)
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -67,23 +67,23 @@ class TableLocks:
         self._grant(table, now_s)
 
     def release(self, table: str, change: ChangeId, now_s: float) -> None:
-        """Ends the count and the lock of a change that has committed or is not tried again."""
+        """Ends the count and the priority of a change that has committed or is not tried again."""
         self._waiting.pop((table, change), None)
-        lock = self._locks.get(table)
-        if lock is not None and lock.change == change:
-            del self._locks[table]
+        granted = self._granted.get(table)
+        if granted is not None and granted.change == change:
+            del self._granted[table]
             self._grant(table, now_s)
 
     def holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
-        """The change that holds the lock, and its remaining seconds."""
-        lock = self._locks.get(table)
-        if lock is None:
+        """The change that has priority, and its remaining seconds."""
+        granted = self._granted.get(table)
+        if granted is None:
             return None
-        if now_s < lock.end_s:
-            return lock.change, lock.end_s - now_s
-        del self._locks[table]
-        self._waiting.pop((table, lock.change), None)
-        self._pauses[table] = now_s + _PAUSE_FACTOR * lock.length_s
+        if now_s < granted.end_s:
+            return granted.change, granted.end_s - now_s
+        del self._granted[table]
+        self._waiting.pop((table, granted.change), None)
+        self._pauses[table] = now_s + _PAUSE_FACTOR * granted.length_s
         while len(self._pauses) > _CHANGES_MAX:
             self._pauses.popitem(last=False)
         return None
@@ -92,7 +92,7 @@ class TableLocks:
         return next(iter(self._waiting.values())).last_s
 
     def _grant(self, table: str, now_s: float) -> None:
-        if self._lock_s <= 0 or self.holder(table, now_s) is not None or self._pauses.get(table, 0.0) > now_s:
+        if self._longest_s <= 0 or self.holder(table, now_s) is not None or self._pauses.get(table, 0.0) > now_s:
             return
         self._pauses.pop(table, None)
         waiting = [
@@ -102,5 +102,5 @@ class TableLocks:
         ]
         if waiting:
             _, change, longest = min(waiting, key=lambda candidate: candidate[0])
-            length_s = min(self._lock_s, _LEAST_S + 2 * longest.took_s)
-            self._locks[table] = _Lock(change, now_s + length_s, length_s)
+            length_s = min(self._longest_s, _LEAST_S + 2 * longest.took_s)
+            self._granted[table] = _Priority(change, now_s + length_s, length_s)

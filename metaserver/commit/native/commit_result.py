@@ -1,0 +1,39 @@
+"""The result of a change: its snapshot, and the metadata file that contains it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+
+
+class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The outcome of a change. The optional fields are None when its snapshot has expired since."""
+
+    snapshot_id: int | None
+    parent_snapshot_id: int | None
+    sequence_number: int | None
+    operation: str | None
+    table_uuid: str
+    duplicate: bool
+    summary: dict[str, str]
+
+
+class CommitResult(msgspec.Struct, frozen=True):
+    committed: CommittedChange
+    metadata_location: str
+    """A metadata file with the snapshot, or a later one."""
+
+
+def committed_change(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> CommittedChange:
+    snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
+    summary = {} if snapshot is None else snapshot.summary_map()
+    return CommittedChange(
+        snapshot_id=snapshot_id,
+        parent_snapshot_id=None if snapshot is None else snapshot.parent_snapshot_id,
+        sequence_number=None if snapshot is None else snapshot.sequence_number,
+        operation=summary.pop("operation", None),
+        table_uuid=uuid,
+        duplicate=False,
+        summary=summary,
+    )

@@ -1,0 +1,66 @@
+"""Commit priority: a change that has collided often comes first for a short time, and no other waits for long."""
+
+from __future__ import annotations
+
+from seamark.metaserver.commit.native.commit_priority import CommitPriority
+
+T = "table"
+A, B, C = ("a", "1"), ("b", "2"), ("c", "3")
+
+
+def collide(priority: CommitPriority, change: tuple[str, str], *times: float, table: str = T) -> None:
+    for now_s in times:
+        priority.record_collision(table, change, now_s)
+
+
+def test_priority_is_earned_by_collisions_and_ends_with_the_change() -> None:
+    priority = CommitPriority(after=3, longest_s=10.0)
+    collide(priority, A, 0.0, 0.5)
+    assert priority.holder(T, 0.5) is None
+    collide(priority, A, 1.0)
+    assert priority.holder(T, 1.0) == (A, 4.0), "long enough for what an attempt takes"
+    assert priority.holder("another", 1.0) is None
+    priority.release(T, A, 2.0)
+    assert priority.holder(T, 2.0) is None
+
+
+def test_who_has_waited_longest_is_next() -> None:
+    priority = CommitPriority(after=2, longest_s=10.0)
+    collide(priority, B, 0.0)
+    collide(priority, A, 0.5, 1.0)
+    collide(priority, C, 0.6, 1.1)
+    collide(priority, B, 1.2)
+    assert priority.holder(T, 1.3) == (A, 1.0 + 4.0 - 1.3)
+    priority.release(T, A, 1.4)
+    held = priority.holder(T, 1.4)
+    assert held is not None
+    assert held[0] == B
+    priority.release(T, B, 1.5)
+    held = priority.holder(T, 1.5)
+    assert held is not None
+    assert held[0] == C
+
+
+def test_priority_that_is_not_used_ends_and_the_table_rests() -> None:
+    priority = CommitPriority(after=1, longest_s=2.0)
+    collide(priority, A, 0.0)
+    assert priority.holder(T, 1.9) is not None
+    assert priority.holder(T, 2.0) is None
+    collide(priority, A, 2.1, 10.0, 21.0)
+    assert priority.holder(T, 21.0) is None
+    collide(priority, A, 22.1)
+    assert priority.holder(T, 22.1) is not None
+
+
+def test_with_length_0_no_change_has_priority() -> None:
+    priority = CommitPriority(after=1, longest_s=0.0)
+    collide(priority, A, 0.0, 1.0, 2.0)
+    assert priority.holder(T, 2.0) is None
+
+
+def test_what_nobody_tries_again_is_forgotten() -> None:
+    priority = CommitPriority(after=2, longest_s=10.0)
+    collide(priority, A, 0.0)
+    collide(priority, B, 200.0)
+    collide(priority, A, 201.0)
+    assert priority.holder(T, 201.0) is None
