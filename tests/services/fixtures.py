@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-fork_server.enable()
+def pytest_collection_finish() -> None:
+    """Before the first test, and after what modules that tests import set in the environment, as Polars does. Else
+    every server of a run that has collected such a module would be a whole process."""
+    fork_server.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -101,7 +101,8 @@ class ForkServer:
 
 
 def enable() -> None:
-    """From here on `fork` forks: called once, before any test changes the environment."""
+    """From here on `fork` forks: called once, after all imports of test modules and before any test changes the
+    environment."""
     global _environment
     _environment = dict(os.environ)
 

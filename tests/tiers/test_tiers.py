@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import seeds
+from tests.services import fixtures, fork_server
 from tests.tiers import spread
 from tests.tiers.durations import Duration, read_durations, write_durations
 from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
@@ -81,3 +82,12 @@ def test_an_exploring_run_draws_one_seed_for_all_its_processes(monkeypatch: pyte
     assert {seeds.first_seed(), seeds.first_seed("SEED_OF_ONE_TEST")} == {drawn}
     monkeypatch.setenv("SEED_OF_ONE_TEST", "7")
     assert seeds.first_seed("SEED_OF_ONE_TEST") == 7
+
+
+def test_servers_are_forked_also_where_a_module_that_tests_import_has_set_a_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fork_server, "_environment", {})
+    monkeypatch.setenv("SET_WHILE_TESTS_ARE_COLLECTED", "1")
+    fixtures.pytest_collection_finish()
+    assert fork_server._environment == dict(os.environ)
