@@ -228,7 +228,7 @@ def _faults(settings: ProxySettings) -> list[str]:
     authorities = None if settings.authorities is None else ssl.create_default_context(cafile=settings.authorities)
     servers = {("Trino", url): (f"{url}/v1/info", settings.upstream_tls) for url in settings.trino}
     servers["Seamark", settings.seamark] = (f"{settings.seamark}/healthz", authorities)
-    answers: dict[tuple[str, str], _Answer] = {}
+    answers: dict[tuple[str, str], _Answer | None] = {}
     came = threading.Condition()
 
     def ask(server: tuple[str, str], url: str, tls: ssl.SSLContext | None) -> None:

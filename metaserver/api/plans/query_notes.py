@@ -29,7 +29,22 @@ _MISFIT = "a value of it does not fit the type of the column, and engines conver
 _HIDDEN = ("$", "_")
 """How the names of hidden columns of engines begin: `$path`, `_file`."""
 _ENGINES_OWN = frozenset(
-    "all filename file_row_number rowid current_schema session_user year quarter month week day hour minute second".split()
+    [
+        "all",
+        "filename",
+        "file_row_number",
+        "rowid",
+        "current_schema",
+        "session_user",
+        "year",
+        "quarter",
+        "month",
+        "week",
+        "day",
+        "hour",
+        "minute",
+        "second",
+    ]
 )
 """Words that the parser takes for columns: hidden columns of DuckDB, functions without parentheses, units of time."""
 
