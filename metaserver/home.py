@@ -66,7 +66,7 @@ def make_private(settings: Settings) -> list[Path]:
             repaired += _tighten_contents(settings.home)
             if not used:
                 repaired.clear()  # a folder created for a server that has not run yet: there was nothing to read
-        database = _sqlite_file(settings)
+        database = sqlite_file(settings)
         if database is not None:
             for suffix in _SQLITE_SUFFIXES:
                 repaired += _tighten_file(database.with_name(database.name + suffix))
@@ -164,7 +164,7 @@ def _tighten(path: Path) -> list[Path]:
     return [path]
 
 
-def _sqlite_file(settings: Settings) -> Path | None:
+def sqlite_file(settings: Settings) -> Path | None:
     parts = urlsplit(settings.database_url())
     path = Path("/" + unquote(parts.path).lstrip("/"))
     return path if parts.scheme == "sqlite" and not parts.netloc and path.name else None

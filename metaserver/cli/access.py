@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
-from seamark.metaserver.access.principal import Role, make_grant, parse_path, show_path
+from seamark.metaserver.access.principal import OIDC_PREFIX, Role, make_grant, parse_path, show_path
 from seamark.metaserver.access.tokens import create_token, is_live, revoke_token
 from seamark.metaserver.cli.options import (
     CONTEXT,
@@ -26,10 +26,10 @@ from seamark.metaserver.cli.options import (
     refuse,
     settings_flags,
 )
-from seamark.metaserver.cli.terminal import print_json, print_result, time_text
+from seamark.metaserver.cli.terminal import print_json, print_result, printable, say, time_text
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.errors import ConfigError, SeamarkError
-from seamark.metaserver.home import PRIVATE_UMASK, make_private, prepare_home
+from seamark.metaserver.home import PRIVATE_UMASK, make_private, prepare_home, sqlite_file
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import AuditRecord, Grant, NamespacePath
 from seamark.metaserver.store.open import open_store
@@ -119,7 +119,8 @@ def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
             )
         return rows
 
-    _show_rows(("NAME", "STATE", "MADE", "EXPIRES", "ID"), _run(config, flags, work), as_json=as_json)
+    rows = _run(config, flags, work, creates=False)
+    _show_rows(("NAME", "STATE", "MADE", "EXPIRES", "ID"), rows, "There are no tokens.", as_json=as_json)
 
 
 @token.command("revoke", context_settings=CONTEXT)
@@ -133,7 +134,7 @@ def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
         await revoke_token(store, clock, name)
         await _audit(store, clock, "revokeToken", name)
 
-    _run(config, flags, work)
+    _run(config, flags, work, creates=False)
     print_result({"revoked": name}, f"Revoked {name}", as_json=as_json)
 
 
@@ -148,14 +149,18 @@ def add(
 ) -> None:
     """Grants ROLE to PRINCIPAL: a token's name, or oidc:SUBJECT for a user of the OIDC issuer."""
 
-    async def work(store: PointerStore, clock: Clock) -> list[Grant]:
+    async def work(store: PointerStore, clock: Clock) -> tuple[list[Grant], bool]:
         grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
         await store.transact([SaveGrant(grant) for grant in grants])
         for grant in grants:
             await _audit(store, clock, "addGrant", f"{principal} {_show(grant)}")
-        return grants
+        is_oidc = principal.startswith(OIDC_PREFIX)
+        return grants, is_oidc or any(one.name == principal for one in await store.tokens())
 
-    _print_grants(_run(config, flags, work), f"{principal} has", as_json=as_json)
+    grants, is_known = _run(config, flags, work)
+    _print_grants(grants, f"{principal} has", as_json=as_json)
+    if not is_known:
+        say(f"There is no token {principal} yet: seamark token create {principal}", err=True)
 
 
 @grant.command("remove", context_settings=CONTEXT)
@@ -176,7 +181,7 @@ def remove(
             await _audit(store, clock, "removeGrant", f"{principal} {_show(grant)}")
         return grants
 
-    _print_grants(_run(config, flags, work), f"{principal} no longer has", as_json=as_json)
+    _print_grants(_run(config, flags, work, creates=False), f"{principal} no longer has", as_json=as_json)
 
 
 def _print_grants(grants: list[Grant], text: str, *, as_json: bool) -> None:
@@ -199,12 +204,20 @@ def list_grants(principal: str | None, as_json: bool, config: Path | None, **fla
         grants = await store.grants(principal)
         return [(grant.principal, grant.role, show_path(grant.namespace) or "(the whole catalog)") for grant in grants]
 
-    _show_rows(("PRINCIPAL", "ROLE", "NAMESPACE"), _run(config, flags, work), as_json=as_json)
+    rows = _run(config, flags, work, creates=False)
+    nothing = "There are no grants." if principal is None else f"{principal} has no grants."
+    _show_rows(("PRINCIPAL", "ROLE", "NAMESPACE"), rows, nothing, as_json=as_json)
 
 
-def _run(config: Path | None, flags: dict[str, Any], work: Work[T]) -> T:
-    """Runs `work` on the database of the settings; errors become a message and an exit code."""
+def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: bool = True) -> T:
+    """Runs `work` on the database of the settings; errors become a message and an exit code. Without `creates`, a home
+    without a database is an error, and stays as it is: it is rarely the one that was meant."""
     settings = load_settings(flags, config)
+    database = None if creates else sqlite_file(settings)
+    if database is not None and not os.path.lexists(database):
+        raise click.ClickException(
+            printable(f"The database {database} does not exist; set --home or --database of the server")
+        )
     try:
         return asyncio.run(_open_and(settings, work))
     except ConfigError as error:
@@ -252,9 +265,12 @@ def _show(grant: Grant) -> str:
     return f"{grant.role} on {show_path(grant.namespace) or 'the whole catalog'}"
 
 
-def _show_rows(heads: tuple[str, ...], rows: list[tuple[str, ...]], *, as_json: bool) -> None:
+def _show_rows(heads: tuple[str, ...], rows: list[tuple[str, ...]], nothing: str, *, as_json: bool) -> None:
     if as_json:
         print_json([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows])
+        return
+    if not rows:
+        say(nothing)
         return
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, *rows):

@@ -5,6 +5,7 @@ Exit codes: 1 when the server refuses or cannot be reached, 2 for invalid argume
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -36,7 +37,11 @@ def served_at(config: Path | None, flags: dict[str, Any]) -> str:
     try:
         return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["url"])
     except (OSError, KeyError, msgspec.DecodeError):
-        raise Misconfigured(f"No server runs from {path.parent}; set --url, or the --home of the server") from None
+        home = printable(shlex.quote(str(path.parent)))
+        raise Misconfigured(
+            f"No server runs from {home}; start one with seamark serve --home {home}, or set --url, or the --home of "
+            "the server"
+        ) from None
 
 
 @contextmanager
@@ -82,12 +87,28 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
         yield
     except NotFound as error:
         what, _, missing = error.message.partition(" does not exist: ")
+        if _is_other(client, what, missing):
+            other = "view" if what == "Table" else "table"
+            message = f"{missing} is a {other}: seamark {other} show {shlex.quote(missing)}"
+            raise NotFound(message, status=error.status) from None
         similar = similar_name(client, missing if table is None else table)
         if similar is None and what in ("Namespace", "View"):
             similar = _similar(missing, _named(client, view=what == "View"))
         if similar is None:
             raise
         raise NotFound(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
+
+
+def _is_other(client: SeamarkClient, what: str, name: str) -> bool:
+    """Whether what is no table is a view, or the reverse. Never raises."""
+    if what not in ("Table", "View"):
+        return False
+    try:
+        levels = split_table(name)
+        names = list_views(client, levels[:-1]) if what == "Table" else client.tables(levels[:-1])
+        return levels in islice(names, _NAMES_MAX)
+    except (ClientError, ValueError):
+        return False
 
 
 def _named(client: SeamarkClient, *, view: bool) -> Iterator[str]:

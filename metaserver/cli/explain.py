@@ -129,9 +129,9 @@ def _show_query(explained: ExplainedQuery) -> None:
     console = open_console()
     for one in explained.tables:
         console.rule(printable(one.reference), align="left", characters="─")
-        condition = "no condition on its own columns" if one.predicate is None else one.predicate
+        condition = "none on its own columns that could leave files out" if one.predicate is None else one.predicate
         console.print(f"Condition: {condition}", highlight=False, markup=False)
-        _show(join_name(one.table), one.plan)
+        _show(join_name(one.table), one.plan, is_whole=False)
         console.print()
     parts = (f"{one.reference} {one.plan.files:,} of {_considered(one.plan):,}" for one in explained.tables)
     console.print(f"Files to read: {', '.join(parts)}.", highlight=False, markup=False)
@@ -141,7 +141,8 @@ def _considered(explanation: Explanation) -> int:
     return explanation.stages[0].files_in if explanation.stages else explanation.files
 
 
-def _show(table: str, explanation: Explanation) -> None:
+def _show(table: str, explanation: Explanation, *, is_whole: bool = True) -> None:
+    """`is_whole`: whether the explained predicate is all that the reader checks. A query may check more."""
     console = open_console()
     console.print(
         make_table(
@@ -182,6 +183,8 @@ def _show(table: str, explanation: Explanation) -> None:
     for residual in explanation.residuals if explanation.files else ():
         files = show_count(residual["files"], "file")
         if residual["residual"] is True:
+            if not is_whole:
+                continue
             text = f"Nothing to check in {files}: all rows match."
             if explanation.not_used:
                 text = f"Readers check the rows of {files} by what is not used."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ WIDTH = 120
 """The width when the output is not a terminal."""
 _BAR_MIN, _BAR_MAX = 8, 44
 _SINGULAR = {"are": "is", "were": "was", "have": "has", "name": "names"}
+_SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _KEPT = "\n\t"
 _BIDI_CONTROLS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -125,10 +127,11 @@ def show_count(count: int, noun: str, verb: str = "") -> str:
 
 
 def show_size(count: int) -> str:
-    """A size in bytes, in a suitable unit."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
+    """A size in bytes, in a suitable unit of powers of 1024; as the console shows it (`format.js`)."""
+    size, units = float(count), iter(_SIZE_UNITS)
+    unit = next(units)
+    while size >= 1024 and unit != _SIZE_UNITS[-1]:
+        size, unit = size / 1024, next(units)
+    if size >= 100 or size.is_integer():
+        return f"{math.floor(size + 0.5):,} {unit}"
+    return f"{math.floor(size * 10 + 0.5) / 10:.1f} {unit}"

@@ -10,7 +10,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -34,6 +34,8 @@ from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.tls import Certificate
 
 _ANSWER_S = 2.0
+_INFO_MAX = 10_000
+"""Bytes of an answer that are looked at."""
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -213,43 +215,62 @@ def trino_proxy(
         raise click.ClickException(f"Cannot listen on {host}:{port}: {error.strerror or error}") from None
     with sock:
         address = f"{'https' if tls else 'http'}://{host}:{sock.getsockname()[1]}"
-        silent = _silent(settings)
+        faults = _faults(settings)
         line = f"Trino is ready at {address}, over {settings.seamark}"
-        if silent:
-            line = f"The proxy listens at {address}, but there is no answer from {' and '.join(silent)}"
+        if faults:
+            line = f"The proxy listens at {address}, but {' and '.join(faults)}"
         run(settings, sock, tls, lambda: click.echo(line))
 
 
-def _silent(settings: ProxySettings) -> list[str]:
-    """The servers behind the proxy that do not answer within `_ANSWER_S`. Name resolution has no time limit,
-    therefore each request has a thread."""
+def _faults(settings: ProxySettings) -> list[str]:
+    """The servers behind the proxy that do not answer within `_ANSWER_S`, or are others. Name resolution has no time
+    limit, therefore each request has a thread."""
     authorities = None if settings.authorities is None else ssl.create_default_context(cafile=settings.authorities)
-    servers = {f"Trino at {url}": (f"{url}/v1/info", settings.upstream_tls) for url in settings.trino}
-    servers[f"Seamark at {settings.seamark}"] = (f"{settings.seamark}/healthz", authorities)
-    answers: dict[str, bool] = {}
+    servers = {("Trino", url): (f"{url}/v1/info", settings.upstream_tls) for url in settings.trino}
+    servers["Seamark", settings.seamark] = (f"{settings.seamark}/healthz", authorities)
+    answers: dict[tuple[str, str], _Answer | None] = {}
     came = threading.Condition()
 
-    def ask(name: str, url: str, tls: ssl.SSLContext | None) -> None:
-        answer = _answers(url, tls)
+    def ask(server: tuple[str, str], url: str, tls: ssl.SSLContext | None) -> None:
+        answer = _answer(url, tls)
         with came:
-            answers[name] = answer
+            answers[server] = answer
             came.notify()
 
-    for name, server in servers.items():
-        threading.Thread(target=ask, args=(name, *server), daemon=True).start()
+    for server, request in servers.items():
+        threading.Thread(target=ask, args=(server, *request), daemon=True).start()
     with came:
         came.wait_for(lambda: len(answers) == len(servers), _ANSWER_S)
-        return [name for name in servers if not answers.get(name)]
+        found = {server: answers.get(server) for server in servers}
+    silent = [f"{name} at {url}" for (name, url), answer in found.items() if answer is None]
+    others = [
+        f"what answers at {url} is no {name}"
+        for (name, url), answer in found.items()
+        if answer is not None and not answer.is_of(name)
+    ]
+    return [*([f"there is no answer from {' and '.join(silent)}"] if silent else ()), *others]
 
 
-def _answers(url: str, tls: ssl.SSLContext | None) -> bool:
-    """Whether an HTTP server answers, with any status."""
+class _Answer(NamedTuple):
+    status: int
+    body: bytes
+
+    def is_of(self, name: str) -> bool:
+        """Whether a server of that name may have given it. One before it may answer, such as with 401."""
+        return self.status != 404 and (name != "Trino" or self.status != 200 or b'"nodeVersion"' in self.body)
+
+
+def _answer(url: str, tls: ssl.SSLContext | None) -> _Answer | None:
+    """None if no HTTP server answers."""
     try:
         with urllib3.PoolManager(retries=False, timeout=_ANSWER_S, ssl_context=tls) as pool:
-            pool.request("GET", url)
+            response = pool.request("GET", url, preload_content=False)
+            try:
+                return _Answer(response.status, response.read(_INFO_MAX, decode_content=True))
+            finally:
+                response.close()
     except (urllib3.exceptions.HTTPError, ValueError):
-        return False
-    return True
+        return None
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Certificate | None:

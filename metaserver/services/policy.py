@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 import msgspec
 
-from seamark.metaserver.catalog.policies import Policies
+from seamark.metaserver.catalog.policies import PREFIXES, Policies
 from seamark.metaserver.commit.expiration.orphan_files import AGE, AGE_DEFAULT_MS
 from seamark.metaserver.commit.expiration.policy import MAX_AGE, MAX_AGE_DEFAULT_MS, MAX_REF_AGE, MIN_SNAPSHOTS
 from seamark.metaserver.errors import BadRequest
@@ -67,6 +67,12 @@ _DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {
     BUCKET_SPLITTING_ENABLED: lambda settings: settings.services_bucket_splitting,
 }
 """The default of each property, or the setting that is its default. Empty: no limit, or no columns."""
+
+
+def is_policy_property(name: str) -> bool:
+    """Whether the name is that of a property of the table services, or begins like one. The properties of the gateway's
+    cache belong to no service."""
+    return name.startswith(PREFIXES) and not name.startswith("seamark.cache.")
 
 
 def similar_properties(name: str) -> str:

@@ -54,6 +54,31 @@ def test_the_first_admin_is_made_in_a_home_that_is_not_there_yet(tmp_path: Path)
     assert secret not in done.stderr
 
 
+def test_a_list_in_a_home_that_is_not_there_creates_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "new"
+    for arguments in (
+        ("token", "list"),
+        ("grant", "list"),
+        ("token", "revoke", "ann"),
+        ("grant", "remove", "a", "admin"),
+    ):
+        done = seamark(home, *arguments)
+        assert done.exit_code == 1
+        assert f"The database {home / 'seamark.db'} does not exist; set --home" in done.stderr
+        assert not home.exists()
+    seamark(home, "grant", "add", "oidc:bob", "reader")
+    assert seamark(home, "token", "list").stdout == "There are no tokens.\n"
+    assert seamark(home, "grant", "list", "ann").stdout == "ann has no grants.\n"
+    assert seamark(home, "token", "list", "--json").stdout == "[]\n"
+
+
+def test_a_grant_to_a_token_that_is_not_there_says_so(tmp_path: Path) -> None:
+    assert "no token ann yet: seamark token create ann" in seamark(tmp_path, "grant", "add", "ann", "reader").stderr
+    seamark(tmp_path, "token", "create", "ann")
+    for principal in ("ann", "oidc:bob"):
+        assert "no token" not in seamark(tmp_path, "grant", "add", principal, "writer").stderr
+
+
 def test_a_role_can_be_for_namespaces_and_a_time(tmp_path: Path) -> None:
     options = ("--role", "writer", "--namespace", "a.b", "--namespace", r"c\.d", "--expires-in", "3d")
     secret = seamark(tmp_path, "token", "create", "ann", *options).stdout.strip()

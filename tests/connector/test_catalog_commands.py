@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
+from seamark.connector.client.policies import change_table_properties
 from seamark.connector.write.appends import append
 from seamark.metaserver.cli.main import cli
 from tests.api.client import VIEW_VERSION
@@ -91,6 +92,9 @@ def test_views_are_listed_shown_renamed_and_dropped(shop: IndexClient) -> None:
         assert part in text
     assert printed(shop, "view", "show", "shop.totals")["properties"]["k"] == "v"
     assert "Did you mean shop.totals?" in call(shop, "view", "show", "shop.total").output
+    for words in (("table", "show"), ("explain",), ("health",), ("index", "list")):
+        assert "shop.totals is a view: seamark view show shop.totals" in call(shop, *words, "shop.totals").output
+    assert "shop.orders is a table: seamark table show shop.orders" in call(shop, "view", "show", "shop.orders").output
     identity = printed(shop, "view", "show", "shop.totals")["view-uuid"]
     assert printed(shop, "view", "rename", "shop.totals", "shop.sums")["view-uuid"] == identity
     assert call(shop, "view", "drop", "shop.sums", answer="n\n").exit_code == 1
@@ -117,6 +121,11 @@ def test_a_table_is_listed_and_shown(shop: IndexClient) -> None:
     assert [field["required"] for field in metadata["schemas"][0]["fields"]] == [True, False, False]
     done(shop, "table", "set", "shop.orders", "a=d")
     assert printed(shop, "table", "show", "shop.orders")["properties"]["a"] == "d"
+
+
+def test_a_value_that_an_engine_wrote_and_no_service_understands_is_told(shop: IndexClient) -> None:
+    change_table_properties(shop, "shop.orders", {"seamark.compaction.enabled": "maybe"}, ())
+    assert "maybe (it must be true or false)" in done(shop, "policy", "shop.orders")
 
 
 def test_a_dropped_table_is_restored(shop: IndexClient) -> None:
@@ -172,6 +181,14 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
         (["table", "create", "shop.t", "--column", "id:long", "--property", "x"], 2, "write NAME=VALUE"),
         (["table", "create", "shop.orders", "--column", "id:long"], 1, "already exists"),
         (["table", "set", "shop.orders"], 2, "Give PROPERTY=VALUE"),
+        (
+            ["table", "set", "shop.orders", "seamark.compaction.enabld=true"],
+            2,
+            "did you mean seamark.compaction.enabled",
+        ),
+        (["table", "set", "shop.orders", "seamark.compaction.enabled=yes"], 2, "it must be true or false"),
+        (["namespace", "set", "shop", "history.expire.max-snapshot-age-ms=5d"], 2, "a whole number"),
+        (["policy", "shop.orders", "--set", "seamark.cache.preload=files"], 2, "seamark table set"),
         (["namespace", "show", "nowhere"], 1, "nowhere"),
         (["namespace", "create", "x.y"], 1, "x"),
     ],

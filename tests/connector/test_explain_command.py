@@ -39,7 +39,7 @@ def test_the_command_shows_stages_and_what_was_not_used(url: str) -> None:
     for part in (
         "Snapshot 1",
         "column_stats",
-        "To read: 3 files, 30.0 kB, 300 records",
+        "To read: 3 files, 29.3 KiB, 300 records",
         "Not used: LENGTH(data) = 1: length() is not a transform",
         ", and by what is not used",
     ):
@@ -124,13 +124,25 @@ def test_a_whole_query_is_explained_table_by_table(url: str) -> None:
     assert code == 0, text
     assert text.count("Snapshot 1") == 2
     assert 'Condition: "id" > 15' in text
-    assert "Condition: no condition on its own columns" in text
+    assert "Condition: none on its own columns that could leave files out" in text
     assert "Files to read: db.t 3 of 4, db.t 4 of 4." in text
     code, text = seamark(
         "--sql", "SELECT 1 FROM t WHERE id > 15", "--namespace", "db", "--dialect", "duckdb", "--json", "--url", url
     )
     assert code == 0, text
     assert json.loads("{" + text.partition("\n{")[2])["tables"][0]["plan"]["files"] == 3
+
+
+def test_a_query_is_not_said_to_match_all_rows_where_a_condition_is_not_used(url: str) -> None:
+    for where, told in (
+        ("id = 'abc'", "Not used: \"id\" = 'abc': 'abc' is not a literal of id, which is long; write a number"),
+        ("id > 15 AND idd = 1", "Not used: idd: no table of the query has such a column; did you mean id."),
+        ("length(data) = 1", "Condition: none on its own columns that could leave files out"),
+    ):
+        code, text = seamark("--sql", f"SELECT 1 FROM db.t WHERE {where}", "--url", url)
+        assert code == 0, text
+        assert told in text
+        assert "all rows match" not in text
 
 
 def test_a_query_is_refused_with_what_is_wrong(url: str) -> None:

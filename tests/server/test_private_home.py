@@ -86,8 +86,9 @@ def test_token_commands_make_the_database_private_and_repair_it(permissive_umask
 def test_a_database_outside_the_home_is_private_too(permissive_umask: None, tmp_path: Path) -> None:
     database = tmp_path / "elsewhere" / "catalog.db"
     database.parent.mkdir()
-    args = ("token", "list", "--home", str(tmp_path / "home"), "--database", f"sqlite:///{database}")
-    assert run_seamark(*args).returncode == 0
+    where = ("--home", str(tmp_path / "home"), "--database", f"sqlite:///{database}")
+    args = ("token", "list", *where)
+    assert run_seamark("token", "create", "ann", *where).returncode == 0
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     database.chmod(0o664)
     assert run_seamark(*args).returncode == 0
@@ -170,7 +171,7 @@ def test_a_configuration_file_with_secrets_that_all_can_read_is_warned_of(tmp_pa
     config = tmp_path / "seamark.toml"
     config.write_text('s3_access_key_id = "a"\ns3_secret_access_key = "very-secret"\n')
     config.chmod(0o644)
-    args = ("token", "list", "--home", str(tmp_path / "home"), "--config", str(config))
+    args = ("grant", "add", "oidc:ann", "reader", "--home", str(tmp_path / "home"), "--config", str(config))
     warned = run_seamark(*args)
     assert warned.returncode == 0
     assert f"every account can read {config}" in warned.stderr

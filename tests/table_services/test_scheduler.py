@@ -166,7 +166,7 @@ async def test_every_replica_tells_which_jobs_run_and_how_far_they_are(tmp_path:
             }
             environment = {"SEAMARK_URL": server.url}
             shown = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t1"], env=environment)
-            assert "running: 3 of 12 files, 1.0 MB of 5.2 MB (20 %)" in " ".join(shown.output.split()), shown.output
+            assert "running: 3 of 12 files, 1 MiB of 5 MiB (20 %)" in " ".join(shown.output.split()), shown.output
             await create(server, "a", "t2")
             assert await listed("tables/a/t2/jobs") == []
             async with asyncio.timeout(60):

@@ -31,11 +31,12 @@ from seamark.metaserver.wire import check_name, decode_as, encode_json, show
 
 if TYPE_CHECKING:
     from seamark.connector.plans import async_client, joins
-    from seamark.metaserver.api.plans import query_tables
+    from seamark.metaserver.api.plans import query_notes, query_tables
     from seamark.metaserver.iceberg.expressions import sql
 else:
     async_client = Deferred("seamark.connector.plans.async_client")
     joins = Deferred("seamark.connector.plans.joins")
+    query_notes = Deferred("seamark.metaserver.api.plans.query_notes")
     query_tables = Deferred("seamark.metaserver.api.plans.query_tables")
     sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
@@ -108,10 +109,14 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     if len(references) > TABLES_MAX:
         raise BadRequest(f"The query reads {len(references)} tables; the limit is {TABLES_MAX}")
     wanted = _joins(references, paths, loaded)
-    explained = [
-        await _explained(call, body.query, paths[one.key], loaded[one.key], one, wanted.get(number, []))
-        for number, one in sorted(references.items(), key=lambda item: item[1].start)
-    ]
+    known = {column.name.lower() for table in tables.values() for column in table.metadata.current_schema.fields}
+    find_unknown = partial(query_notes.unknown_columns, body.query, body.dialect, list(query.names.values()), known)
+    notes = await read_in_turn(call, len(body.query), find_unknown)
+    explained = []
+    for number, one in sorted(references.items(), key=lambda item: item[1].start):
+        plan = await _explained(call, body.query, paths[one.key], loaded[one.key], one, wanted.get(number, []), notes)
+        explained.append(plan)
+        notes = {}  # a column that no table has is told once
     return web.Response(body=encode_json(ExplainQueryResponse(explained)), content_type="application/json")
 
 
@@ -160,15 +165,20 @@ async def _explained(
     loaded: LoadedTable,
     reference: query_tables.TableReference,
     wanted: list[JoinSpec],
+    notes: dict[str, str],
 ) -> ExplainedTable:
+    """`notes`: parts of the query that are not used, and why."""
     scan, metadata = reference.scan, loaded.metadata
-    read = sql.SqlFilter(TRUE, ())
-    if scan.filter is not None:
+    expression: Expression = TRUE
+    if scan.condition is not None and scan.filter is not None:
+        schemas = metadata.current_schema, metadata.schemas
         try:
-            expression: Expression = resolve_literals(scan.filter, metadata.current_schema, metadata.schemas)
-            read = sql.SqlFilter(expression, ())
+            expression = resolve_literals(scan.filter, *schemas)
+            find_unused = partial(query_notes.unused_conditions, scan.condition, *schemas)
+            notes = notes | await read_in_turn(call, len(query), find_unused)
         except BadRequest as error:
-            read = sql.SqlFilter(TRUE, (str(scan.predicate),), reasons=(error.message,))
+            notes = notes | {str(scan.predicate): error.message}
+    read = sql.SqlFilter(expression, tuple(notes), reasons=tuple(notes.values()))
     try:
         plan = await explain_scan(
             call,

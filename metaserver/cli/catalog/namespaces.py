@@ -11,6 +11,7 @@ from seamark.connector.client.catalog import create_namespace, drop_namespace, n
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties
+from seamark.metaserver.cli.catalog.properties import checked_properties
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
 from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say, show_count
@@ -63,7 +64,7 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
 @server_options
 def create(client: IndexClient, name: str, properties: tuple[str, ...], as_json: bool) -> None:
     """Creates the namespace NAME. The namespace above it must exist."""
-    create_namespace(client, name, parse_properties(properties, "--property"))
+    create_namespace(client, name, checked_properties(parse_properties(properties, "--property")))
     _print_changed(client, name, f"Namespace {name} is created", as_json=as_json)
 
 
@@ -77,7 +78,7 @@ def set_properties(
     client: IndexClient, name: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
 ) -> None:
     """Changes properties of the namespace NAME."""
-    changes = parse_properties(properties, "property")
+    changes = checked_properties(parse_properties(properties, "property"))
     if not changes and not removals:
         raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
     change_namespace_properties(client, name, changes, removals)

@@ -29,6 +29,7 @@ from seamark.metaserver.cli.catalog.entries import (
     print_changed,
     print_properties,
 )
+from seamark.metaserver.cli.catalog.properties import checked_properties
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
 from seamark.metaserver.cli.terminal import print_json, print_rows, say, time_text
@@ -136,7 +137,7 @@ def create(
     """Creates TABLE, empty. The namespace must exist."""
     fields = [_field(number, text) for number, text in enumerate(columns, 1)]
     schema = {"type": "struct", "schema-id": 0, "fields": fields}
-    given = parse_properties(properties, "--property")
+    given = checked_properties(parse_properties(properties, "--property"))
     spec = _spec(partition, fields) if partition else None
     create_table(client, table, schema, partition_spec=spec, location=location, properties=given)
     print_changed(client, _TABLES, table, f"Table {table} is created", as_json=as_json)
@@ -179,7 +180,7 @@ def set_properties(
     client: IndexClient, table: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
 ) -> None:
     """Changes properties of TABLE."""
-    changes = parse_properties(properties, "property")
+    changes = checked_properties(parse_properties(properties, "property"))
     if not changes and not removals:
         raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
     change_table_properties(client, table, changes, removals)

@@ -14,6 +14,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import split_name
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties, load_policy
 from seamark.metaserver.catalog.policies import PREFIXES
+from seamark.metaserver.cli.catalog.properties import checked_properties
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
 from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say
@@ -23,7 +24,7 @@ from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMN
 from seamark.metaserver.iceberg.metadata.column_ttl import TIME_COLUMN
 from seamark.metaserver.iceberg.metadata.statistics import COLUMNS as STATISTICS_COLUMNS
 from seamark.metaserver.services.budgets import WINDOW
-from seamark.metaserver.services.policy import check_policy, similar_properties
+from seamark.metaserver.services.policy import check_policy, is_policy_property, similar_properties
 
 _EMPTY = {
     CLUSTERING_COLUMNS: "none",
@@ -80,16 +81,13 @@ def policy(
 def _checked(updates: Sequence[str], removals: Sequence[str]) -> dict[str, str]:
     changes = parse_properties(updates, "--set")
     for name in (*changes, *removals):
-        if not name.startswith(PREFIXES):
-            near = similar_properties(name)
+        if not is_policy_property(name):
+            near = "" if name.startswith(PREFIXES) else similar_properties(name)
             other = "seamark table set and seamark namespace set change other properties"
             raise click.UsageError(f"{name!r} is no property of a policy; {f'did you mean {near}?' if near else other}")
         if name in changes and name in removals:
             raise click.UsageError(f"{name!r} is both set and removed; choose one")
-    wrong = check_policy(changes)
-    if wrong is not None:
-        raise click.UsageError(wrong)
-    return changes
+    return checked_properties(changes)
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
@@ -99,4 +97,9 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     value = entry["value"] or _EMPTY.get(entry["name"], "no limit")
     if entry.get("ignored"):
         value += f" (ignored: {entry['ignored']})"
+    elif (
+        entry["source"] in ("table", "namespace")
+        and (wrong := check_policy({entry["name"]: entry["value"]})) is not None
+    ):
+        value += f" ({wrong.partition('; ')[2] or wrong})"  # engines write any value
     return entry["name"], value, source

@@ -10,6 +10,7 @@ import pytest
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.plans import explain_query as routes
+from seamark.metaserver.api.plans.query_notes import unknown_columns
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
@@ -149,3 +150,31 @@ async def test_each_table_needs_the_right_to_read_it(tmp_path: Path) -> None:
                 for dialect in ("trino", "duckdb"):
                     answer = await ask(rita, query, dialect=dialect)
                     assert answer.status == 403, answer.raw
+
+
+async def test_conditions_that_are_not_used_are_told_with_the_reason(star: Star) -> None:
+    query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s_regio = 'ASIA' AND f.f_key = 'x' AND s.s_key < 9"
+    plans = {name: one["plan"] for name, one in (await explained(star, query)).items()}
+    told = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
+    assert told["supplier"] == []
+    unknown, unfit = told["fact"]
+    assert unknown == ("s_regio", "no table of the query has such a column; did you mean s_region")
+    assert unfit[0] == "\"f_key\" = 'x'"
+    assert unfit[1].startswith("'x' is not a literal of f_key, which is ")
+
+
+@pytest.mark.parametrize("dialect", ["trino", "duckdb"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT f_key AS x, f.st.a, st.b FROM {} f ORDER BY x",
+        "WITH c AS (SELECT f_key AS q FROM {0}), d (w) AS (SELECT q FROM c) SELECT w, d.w FROM d JOIN {0} ON w = f_key",
+        "SELECT e FROM {} CROSS JOIN UNNEST(f_list) AS u (e) WHERE e = 1",
+        "SELECT filter(f_list, y -> y > 1), current_date, date_part(year, f_day) FROM {} WHERE f_key = year",
+        'SELECT "$path", rowid FROM {}',
+        "SELECT 1 FROM {} JOIN db.other ON of_other = f_key",
+    ],
+)
+def test_names_that_a_query_gives_itself_are_no_unknown_columns(query: str, dialect: str) -> None:
+    columns = {"f_key", "f_list", "f_day", "st"}
+    assert unknown_columns(query.format("db.fact"), dialect, [("db", "fact")], columns) == {}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import threading
 import urllib.request
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,21 @@ def test_it_says_where_it_listens_and_ends_when_told(tmp_path: Path) -> None:
     assert f"The proxy listens at {proxy.url}, but there is no answer from Trino at http" in printed
     assert "and Seamark at http" in printed
     assert "ready" not in printed
+
+
+def test_a_server_that_is_no_trino_is_not_said_to_be_ready(tmp_path: Path) -> None:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *given: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_address[1]}"
+        with trino_proxy(tmp_path, "--trino", url, seamark=nowhere()) as proxy:
+            printed = proxy.process.log.read_text()
+        other.shutdown()
+    assert "there is no answer from Seamark at http" in printed
+    assert f"and what answers at {url} is no Trino" in printed
 
 
 def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ export const count = (number) => (number === null || number === undefined ? "–
 export const compact = (number) => (Math.abs(number) < 10000 ? counts.format(number) : short.format(number));
 export const plural = (number, noun) => `${count(number)} ${noun}${Number(number) === 1 ? "" : "s"}`;
 
+// Of powers of 1024, as the command line shows it (`show_size` in terminal.py).
 export function size(bytes) {
   if (bytes === null || bytes === undefined) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -16,7 +17,7 @@ export function size(bytes) {
     number /= 1024;
     unit += 1;
   }
-  return `${number >= 100 || unit === 0 || Number.isInteger(number) ? Math.round(number) : number.toFixed(1)} ${units[unit]}`;
+  return `${number >= 100 || unit === 0 || Number.isInteger(number) ? counts.format(Math.round(number)) : (Math.floor(number * 10 + 0.5) / 10).toFixed(1)} ${units[unit]}`;
 }
 
 export function duration(microseconds) {

@@ -1,0 +1,130 @@
+"""What a query says that leaves no file out, and why: for the person who wrote it.
+
+Engines would refuse some of it, such as a column that does not exist. An explanation must not answer as if it were not
+in the query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from difflib import get_close_matches
+
+from sqlglot import Dialect, exp
+from sqlglot.errors import SqlglotError
+
+from seamark.connector.plans.conditions import All, Condition, expression_of, sql_of
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
+from seamark.metaserver.iceberg.types.schema import Schema
+
+NOTES_MAX = 16
+"""Notes of one query. A query may have thousands of conditions."""
+_TEXT_MAX = 500
+"""Characters of a condition whose reason is looked for by parsing it."""
+_SHOWN_MAX = 60
+_MISFIT = "a value of it does not fit the type of the column, and engines convert it differently"
+_HIDDEN = ("$", "_")
+"""How the names of hidden columns of engines begin: `$path`, `_file`."""
+_ENGINES_OWN = frozenset(
+    [
+        "all",
+        "filename",
+        "file_row_number",
+        "rowid",
+        "current_schema",
+        "session_user",
+        "year",
+        "quarter",
+        "month",
+        "week",
+        "day",
+        "hour",
+        "minute",
+        "second",
+    ]
+)
+"""Words that the parser takes for columns: hidden columns of DuckDB, functions without parentheses, units of time."""
+
+
+def unused_conditions(condition: Condition, schema: Schema, schemas: Iterable[Schema]) -> dict[str, str]:
+    """The parts of a conjunction whose literals fit no column, and why; at most NOTES_MAX. BadRequest for an unknown
+    column."""
+    known = list(schemas)
+    found: dict[str, str] = {}
+    for part in condition.parts if isinstance(condition, All) else (condition,):
+        if len(found) == NOTES_MAX:
+            break
+        if resolve_literals(expression_of(part), schema, known) == TRUE:
+            text = sql_of(part)
+            found[_shown(text)] = _reason(text, schema, known)
+    return found
+
+
+def _reason(text: str, schema: Schema, schemas: Iterable[Schema]) -> str:
+    if len(text) > _TEXT_MAX:
+        return _MISFIT
+    try:
+        return next(iter(parse_sql(text, schema, schemas).reasons), _MISFIT)
+    except BadRequest:
+        return _MISFIT
+
+
+def unknown_columns(
+    text: str, dialect: str, tables: Collection[tuple[str, ...]], columns: Collection[str]
+) -> dict[str, str]:
+    """Names of columns that neither the tables of a query nor the query itself have, and what may be meant.
+
+    `tables`: the names of those whose `columns`, in lower case, are given. Nothing is found if the query reads others.
+    """
+    try:
+        (tree,) = parse_statements(Dialect.get_or_raise(dialect), text)
+    except (ValueError, SqlglotError, RecursionError):
+        return {}
+    if tree is None or not _reads_only(tree, {names[-1].lower() for names in tables}):
+        return {}
+    # Names that the query gives, and also those whose place is not looked at, such as fields of structs.
+    known = {one.name.lower() for one in tree.find_all(exp.Identifier) if not isinstance(one.parent, exp.Column)}
+    known.update(columns)
+    found: dict[str, str] = {}
+    for column in _single_names(tree):
+        lower = column.name.lower()
+        if lower in known or lower.startswith(_HIDDEN) or lower in _ENGINES_OWN:
+            continue
+        near = get_close_matches(lower[:_SHOWN_MAX], sorted(columns), n=1)
+        if near:
+            hint = f"; did you mean {_shown(near[0])}"
+        elif column.this.quoted:
+            hint = "; write a text in single quotes"
+        elif isinstance(column.parent, exp.Predicate):
+            hint = ""
+        else:  # it may be a word of the dialect
+            continue
+        found[_shown(column.name)] = f"no table of the query has such a column{hint}"
+        if len(found) == NOTES_MAX:
+            break
+    return found
+
+
+def _reads_only(tree: exp.Expr, tables: Collection[str]) -> bool:
+    """Whether each table in the query is one of `tables` as it is now, or has a name in WITH."""
+    named = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+    return all(
+        isinstance(one.this, exp.Identifier)
+        and one.name.lower() in (tables if one.args.get("db") is not None else {*tables, *named})
+        and one.args.get("when") is None
+        and one.args.get("version") is None
+        for one in tree.find_all(exp.Table)
+    )
+
+
+def _single_names(tree: exp.Expr) -> Iterator[exp.Column]:
+    for column in tree.find_all(exp.Column):
+        if isinstance(column.this, exp.Identifier) and len(column.parts) == 1:
+            yield column
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
