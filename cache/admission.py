@@ -6,6 +6,8 @@ less than its own. The main part is a segmented LRU: an entry that is requested 
 protected segment. Pinned entries are in a separate segment, from which only pinned entries can take space.
 
 A holder, such as a tenant, has at most its share of the budget: at the share, an entry competes with the holder's own.
+It has the same share of the pinned part, where its own pinned entries are evicted: else one that pins much would evict
+what all others have pinned.
 
 As `MemoryCache`, it is within its budget at any time, and single-threaded. Source: Einziger, Friedman, Manes, "TinyLFU:
 a highly efficient cache admission policy", 2017; the sum of frequencies: Einziger and others, "Lightweight robust size
@@ -19,6 +21,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, Literal, TypeVar, get_args
 
 from seamark.cache.frequency import FrequencySketch
+from seamark.cache.holders import Holders
 from seamark.cache.memory import BudgetedCache
 
 K = TypeVar("K", bound=Hashable)
@@ -58,7 +61,8 @@ class _KeyList(Generic[K]):
 class AdmittingCache(BudgetedCache[K, V]):
     """A cache within `budget_bytes`; 0 stores nothing.
 
-    `pinned_bytes` is the part that pinned entries can use, and `holder_bytes` the part that each holder can use.
+    `pinned_bytes` is the part that pinned entries can use, and `holder_bytes` the part that each holder can use; of the
+    pinned part it can use the same share.
     `sketch` counts `identify(key)`, so that several tiers can share it. ValueError for a negative budget or size.
     """
 
@@ -79,10 +83,13 @@ class AdmittingCache(BudgetedCache[K, V]):
         super().__init__(budget_bytes, {}, name)
         self._pinned_bytes = pinned_bytes
         self._holder_bytes = budget_bytes if holder_bytes is None else holder_bytes
+        share = self._holder_bytes / max(1, budget_bytes)
+        self._holder_pinned_bytes = int(pinned_bytes * min(1.0, share))
         self._sketch = sketch
         self._identify = identify
         self._segments: dict[_Segment, _KeyList[K]] = {name: _KeyList() for name in get_args(_Segment)}
-        self._holders: dict[str, _KeyList[K]] = {}
+        self._holders: Holders[K] = Holders()
+        self._pinned_of: Holders[K] = Holders()
         self._rejected = 0
 
     @property
@@ -91,8 +98,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         return self._rejected
 
     def held_bytes(self, holder: str) -> int:
-        keys = self._holders.get(holder)
-        return 0 if keys is None else keys.used_bytes
+        return self._holders.used_bytes(holder)
 
     def get(self, key: K, *, counted: bool = True) -> V | None:
         """The value; None when absent. `counted` False: a continuation of an earlier request, such as the next small
@@ -109,15 +115,17 @@ class AdmittingCache(BudgetedCache[K, V]):
         return entry.value
 
     def put(self, key: K, value: V, size_bytes: int, holder: str = "", *, pinned: bool = False) -> bool:
-        """Whether the value is stored now. Removes the key's previous value in any case. A pinned value that the pinned
-        part cannot hold is stored as others."""
+        """Whether the value is stored now. Removes the key's previous value in any case. A pinned value that the
+        holder's share of the pinned part cannot hold is stored as others."""
         charged = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
         if charged is None:
             return False
-        is_pinned = pinned and charged <= self._pinned_bytes
+        is_pinned = pinned and charged <= self._holder_pinned_bytes
         if not self._make_room_of(holder, key, charged, is_pinned):
             self._rejected += 1
             return False
+        while is_pinned and self._pinned_of.used_bytes(holder) + charged > self._holder_pinned_bytes:
+            self._evict(next(self._pinned_of.oldest(holder)))
         self._add(key, _Entry(value, charged, holder, "pinned" if is_pinned else "window"))
         if is_pinned:
             while self._segments["pinned"].used_bytes > self._pinned_bytes:
@@ -131,9 +139,11 @@ class AdmittingCache(BudgetedCache[K, V]):
             self._remove(key)
 
     def _use(self, key: K, entry: _Entry[V]) -> None:
-        self._holders[entry.holder].keys.move_to_end(key)
+        self._holders.use(entry.holder, key)
         if entry.segment != "probation":
             self._segments[entry.segment].keys.move_to_end(key)
+            if entry.segment == "pinned":
+                self._pinned_of.use(entry.holder, key)
             return
         self._move(key, entry, "protected")
         while self._segments["protected"].used_bytes > _PROTECTED_SHARE * self._main_bytes():
@@ -149,7 +159,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         if excess <= 0 or self._holder_bytes >= self._budget_bytes:
             return True
         victims = []
-        for key in self._holders[holder].keys:
+        for key in self._holders.oldest(holder):
             if is_pinned or self._entries[key].segment != "pinned":
                 victims.append(key)
                 excess -= self._entries[key].charged
@@ -211,7 +221,9 @@ class AdmittingCache(BudgetedCache[K, V]):
         self._entries[key] = entry
         self._used_bytes += entry.charged
         self._segments[entry.segment].add(key, entry.charged)
-        self._holders.setdefault(entry.holder, _KeyList()).add(key, entry.charged)
+        self._holders.add(entry.holder, key, entry.charged)
+        if entry.segment == "pinned":
+            self._pinned_of.add(entry.holder, key, entry.charged)
 
     def _move(self, key: K, entry: _Entry[V], segment: _Segment) -> None:
         self._segments[entry.segment].remove(key, entry.charged)
@@ -222,10 +234,9 @@ class AdmittingCache(BudgetedCache[K, V]):
         entry = self._entries.pop(key)
         self._used_bytes -= entry.charged
         self._segments[entry.segment].remove(key, entry.charged)
-        holder = self._holders[entry.holder]
-        holder.remove(key, entry.charged)
-        if not holder.keys:
-            del self._holders[entry.holder]
+        self._holders.remove(entry.holder, key, entry.charged)
+        if entry.segment == "pinned":
+            self._pinned_of.remove(entry.holder, key, entry.charged)
 
     def _evict(self, key: K) -> None:
         self._remove(key)
@@ -234,13 +245,15 @@ class AdmittingCache(BudgetedCache[K, V]):
     def check_invariants(self) -> None:
         """AssertionError when the sizes do not add up. Linear; for tests."""
         self._check_account([entry.charged for entry in self._entries.values()])
-        lists = [
-            *((keys, "segment", name) for name, keys in self._segments.items()),
-            *((keys, "holder", name) for name, keys in self._holders.items()),
-        ]
-        for keys, kind, name in lists:
+        for name, keys in self._segments.items():
             assert keys.used_bytes == sum(self._entries[key].charged for key in keys.keys)
-            assert all(getattr(self._entries[key], kind) == name for key in keys.keys)
-        assert sum(len(keys.keys) for keys, _, _ in lists) == 2 * len(self._entries)
+            assert all(self._entries[key].segment == name for key in keys.keys)
+        assert sum(len(keys.keys) for keys in self._segments.values()) == len(self._entries)
         assert self._segments["pinned"].used_bytes <= self._pinned_bytes
-        assert all(keys.used_bytes <= self._holder_bytes for keys in self._holders.values())
+        charged = {(entry.holder, key): entry.charged for key, entry in self._entries.items()}
+        self._holders.check_invariants(charged, self._holder_bytes)
+        pinned = {(holder, key): size for (holder, key), size in charged.items() if self._is_pinned(key)}
+        self._pinned_of.check_invariants(pinned, self._holder_pinned_bytes)
+
+    def _is_pinned(self, key: K) -> bool:
+        return self._entries[key].segment == "pinned"

@@ -17,6 +17,8 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
+from seamark.cache.holders import Holders
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -148,6 +150,60 @@ class MemoryCache(BudgetedCache[K, V]):
     def check_invariants(self) -> None:
         """AssertionError when the sizes do not add up. Linear; for tests."""
         self._check_account([charged for _, charged in self._entries.values()])
+
+
+class SharedCache(BudgetedCache[K, V]):
+    """An LRU within `budget_bytes`, of which each holder, such as a tenant, can use `holder_bytes`: at its share the
+    least recently used of its own entries is evicted."""
+
+    _entries: OrderedDict[K, tuple[V, int, str]]
+
+    def __init__(self, budget_bytes: int, holder_bytes: int, name: str = "") -> None:
+        super().__init__(budget_bytes, OrderedDict(), name)
+        self._holder_bytes = min(budget_bytes, holder_bytes)
+        self._holders: Holders[K] = Holders()
+
+    def get(self, key: K) -> V | None:
+        """The value, which becomes the most recently used; None when absent."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self._misses += 1
+            return None
+        self._hits += 1
+        self._entries.move_to_end(key)
+        self._holders.use(entry[2], key)
+        return entry[0]
+
+    def put(self, key: K, value: V, size_bytes: int, holder: str) -> bool:
+        """Whether the value was stored. Removes the key's previous value even when the new value is refused."""
+        charged = self._replace(key, size_bytes, self._holder_bytes)
+        if charged is None:
+            return False
+        while self._holders.used_bytes(holder) + charged > self._holder_bytes:
+            self._evict(next(self._holders.oldest(holder)))
+        while self._used_bytes + charged > self._budget_bytes:
+            self._evict(next(iter(self._entries)))
+        self._entries[key] = (value, charged, holder)
+        self._used_bytes += charged
+        self._holders.add(holder, key, charged)
+        return True
+
+    def discard(self, key: K) -> None:
+        """Removes the key; no error when it is absent."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._used_bytes -= entry[1]
+            self._holders.remove(entry[2], key, entry[1])
+
+    def _evict(self, key: K) -> None:
+        self.discard(key)
+        self._evictions += 1
+
+    def check_invariants(self) -> None:
+        """AssertionError when the sizes do not add up. Linear; for tests."""
+        self._check_account([charged for _, charged, _ in self._entries.values()])
+        charged = {(holder, key): size for key, (_, size, holder) in self._entries.items()}
+        self._holders.check_invariants(charged, self._holder_bytes)
 
 
 _named: WeakSet[BudgetedCache[Any, Any]] = WeakSet()

@@ -75,8 +75,8 @@ class GatewaySettings:
     )
     gateway_cache_holder_percent: int = setting(
         50,
-        "Largest part of each tier of the gateway's cache that the reads of one principal can fill. Without logins "
-        "there is one principal, which can fill all.",
+        "Largest part of each tier of the gateway's cache, and of its pinned part, that the reads of one principal can "
+        "fill. Without logins there is one principal, which can fill all.",
         least=1,
         most=100,
     )

@@ -133,6 +133,24 @@ def test_a_holder_evicts_its_own_entries_at_its_share() -> None:
     cache.check_invariants()
 
 
+def test_a_holder_that_pins_much_evicts_what_it_has_pinned_itself() -> None:
+    cache = _cache(40, pinned_bytes=10_000, holder_bytes=20_000)
+    for number in range(4):
+        assert cache.put(("a", number), number, UNIT, "a", pinned=True)
+    for number in range(100):
+        for _ in range(9):
+            cache.get(("b", number))
+        cache.put(("b", number), number, UNIT, "b", pinned=True)
+        assert sum(("b", number) in cache for number in range(100)) <= 5, "half of the pinned part, as of the whole"
+    assert all(("a", number) in cache for number in range(4))
+    assert all(("b", number) in cache for number in range(95, 100))
+    # Two together may use all of it, each within its share.
+    for number in range(100):
+        cache.put(("c", number), number, UNIT, "c", pinned=True)
+    assert sum((who, number) in cache for who in "abc" for number in range(100)) == 10
+    cache.check_invariants()
+
+
 def test_any_sequence_agrees_with_a_dict_that_may_forget() -> None:
     rng = random.Random(first_seed())
     for _ in range(20):

@@ -7,7 +7,8 @@ from collections import OrderedDict
 
 import pytest
 
-from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache
+from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache, SharedCache
+from tests.seeds import first_seed
 
 
 def test_the_least_recently_used_leaves_first() -> None:
@@ -95,3 +96,49 @@ def test_any_sequence_agrees_with_a_model(seed: int) -> None:
     stats = cache.stats()
     assert (stats.hits, stats.misses, stats.entries) == (hits, misses, len(model))
     assert stats.used_bytes == sum(entry[1] for entry in model.values())
+
+
+def test_a_holder_of_a_shared_cache_evicts_its_own_entries_at_its_share() -> None:
+    cache: SharedCache[tuple[str, int], int] = SharedCache(20 * ENTRY_OVERHEAD_BYTES, 10 * ENTRY_OVERHEAD_BYTES)
+    for number in range(8):
+        cache.put(("a", number), number, 0, "a")
+    for number in range(100):
+        cache.put(("b", number), number, 0, "b")
+    assert [cache.get(("a", number)) for number in range(8)] == list(range(8))
+    assert [number for number in range(100) if ("b", number) in cache] == list(range(90, 100))
+    cache.check_invariants()
+
+
+@pytest.mark.parametrize("turn", range(20))
+def test_a_shared_cache_keeps_the_last_used_of_each_holder_and_of_all(turn: int) -> None:
+    """Against lists of (key, value, size, holder), the least recently used first."""
+    rng = random.Random(first_seed() * 1000 + turn)
+    budget, share = rng.randrange(0, 5000), rng.randrange(0, 5000)
+    cache: SharedCache[int, int] = SharedCache(budget, share)
+    model: list[tuple[int, int, int, str]] = []
+    for step in range(800):
+        key = rng.randrange(40)
+        known = [entry for entry in model if entry[0] == key]
+        chance = rng.random()
+        if chance < 0.1:
+            cache.discard(key)
+            model = [entry for entry in model if entry[0] != key]
+        elif chance < 0.6:
+            holder, size = rng.choice("abc"), rng.choice([0, 0, 100, 900])
+            charged = size + ENTRY_OVERHEAD_BYTES
+            fits = charged <= min(budget, share)
+            assert cache.put(key, step, size, holder) == fits
+            model = [entry for entry in model if entry[0] != key]
+            if fits:
+                while sum(entry[2] for entry in model if entry[3] == holder) + charged > share:
+                    model.remove(next(entry for entry in model if entry[3] == holder))
+                while sum(entry[2] for entry in model) + charged > budget:
+                    model.pop(0)
+                model.append((key, step, charged, holder))
+        else:
+            assert cache.get(key) == (known[0][1] if known else None)
+            if known:
+                model.remove(known[0])
+                model.append(known[0])
+        assert {entry[0] for entry in model} == {each for each in range(40) if each in cache}
+        cache.check_invariants()

@@ -252,6 +252,40 @@ def test_without_budget_for_reads_the_answer_is_passed_on(tmp_path: Path) -> Non
     run(work)
 
 
+@pytest.mark.parametrize("disk_bytes", [0, 8 << 20])
+def test_what_others_read_stays_in_the_cache_while_one_principal_reads_and_pins_all_it_can(
+    tmp_path: Path, disk_bytes: int
+) -> None:
+    """Its data, pinned data, metadata files and records of objects: each has its share, and evicts its own."""
+
+    async def work() -> None:
+        rng = random.Random(first_seed())
+        store = FakeStore(rng)
+        hot, pinned, metadata = new_name(rng), new_name(rng), new_name(rng, "avro")
+        for name in (hot, pinned, metadata):
+            store.put(location(name), rng.randbytes(BLOCK))
+        loud = [new_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
+        for number, name in enumerate(loud):
+            store.put(location(name), rng.randbytes(2 * BLOCK if number % 4 else 100))
+        shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
+        async with worker(store, tmp_path, SimulatedClock(seed=1), **shares) as one:
+            for _ in range(4):
+                await one.get(hot)
+                await one.get(pinned, test_pinned="yes")
+                await one.get(metadata)
+            for number, name in enumerate(loud):
+                more = {"test_pinned": "yes"} if number % 2 else {}
+                await one.get(name, test_who="loud", **more)
+            store.requests.clear()
+            served = one.served()
+            for name, more in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
+                assert await one.get(name, **more) == store.objects[location(name)].data
+            assert store.requests == []
+            assert one.served()["memory"] == served["memory"] + 3 * BLOCK
+
+    run(work)
+
+
 def test_a_store_that_is_away_fails_only_what_is_not_cached(tmp_path: Path) -> None:
     async def work() -> None:
         rng, clock = random.Random(1), SimulatedClock(1)

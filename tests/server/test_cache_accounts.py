@@ -286,7 +286,7 @@ async def gateway_records(folder: Path) -> AsyncIterator[Fill]:
     with ThreadPoolExecutor(1) as executor:
 
         async def fill() -> object:
-            records = Records(64 * MIB, None, versions, SystemClock(), executor, recheck_s=60)
+            records = Records(64 * MIB, 64 * MIB, None, versions, SystemClock(), executor, recheck_s=60)
             for number in range(1000):
                 headers = {
                     "ETag".lower(): f'"{hashlib.md5(b"%d" % number).hexdigest()}"',
@@ -298,7 +298,7 @@ async def gateway_records(folder: Path) -> AsyncIterator[Fill]:
                 location = f"s3://bucket/warehouse/db/table/data/day=2025-11-24/{number:06d}.parquet"
                 record = record_of(StoreAnswer(200, headers, None), location, version=1, now_ms=1_760_000_000_000)  # type: ignore[arg-type]
                 assert record is not None
-                records.keep(record)
+                records.keep(record, "tenant")
             return records
 
         yield fill

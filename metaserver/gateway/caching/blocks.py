@@ -31,6 +31,11 @@ class Owner:
     holder: str
     pinned: bool
 
+    @property
+    def tag(self) -> str:
+        """The holder in the account of a disk tier."""
+        return hashlib.blake2b(self.holder.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
 
 def open_tier(tier_folder: object, budget_bytes: int, sketch: FrequencySketch, holder_bytes: int | None) -> DiskTier:
     """A disk tier for blocks. Blocking."""
@@ -132,9 +137,8 @@ class ObjectBlocks:
             self.dropped += 1
             return
         self.pending_bytes += len(block)
-        holder = hashlib.blake2b(owner.holder.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((tier, (_key(name, number), block, holder), written))
+        self._waiting.append((tier, (_key(name, number), block, owner.tag), written))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write_all(), name="gateway-cache-writer")
         try:

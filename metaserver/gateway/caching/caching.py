@@ -259,7 +259,7 @@ class CachingBackend:
     async def _find(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord | None:
         """The record of the object: known, or from the store. None if the store has to answer. RefusedRead."""
         is_conditional = call.method == "GET" and not _CONDITIONS.isdisjoint(call.headers)
-        if is_conditional and await self._records.find(location) is None:
+        if is_conditional and await self._records.find(location, owner.holder) is None:
             return None  # the store decides about conditions on an object that is not known here
         for _ in range(2):
             record = await self._opening.run(location, lambda: self._open(location, call, owner))
@@ -271,7 +271,7 @@ class CachingBackend:
     async def _open(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord:
         """The record, checked with the store. RefusedRead, RetryLater."""
         version, now_ms = self._records.version(location), self._clock.now_ms()
-        known = await self._records.find(location)
+        known = await self._records.find(location, owner.holder)
         if known is not None and self._records.is_trusted(known):
             return known
 
@@ -294,8 +294,8 @@ class CachingBackend:
             if known is not None:
                 self._records.forget(location)
             raise RefusedRead
-        self._records.keep(record)
-        self._tiers.write_record(record)
+        self._records.keep(record, owner.holder)
+        self._tiers.write_record(record, owner)
         if known is None and owner.pinned and record.size <= self._tiers.whole_bytes:
             self._reader.read_ahead(record, 0, record.size, owner)
         return record

@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 import msgspec
 
 from seamark.cache.disk import DiskTier
-from seamark.cache.memory import MemoryCache
+from seamark.cache.memory import SharedCache
 from seamark.cache.sizes import object_bytes
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.gateway.caching.store import StoreAnswer
@@ -92,11 +92,16 @@ def is_same(one: ObjectRecord, headers: Mapping[str, str]) -> bool:
 
 
 class Records:
-    """Records in memory, and on disk for the time after a restart. Belongs to one event loop."""
+    """Records in memory, and on disk for the time after a restart. Belongs to one event loop.
+
+    `holder_bytes`: of the memory, for each principal; else one that reads many objects would cost all others a request
+    to the store for each of their cached objects.
+    """
 
     def __init__(
         self,
         memory_bytes: int,
+        holder_bytes: int,
         disk: DiskTier | None,
         versions: WriteVersions,
         clock: Clock,
@@ -104,7 +109,7 @@ class Records:
         *,
         recheck_s: float,
     ) -> None:
-        self._memory: MemoryCache[str, ObjectRecord] = MemoryCache(memory_bytes, "gateway-records")
+        self._memory: SharedCache[str, ObjectRecord] = SharedCache(memory_bytes, holder_bytes, "gateway-records")
         self._disk = disk
         self._versions = versions
         self._clock = clock
@@ -123,8 +128,8 @@ class Records:
         age_ms = self._clock.now_ms() - record.checked_ms
         return 0 <= age_ms < self._recheck_ms and record.version == self._versions.of(record.location)
 
-    async def find(self, location: str) -> ObjectRecord | None:
-        """The record from memory or disk, which may need a check."""
+    async def find(self, location: str, holder: str) -> ObjectRecord | None:
+        """The record from memory or disk, which may need a check. From the disk it is kept for `holder`."""
         record = self._memory.get(location)
         if record is not None or self._disk is None:
             return record
@@ -138,17 +143,17 @@ class Records:
             return None
         if record.location != location:
             return None
-        self._remember(record)
+        self.keep(record, holder)
         return record
 
-    def keep(self, record: ObjectRecord) -> None:
-        self._remember(record)
+    def keep(self, record: ObjectRecord, holder: str) -> None:
+        self._memory.put(record.location, record, object_bytes(record), holder)
 
-    async def store(self, record: ObjectRecord, executor: Executor) -> None:
-        """Writes the record to the disk."""
+    async def store(self, record: ObjectRecord, holder: str, executor: Executor) -> None:
+        """Writes the record to the disk. `holder`: as for blocks (`Owner.tag`)."""
         if self._disk is not None:
-            data = msgspec.msgpack.encode(record)
-            await asyncio.get_running_loop().run_in_executor(executor, self._disk.put, _key(record.location), data)
+            data, key = msgspec.msgpack.encode(record), _key(record.location)
+            await asyncio.get_running_loop().run_in_executor(executor, self._disk.put, key, data, holder)
 
     def changed(self, location: str) -> None:
         """A write of the object begins or ends here."""
@@ -163,9 +168,6 @@ class Records:
     @property
     def used_bytes(self) -> int:
         return self._memory.used_bytes
-
-    def _remember(self, record: ObjectRecord) -> None:
-        self._memory.put(record.location, record, object_bytes(record))
 
 
 def _key(location: str) -> str:

@@ -14,7 +14,7 @@ from seamark.cache.disk import DiskTier
 from seamark.cache.frequency import FrequencySketch
 from seamark.cache.ledger import BUDGET_BYTES_MIN
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, identify, open_tier
+from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner, identify, open_tier
 from seamark.metaserver.gateway.caching.fetches import Fetches
 from seamark.metaserver.gateway.caching.records import ObjectRecord, Records
 from seamark.metaserver.gateway.caching.sending import SendBudget
@@ -83,6 +83,7 @@ class CacheTiers:
         self.sending = SendBudget(send_bytes, send_bytes * share_percent // 100)
         self.records = Records(
             records_bytes,
+            records_bytes * share_percent // 100,
             disks[1] or disks[0],
             versions,
             clock,
@@ -91,9 +92,9 @@ class CacheTiers:
         )
         self._record_tasks: set[asyncio.Task[None]] = set()
 
-    def write_record(self, record: ObjectRecord) -> None:
+    def write_record(self, record: ObjectRecord, owner: Owner) -> None:
         """Writes the record to the disk, in the background."""
-        task = asyncio.get_running_loop().create_task(self.records.store(record, self._writer))
+        task = asyncio.get_running_loop().create_task(self.records.store(record, owner.tag, self._writer))
         self._record_tasks.add(task)
         task.add_done_callback(self._record_tasks.discard)
 

@@ -1,0 +1,48 @@
+"""The entries of each holder of a cache, such as a tenant, in the order of their last use, and their bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+
+class Holders(Generic[K]):
+    """Nothing is kept of a holder without entries."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, OrderedDict[K, None]] = {}
+        self._bytes: dict[str, int] = {}
+
+    def add(self, holder: str, key: K, charged: int) -> None:
+        self._keys.setdefault(holder, OrderedDict())[key] = None
+        self._bytes[holder] = self._bytes.get(holder, 0) + charged
+
+    def remove(self, holder: str, key: K, charged: int) -> None:
+        keys = self._keys[holder]
+        del keys[key]
+        self._bytes[holder] -= charged
+        if not keys:
+            del self._keys[holder], self._bytes[holder]
+
+    def use(self, holder: str, key: K) -> None:
+        """The key becomes the most recently used."""
+        self._keys[holder].move_to_end(key)
+
+    def used_bytes(self, holder: str) -> int:
+        return self._bytes.get(holder, 0)
+
+    def oldest(self, holder: str) -> Iterator[K]:
+        """The keys, the least recently used first."""
+        return iter(self._keys.get(holder, ()))
+
+    def check_invariants(self, charged: dict[tuple[str, K], int], limit_bytes: int) -> None:
+        """AssertionError unless these are the entries, and each holder is within the limit. For tests."""
+        assert {(holder, key) for holder, keys in self._keys.items() for key in keys} == set(charged)
+        sums: dict[str, int] = {}
+        for (holder, _), size in charged.items():
+            sums[holder] = sums.get(holder, 0) + size
+        assert self._bytes == sums
+        assert all(size <= limit_bytes for size in sums.values())
