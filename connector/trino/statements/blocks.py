@@ -385,9 +385,13 @@ class Block:
         if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
             return False
         name = canonical_name(first.name)
-        if len(column.parts) == 2 and self._qualified(name):
+        if self._qualified(name) if len(column.parts) == 2 else self._has_alias(name):
             return False
         return all(source.result.has(name) is False for source in self.sources)
+
+    def _has_alias(self, name: str) -> bool:
+        """Whether SELECT gives this name: DuckDB finds it in WHERE before the columns of an outer block."""
+        return any(isinstance(one, exp.Alias) and _output_name(one) == name for one in self.projections)
 
     def _kind(self, place: Place) -> str | None:
         return self.sources[place[0]].result.kind(place[1])
