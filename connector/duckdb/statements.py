@@ -152,6 +152,9 @@ def _parsed(text: str) -> exp.Expr:
 
 def _check(tree: exp.Expr) -> None:
     """Raises UnsupportedStatement for what Trino's SQL does not have, or has with another meaning."""
+    names = {one.name for one in tree.find_all(exp.Identifier) if not one.name.isascii()}
+    if len({name.lower() for name in names}) < len({_with_small_ascii(name) for name in names}):
+        raise UnsupportedStatement("names that differ in the case of a letter beyond ASCII")
     for node in tree.walk():
         match node:
             case exp.Select() if node.args.get("distinct") and node.args["distinct"].args.get("on"):
@@ -178,6 +181,11 @@ def _check(tree: exp.Expr) -> None:
                     raise UnsupportedStatement("unnest() among the columns")
         if isinstance(node, _UNREAD):
             raise UnsupportedStatement(f"{type(node).__name__} is not read")
+
+
+def _with_small_ascii(name: str) -> str:
+    """The name as DuckDB compares it: É and é are two names."""
+    return "".join(one.lower() if one.isascii() else one for one in name)
 
 
 def _is_plain_join(node: exp.Join) -> bool:

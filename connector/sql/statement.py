@@ -12,7 +12,7 @@ from sqlglot.errors import SqlglotError
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.trino.statements.lexer import Token, UnsupportedStatement, tokens_of
-from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
+from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements, tokens_in
 
 CHARACTERS_MAX = 100_000
 TOKENS_MAX = 20_000
@@ -70,7 +70,7 @@ def parse(text: str) -> Statement:
     if len(text) > CHARACTERS_MAX:
         raise BadRequest(f"The statement has {len(text):,} characters; the limit is {CHARACTERS_MAX:,}")
     try:
-        words = _TRINO.tokenize(text)
+        words = tokens_in(_TRINO, text)
         if len(words) > TOKENS_MAX:
             raise BadRequest(f"The statement has {len(words):,} words; the limit is {TOKENS_MAX:,}")
         longest = max((len(word.text) for word in words if word.token_type is TokenType.NUMBER), default=0)
@@ -83,8 +83,6 @@ def parse(text: str) -> Statement:
         raise BadRequest(f"The statement cannot be parsed: {_first_line(str(error))}") from None
     except RecursionError:
         raise BadRequest("The statement is nested too deeply") from None
-    except (ValueError, TypeError, AttributeError, LookupError):
-        raise BadRequest("The statement cannot be parsed") from None
     if len(trees) != 1:
         raise BadRequest(f"The text has {len(trees)} statements; it must have one")
     return Statement(text, trees[0])

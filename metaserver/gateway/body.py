@@ -16,7 +16,8 @@ from aiohttp import web
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.gateway.aws_chunked import STREAMING, ChunkDecoder
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.gateway.sigv4 import UNSIGNED_PAYLOAD, SignatureClaim
+from seamark.metaserver.gateway.sigv4 import SignatureClaim
+from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 
 RATE_LEAST = 64 << 10
 """Bytes a second that a body must have beyond its timeout."""

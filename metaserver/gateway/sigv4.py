@@ -16,9 +16,9 @@ from functools import lru_cache
 from urllib.parse import quote, unquote_to_bytes
 
 from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 
 ALGORITHM = "AWS4-HMAC-SHA256"
-UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 CLOCK_SKEW_MS = 900_000
 """Maximum difference of a client's clock; S3's own limit."""

@@ -20,6 +20,8 @@ from seamark.metaserver.settings import Settings
 
 READ_METHODS = frozenset(("GET", "HEAD"))
 WRITE_METHODS = frozenset(("PUT", "POST", "DELETE"))
+UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+"""In `x-amz-content-sha256`: the signature does not cover the body."""
 DELETE_KEYS_MAX = 1000
 """Keys of one DeleteObjects call (S3's own limit)."""
 DELETE_BODY_MAX = 8 << 20

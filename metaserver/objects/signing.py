@@ -28,6 +28,7 @@ from seamark.metaserver.objects.credentials import server_keys
 from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.s3_scope import (
     READ_METHODS,
+    UNSIGNED_PAYLOAD,
     WRITE_METHODS,
     Address,
     check_request,
@@ -40,7 +41,6 @@ HEADERS_MAX = 100
 CLOCK_SKEW_MS = 300_000
 """Maximum difference of a client's x-amz-date from the server's time; S3 allows 15 minutes."""
 
-UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 _UNSIGNED_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 _AMZ_DATE = "%Y%m%dT%H%M%SZ"
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -21,7 +21,8 @@ from botocore.config import Config
 from obstore.store import S3Store
 
 from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.gateway.sigv4 import UNSIGNED_PAYLOAD, Target, sign_headers
+from seamark.metaserver.gateway.sigv4 import Target, sign_headers
+from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 from tests.services.process import free_port
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark

@@ -20,8 +20,8 @@ from seamark.metaserver.gateway.caching.records import ObjectRecord
 from seamark.metaserver.gateway.conditions import check_read
 from seamark.metaserver.gateway.folder_uploads import read_complete
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.gateway.sigv4 import UNSIGNED_PAYLOAD, SignatureClaim, signing_key
-from seamark.metaserver.objects.s3_scope import parse_delete_body
+from seamark.metaserver.gateway.sigv4 import SignatureClaim, signing_key
+from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD, parse_delete_body
 from tests.gateway.rig import Keys, Rig
 from tests.gateway.test_isolation import raw
 

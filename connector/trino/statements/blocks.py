@@ -41,7 +41,14 @@ from seamark.connector.plans.conditions import (
 from seamark.connector.plans.literals import Literal
 from seamark.connector.trino.statements.block_sources import BlockSource, struct_field
 from seamark.connector.trino.statements.conditions import ConditionReader, conjuncts, is_plain
-from seamark.connector.trino.statements.joined_sources import JoinedSource, Tree, inner_joins, sources_of
+from seamark.connector.trino.statements.joined_sources import (
+    JoinedSource,
+    Tree,
+    inner_joins,
+    seen_by_lateral,
+    seen_in_on,
+    sources_of,
+)
 from seamark.connector.trino.statements.partners import (
     Equal,
     across,
@@ -74,8 +81,8 @@ class Block:
     passes: bool
     needs_rows: bool
     """If no row of the sources meets WHERE, the block has no row."""
-    inner: list[tuple[exp.Expr, Scope]]
-    """Subqueries in its expressions."""
+    inner: list[tuple[exp.Expr, Scope, exp.Expr | None]]
+    """Subqueries in its expressions, with the ON that they are in."""
     reader: ConditionReader
     relation_names: frozenset[str] = frozenset()
     """Of all relations of the statement."""
@@ -144,13 +151,14 @@ class Block:
                 above = all_of([above, *self._across(above, equal)])
             self._ask(self.tree, above)
         # After the sources, because conditions on these also hold for equal columns of correlated subqueries.
-        for _, query in self.inner:
-            self._correlate(query)
+        for _, query, on in self.inner:
+            self._correlate(query, None if on is None else seen_in_on(on, self.tree))
             query.push_down(None)
         for number in self.laterals:
             query = self.sources[number].result
-            # It sees the sources on its left only; a later name may be that of an outer block, too.
-            self._correlate(query.inner if isinstance(query, RenamedColumns) else query, number)
+            self._correlate(
+                query.inner if isinstance(query, RenamedColumns) else query, seen_by_lateral(number, self.tree)
+            )
             query.push_down(self._late.get(number))
 
     def _before_windows(self, condition: Condition | None) -> Condition | None:
@@ -181,15 +189,15 @@ class Block:
             return None
         return any_of(self.reader.read(one, self._stored, self._kind) for one in self.filters)
 
-    def _correlate(self, query: Scope, visible: int | None = None) -> None:
+    def _correlate(self, query: Scope, seen: frozenset[int] | None) -> None:
         """Adds the condition on the rows of a subquery that this block's rows imply: its WHERE compares columns of its
-        sources with columns of this block, of which only rows are needed that meet their own conditions. `visible`: the
-        number of sources that the subquery sees, by default all."""
+        sources with columns of this block, of which only rows are needed that meet their own conditions. `seen`: the
+        sources that the subquery sees, None for all; another name may be that of an outer block."""
         if not isinstance(query, Block):
             return
         parts: list[Condition | None] = []
         for own, place in self._pairs_of(query):
-            if visible is not None and place[0] >= visible:
+            if seen is not None and place[0] not in seen:
                 continue
             partner = self.sources[place[0]].result
             parts += matches([(own, place[1])], partner)
@@ -350,7 +358,7 @@ class Block:
             yield from partner_values([(place, inner[1])], query.sources[inner[0]].result)
 
     def _query(self, node: exp.Expr) -> Scope | None:
-        return next((result for one, result in self.inner if one is node), None)
+        return next((result for one, result, _ in self.inner if one is node), None)
 
     def _correlated(self, query: Block) -> Iterator[Match]:
         """Columns of this block that the WHERE of a subquery compares with its own columns."""
@@ -377,9 +385,13 @@ class Block:
         if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
             return False
         name = canonical_name(first.name)
-        if len(column.parts) == 2 and self._qualified(name):
+        if self._qualified(name) if len(column.parts) == 2 else self._has_alias(name):
             return False
         return all(source.result.has(name) is False for source in self.sources)
+
+    def _has_alias(self, name: str) -> bool:
+        """Whether SELECT gives this name: DuckDB finds it in WHERE before the columns of an outer block."""
+        return any(isinstance(one, exp.Alias) and _output_name(one) == name for one in self.projections)
 
     def _kind(self, place: Place) -> str | None:
         return self.sources[place[0]].result.kind(place[1])

@@ -148,8 +148,9 @@ class Queries:
             tables.tree = tables.joined(tables.relation(clause.this), node.args.get("joins") or [])
         elif node.args.get("joins"):
             raise UnsupportedStatement
-        expressions = [*node.expressions, *tables.conditions, *_given(node, ("where", "order", *_BELOW))]
-        passes, windows = _passes(node), tuple(_windows_in(expressions))
+        expressions = [*node.expressions, *_given(node, ("where", "order", *_BELOW))]
+        passes, windows = _passes(node), tuple(_windows_in([*expressions, *tables.conditions]))
+        inner = [(query, result, None) for query, result in self.within(expressions, visible)]
         having = node.args.get("having")
         return Block(
             projections=list(node.expressions),
@@ -168,7 +169,10 @@ class Queries:
             filters=tuple(_filters(node)),
             windows=windows,
             laterals=tuple(tables.laterals),
-            inner=self.within(expressions, visible),
+            inner=[
+                *inner,
+                *((query, result, on) for on in tables.conditions for query, result in self.within([on], visible)),
+            ],
             reader=self._reader,
         )
 

@@ -54,7 +54,7 @@ from seamark.connector.trino.statements.conditions import ConditionReader
 from seamark.connector.trino.statements.lexer import QueryText, UnsupportedStatement, extract_query
 from seamark.connector.trino.statements.queries import ColumnsOf, Queries
 from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Scope, Table, canonical_name, check_relations
-from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
+from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements, tokens_in
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.wire import LIKES_MAX
 
@@ -134,10 +134,10 @@ def _read(
 def _parsed(inner: QueryText) -> exp.Expr:
     """Raises UnsupportedStatement, also if sqlglot's tokens of the text differ from Trino's."""
     try:
-        words = _TRINO.tokenize(inner.text)
+        words = tokens_in(_TRINO, inner.text)
         trees = parse_statements(_TRINO, inner.text, words)
-    except (SqlglotError, ValueError, TypeError, AttributeError, LookupError):
-        raise UnsupportedStatement from None  # a bug of sqlglot must fail no statement
+    except SqlglotError:  # also for a fault of sqlglot
+        raise UnsupportedStatement from None
     starts, ends = {one.start for one in inner.tokens}, {one.end for one in inner.tokens}
     if any(word.start not in starts or word.end + 1 not in ends for word in words):
         raise UnsupportedStatement

@@ -17,10 +17,20 @@ from sqlglot import Dialect, exp
 from sqlglot.errors import ParseError, SqlglotError
 
 STEPS_PER_TOKEN, STEPS_LEAST = 20, 5_000
+_FAULTS = (ValueError, TypeError, AttributeError, LookupError)
+"""What a fault of sqlglot raises for a text that it does not foresee."""
 
 
 class TooManyReadings(SqlglotError):
     """A text of which the parser tries too many readings."""
+
+
+def tokens_in(dialect: Dialect, text: str) -> list[Any]:
+    """sqlglot's tokens. SqlglotError for a text that has none in the dialect."""
+    try:
+        return list(dialect.tokenize(text))
+    except _FAULTS:
+        raise SqlglotError("It has a part that cannot be read") from None
 
 
 def parse_statements(
@@ -31,14 +41,14 @@ def parse_statements(
     SqlglotError for a text that is not valid in the dialect, or takes too many steps; RecursionError for one that is
     nested too deeply.
     """
+    tokens = tokens_in(dialect, text) if tokens is None else list(tokens)
     try:
-        tokens = list(dialect.tokenize(text) if tokens is None else tokens)
         parser = _limited(dialect.parser_class)(dialect=dialect)
         parser.steps_left = STEPS_LEAST + STEPS_PER_TOKEN * len(tokens)
         found: list[exp.Expr | None] = (
             parser.parse(tokens, text) if into is None else parser.parse_into(into, tokens, text)
         )
-    except (ValueError, TypeError, AttributeError, LookupError):  # a fault of sqlglot
+    except _FAULTS:
         raise SqlglotError("It has a part that cannot be parsed") from None
     return found
 

@@ -98,6 +98,20 @@ class LooseStatements(Statements):
         more = f" {self.rng.choice(['AND', 'OR'])} {self.simple(scope)}" if self.chance(0.3) else ""
         return f" QUALIFY {self.window(scope)} <= {self.rng.randint(1, 3)}{more}"
 
+    def correlated(self, scope: Scope, outer: Scope) -> str:
+        """Also by a name alone, which may be the name of an output of the subquery, too."""
+        own = {one.name.lower() for one in scope}
+        pairs = [
+            (one, other)
+            for one in scope
+            for other in outer
+            if one.kind == other.kind and self.can_name(one, scope) and other.name.lower() not in own
+        ]
+        if not pairs or self.chance(0.7):
+            return super().correlated(scope, outer)
+        one, other = self.rng.choice(pairs)
+        return f"{self.reference(one, scope)} = {self.spelled(other.name)}"
+
     def equality(self, left: Scope, right: Scope, both: Scope) -> str:
         pairs = [
             (one, other)

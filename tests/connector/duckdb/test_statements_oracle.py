@@ -257,6 +257,32 @@ def test_what_trino_writes_in_another_way_gives_conditions(statement: str, predi
     assert scan.predicate == predicate
 
 
+def test_an_output_of_a_subquery_comes_before_an_outer_column_of_its_name() -> None:
+    """In its WHERE, as DuckDB has it: `q` is `u.x`."""
+    text = "SELECT d.q FROM (SELECT a AS q FROM t) d WHERE EXISTS (SELECT u.x AS {} FROM u WHERE u.k = q)"
+    with duckdb.connect() as con:
+        con.execute("CREATE TABLE t AS FROM (VALUES (1), (3)) r (a)")
+        con.execute("CREATE TABLE u AS FROM (VALUES (1, 1), (2, 7)) r (k, x)")
+        found = [con.execute(text.format(name)).fetchall() for name in ("other", "q")]
+    assert found == [[(1,)], [(1,), (3,)]]
+    columns = {0: {"a": "int"}, 1: {"k": "int", "x": "int"}}
+    for name, is_read in (("other", True), ("q", False), ("Q", False)):
+        marked = DuckDBStatement(text.format(name)).marked(columns, utc=True)
+        scans = find_scans(marked, columns_of=lambda names: columns[int(names[2][-1])])
+        assert [len(one.joins) for one in scans] == [is_read, is_read], name
+
+
+def test_letters_beyond_ascii_have_a_case_in_names() -> None:
+    text = 'SELECT * FROM (SELECT a AS "é", b AS "{}" FROM t) WHERE "é" = 1'
+    with duckdb.connect() as con:
+        con.execute("CREATE TABLE t AS FROM (VALUES (1, 7)) r (a, b)")
+        assert con.execute(text.format("É")).fetchall() == [(1, 7)]
+    with pytest.raises(UnsupportedStatement, match="beyond ASCII"):
+        DuckDBStatement(text.format("É"))
+    for name in ("x", "X"):
+        DuckDBStatement(text.format(name) + f" AND {name} = 7")
+
+
 def test_count_if_is_null_without_rows() -> None:
     """So its condition must not leave out all files."""
     rows = "FROM (VALUES (1)) AS t (a)"

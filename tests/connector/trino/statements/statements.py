@@ -290,6 +290,22 @@ class Statements:
             (f"n{number}", "long") for number in range(len(items))
         ]
 
+    def latest(self) -> tuple[str, list[tuple[str, str]]]:
+        """The first rows of each key, or the numbers of all: by all columns, so that it is the same row always."""
+        table = self.rng.choice(self.tables)
+        names = [quoted(one) for one in table.columns]
+        keys = ", ".join(self.rng.sample(names, self.rng.randint(1, min(2, len(names)))))
+        order = ", ".join(f"{one} {self.rng.choice(['', 'DESC'])} NULLS LAST" for one in names)
+        function = self.rng.choice(["row_number", "row_number", "rank", "dense_rank"])
+        number = f"{function}() OVER (PARTITION BY {keys} ORDER BY {order})"
+        if self.chance(0.2):
+            number = f"{number} + count(*) OVER (PARTITION BY {self.rng.choice(names)})"
+        text = f"SELECT {', '.join(names)}, {number} AS rn FROM main.{quoted(table.name)}"
+        columns = [*table.columns.items(), ("rn", "long")]
+        if self.chance(0.6):
+            return f"SELECT * FROM ({text}) AS ranked WHERE rn = 1", columns
+        return text, columns
+
     def recursive(self, named: list[Stored], name: str) -> tuple[str, list[tuple[str, str]]] | None:
         """Values of a column, and those of another column in rows where the first has one of these."""
         hidden = {one.name.lower() for one in named} | {name.lower()}
@@ -322,7 +338,7 @@ class Statements:
                 text, scope = self.lateral(text, scope, named, taken)
                 continue
             right, more = self.bracket(named, depth, outer, taken)
-            text, scope = self.joined(text, scope, right, more, named, depth)
+            text, scope = self.joined(text, scope, right, more, named, depth, outer)
         return text, scope
 
     def unnested(self, taken: set[str]) -> tuple[str, Scope]:
@@ -334,6 +350,15 @@ class Statements:
 
     def lateral(self, text: str, scope: Scope, named: list[Stored], taken: set[str]) -> tuple[str, Scope]:
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+        query = self.lateral_query(scope, named) if self.chance(0.6) else None
+        if query is not None:
+            inner, columns = query
+            more = [Column(name, kind, alias) for name, kind in columns]
+            kind = self.rng.choice(["CROSS JOIN", ",", "LEFT JOIN", "LEFT JOIN", "JOIN"])
+            on = ""
+            if kind not in ("CROSS JOIN", ","):
+                on = f" ON {self.simple([*scope, *more]) if self.chance(0.4) else 'TRUE'}"
+            return f"{text} {kind} LATERAL ({inner}) AS {self.spelled(alias)}{on}", [*scope, *more]
         aggregate = self.aggregate(scope, named, "count(*) AS n, min(1) AS m")
         if aggregate is None:
             return text, scope
@@ -341,8 +366,46 @@ class Statements:
         more = [Column("n", "long", alias), Column("m", "long", alias)]
         return f"{text} {join} LATERAL ({aggregate}) AS {self.spelled(alias)}{on}", [*scope, *more]
 
+    def lateral_query(self, scope: Scope, named: list[Stored]) -> tuple[str, list[tuple[str, str]]] | None:
+        """Rows of a table that equal the outer row in a column: also joined, in groups, or the first of them."""
+        found = self.correlated_pair(scope, named)
+        if found is None:
+            return None
+        table, name, away = found
+        own = [Column(column, kind, "qq") for column, kind in table.columns.items()]
+        source, inner = f"{self.spelled(table.name)} AS qq", own
+        if self.chance(0.4):
+            hidden = {one.name.lower() for one in named}
+            other = self.rng.choice([one for one in self.tables if one.name.lower() not in hidden])
+            more = [Column(column, kind, "rr") for column, kind in other.columns.items()]
+            inner = [*own, *more]
+            on = f"{self.equality(own, more, inner)}{f' AND {self.simple(inner)}' if self.chance(0.3) else ''}"
+            join = self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
+            source = f"{source} {join} {self.spelled(other.name)} AS rr ON {on}"
+        where = f"qq.{self.spelled(name)} = {away}{f' AND {self.simple(inner)}' if self.chance(0.4) else ''}"
+        able = [one for one in inner if self.can_name(one, inner)]
+        shown = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
+        columns = [(f"l{number}", one.kind) for number, one in enumerate(shown)]
+        items = [f"{self.reference(one, inner)} AS l{number}" for number, one in enumerate(shown)]
+        if self.chance(0.3):
+            keys = ", ".join(str(number) for number in range(1, len(items) + 1))
+            text = f"SELECT {', '.join([*items, 'count(*) AS ln'])} FROM {source} WHERE {where} GROUP BY {keys}"
+            return text, [*columns, ("ln", "long")]
+        text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
+        return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
+
     def aggregate(self, scope: Scope, named: list[Stored], what: str) -> str | None:
         """A query of one row, over a table's rows that equal the outer row in a column."""
+        found = self.correlated_pair(scope, named)
+        if found is None:
+            return None
+        table, name, away = found
+        own = [Column(name, table.columns[name], "qq")]
+        more = f" AND {self.simple(own)}" if self.chance(0.3) else ""
+        return f"SELECT {what} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
+
+    def correlated_pair(self, scope: Scope, named: list[Stored]) -> tuple[Stored, str, str] | None:
+        """A table, a column of it, and a column of the outer row that it can be equal to."""
         hidden = {one.name.lower() for one in named}
         pairs = [
             (table, name, column)
@@ -355,21 +418,19 @@ class Statements:
         if not pairs:
             return None
         table, name, column = self.rng.choice(pairs)
-        away = f"{self.spelled(str(column.owner))}.{self.spelled(column.name)}"
-        more = f" AND {self.simple([Column(name, column.kind, 'qq')])}" if self.chance(0.3) else ""
-        return f"SELECT {what} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
+        return table, name, f"{self.spelled(str(column.owner))}.{self.spelled(column.name)}"
 
     def bracket(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
         text, scope = self.source(named, depth, outer, taken)
         if self.chance(0.12):
             inner = {one.owner.lower() for one in scope if one.owner is not None} | taken
             other, more = self.source(named, depth, outer, inner)
-            text, scope = self.joined(text, scope, other, more, named, depth)
+            text, scope = self.joined(text, scope, other, more, named, depth, outer)
             return f"({text})", scope
         return text, scope
 
     def joined(
-        self, text: str, scope: Scope, right: str, more: Scope, named: list[Stored], depth: int
+        self, text: str, scope: Scope, right: str, more: Scope, named: list[Stored], depth: int, outer: Scope
     ) -> tuple[str, Scope]:
         kind = self.rng.choice(["JOIN", "INNER JOIN", "LEFT JOIN", "LEFT OUTER JOIN", "RIGHT JOIN", "FULL JOIN"])
         if self.chance(0.08):
@@ -392,6 +453,8 @@ class Statements:
         on = [self.simple(both)] if self.chance(0.3) else [self.equality(scope, more, both)]
         if self.chance(0.35):
             on.append(self.simple(both))
+        if depth > 1 and self.chance(0.12):
+            on.append(self.subquery(both, named, depth, outer))
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
         return f"{text} {kind} {right} ON {f' {word} '.join(on)}", both
 
@@ -438,7 +501,10 @@ class Statements:
             rows = ", ".join(f"({one})" for one in VALUES["long"][:3])
             text = f"(VALUES {rows}) AS {self.spelled(alias)} ({quoted(column)})"
             return text, [Column(column, "long", alias)]
-        if shape < 0.45 and depth > 1:
+        if shape < 0.11:
+            text, columns = self.latest()
+            text = f"({text}) AS {self.spelled(alias)}"
+        elif shape < 0.45 and depth > 1:
             text, columns = self.with_query(named, depth - 1, [])
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spelled(alias)}"
         else:

@@ -214,6 +214,36 @@ def test_a_query_in_a_text_within_the_statement_is_read_as_it_would_be_alone() -
             assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in found]) == expected
 
 
+def test_on_sees_the_sources_of_its_join_and_else_those_of_an_outer_query() -> None:
+    """`d` in the subquery is the outer one: the other `d` is joined later."""
+    columns = {"t": {"k": "long"}, "u": {"k": "long"}}
+    inner = "SELECT 1 FROM u AS a JOIN u AS b ON EXISTS (SELECT 1 FROM u AS c WHERE c.k = d.k) JOIN t AS d ON d.k = 2"
+    text = f"SELECT k FROM t AS d WHERE EXISTS ({inner})"
+    found = find_scans(text, columns_of=lambda names: columns[names[2]])
+    assert [one.predicate for one in found] == [None, None, None, None, '"k" = 2']
+    with duckdb.connect() as connection:
+        for name in columns:
+            connection.execute(f"CREATE TABLE {name} AS FROM (VALUES (1), (2), (3)) AS r (k)")
+        expected = rows_of(connection, text)
+        assert sum(expected.values()) == 3
+        for seed in range(6):
+            check_same(random.Random(seed), connection, text, found, expected, f"seed {seed}")
+
+
+def test_lateral_sees_the_left_side_of_its_join() -> None:
+    """Whether it also sees what stands before a comma depends on the engine."""
+    lateral = "LATERAL (SELECT c.k FROM u AS c WHERE c.k = a.k) AS q"
+
+    def joins(sources: str) -> int:
+        text = f"SELECT q.k FROM {sources} WHERE a.k = 2"
+        return len(find_scans(text, columns_of=lambda _: {"k": "long"})[-1].joins)
+
+    assert joins(f"t AS a CROSS JOIN {lateral}") == 1
+    assert joins(f"t AS a JOIN t AS b ON a.k = b.k LEFT JOIN {lateral} ON TRUE") == 1
+    assert joins(f"t AS a, {lateral}") == 1
+    assert joins(f"t AS a, t AS b CROSS JOIN {lateral}") == 0
+
+
 def immediate(text: str) -> str:
     return "EXECUTE IMMEDIATE '" + text.replace("'", "''") + "'"
 
