@@ -62,6 +62,10 @@ class Storage:
             f"{location!r} is in an unsupported storage: supported schemes are file, {', '.join(S3_SCHEMES)}"
         )
 
+    def is_local(self, location: str) -> bool:
+        """Whether it is a file of this machine. ValueError for a scheme that is not known."""
+        return isinstance(self.open(location)[0], fs.LocalFileSystem)
+
     def _s3(self) -> fs.FileSystem:
         given = self.properties
         endpoint = urlsplit(given["s3.endpoint"]) if given.get("s3.endpoint") else None

@@ -30,10 +30,10 @@ class FileProjection:
     ) -> None:
         """`file`: its columns with ids (`with_mapped_ids`). `partition`: the values of identity partition fields, by
         column id. AmbiguousColumn if no unique column matches a field, or its type cannot be promoted."""
-        names = [column.name for column in file]
+        names, ids = [column.name for column in file], [id_of(column) for column in file]
         self._sources: dict[int, tuple[str, Convert] | pa.Scalar] = {}
         for field in fields:
-            position = _position_of(file, field.id)
+            position = _position_among(ids, field.id)
             if position is None:
                 self._sources[field.id] = _default_value(field, partition)
                 continue
@@ -62,10 +62,14 @@ class FileProjection:
 
 
 def _position_of(fields: Iterable[pa.Field], field_id: int) -> int | None:
-    positions = [position for position, field in enumerate(fields) if id_of(field) == field_id]
-    if len(positions) > 1:
-        raise AmbiguousColumn(f"it has {len(positions)} columns that may be column {field_id}")
-    return positions[0] if positions else None
+    return _position_among([id_of(field) for field in fields], field_id)
+
+
+def _position_among(ids: Sequence[int | None], field_id: int) -> int | None:
+    count = ids.count(field_id)
+    if count > 1:
+        raise AmbiguousColumn(f"it has {count} columns that may be column {field_id}")
+    return ids.index(field_id) if count else None
 
 
 def _default_value(field: Field, partition: Mapping[int, Value | None]) -> pa.Scalar:

@@ -56,6 +56,8 @@ def _chunks(file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[
         for predicate in predicates
         if predicate.transform == IDENTITY and predicate.kind in _COMPARED
     }
+    if not kinds:
+        return {}
     try:
         places = places_of(fields, kinds)
     except AmbiguousColumn:

@@ -39,12 +39,17 @@ from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan,
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
 from seamark.metaserver.iceberg.expressions.residuals import Residuals
 from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable
-from seamark.metaserver.iceberg.files.parquet_reading import plain_metadata
+from seamark.metaserver.iceberg.files.parquet_reading import check_plain, plain_metadata
 from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
 
 _HOLE_BYTES, _HOLE_BYTES_REMOTE = 16 << 10, 1 << 20
 """Maximum gap between pages that are read in one request, for local and remote files: reading the gap takes about as
 long as a further request."""
+
+
+_WHOLE_BYTES, _WHOLE_BYTES_REMOTE = 256 << 10, 1 << 20
+"""A file of at most this size is read at once, for local and remote files: several requests for parts of it, or a
+thread of pyarrow that waits for them, take longer."""
 
 
 def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
@@ -168,7 +173,7 @@ class TaskReader:
         """The residual of the filter for the file's partition. The residuals of the plan are not used: they refer to
         columns by names, which may belong to another schema."""
         read_plan, spec_id = self._read_plan, task.spec_id
-        if task.exact:
+        if task.exact or read_plan.where == TRUE:
             return TRUE
         if spec_id not in self._residuals:
             self._residuals[spec_id] = Residuals(read_plan.where, spec_of(read_plan.metadata, task))
@@ -189,21 +194,37 @@ def _open_file(task: ScanTask, storage: Storage, decryption: Any) -> Iterator[tu
     if task.file.get("key-metadata"):
         raise Unreadable(task.path, "it is encrypted by Iceberg's table encryption, which is not supported")
     filesystem, path = storage.open(task.path)
+    near = isinstance(filesystem, pa.fs.LocalFileSystem)
     with (
-        filesystem.open_input_file(path) as source,
+        _small_in_memory(filesystem.open_input_file(path), _WHOLE_BYTES if near else _WHOLE_BYTES_REMOTE) as source,
         pq.ParquetFile(
             source,
-            metadata=plain_metadata(source, task.path) if decryption is None else None,
-            pre_buffer=True,
+            metadata=_plain_metadata(source, task.path) if decryption is None else None,
+            pre_buffer=not isinstance(source, pa.BufferReader),
             coerce_int96_timestamp_unit="us",
             decryption_properties=decryption,
         ) as file,
     ):
         if file.metadata.num_rows != task.records:
             raise Unreadable(task.path, f"it has {file.metadata.num_rows} rows; its manifest says {task.records}")
-        near = isinstance(filesystem, pa.fs.LocalFileSystem)
         hole_bytes = _HOLE_BYTES if near else _HOLE_BYTES_REMOTE
         yield file, Pages(source, file, hole_bytes=hole_bytes, encrypted=decryption is not None)
+
+
+def _plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
+    """The footer of a file that must not be encrypted; None if pyarrow may decode it itself."""
+    if isinstance(source, pa.BufferReader):
+        check_plain(source, path)
+        return None
+    return plain_metadata(source, path)
+
+
+@contextmanager
+def _small_in_memory(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.NativeFile]:
+    """The file, read at once if it has at most `most_bytes`."""
+    with source:
+        size = source.size()
+        yield pa.BufferReader(source.read_at(size, 0)) if size <= most_bytes else source
 
 
 @contextmanager

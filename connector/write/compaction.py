@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
@@ -29,8 +32,8 @@ from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import keys_of_environment
 from seamark.connector.parquet.metrics import float_columns
 from seamark.connector.read.lineage import NAMES, has_lineage
-from seamark.connector.read.read_plan import plan_read
-from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.read_ahead import read_tasks
+from seamark.connector.read.read_plan import BATCH_ROWS, plan_read
 from seamark.connector.read.settled_files import now_ms, settle
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.write.copies import CopyCounts, CopyPolicy, CopyWriter
@@ -43,7 +46,7 @@ from seamark.connector.write.replacements import (
     replace_batches,
     run_here,
 )
-from seamark.connector.write.row_origins import OriginLog
+from seamark.connector.write.row_origins import Longs, OriginLog
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, keeps_lineage, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
@@ -73,6 +76,8 @@ _EQUAL = 2
 """Two files are of one tier if the larger is at most this many times as large."""
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
 """Limits of the files that a commit replaces."""
+_JOINED_BYTES = 64 << 20
+"""Limit of the batches of several files that are written as one."""
 
 
 DeleteKey = tuple[str, int | None]
@@ -280,17 +285,49 @@ def _encode(
     """`firsts`: the origin of the first row of each file."""
     names = [field.name for field in opened.schema.fields]
     names += NAMES if keeps_lineage(target) else ()
-    reader = TaskReader(plan_read(opened, names, TRUE, positions=True), opened.storage, threads=False)
-    columns = list(range(len(names)))  # by position: a column of the table may have the name of the position column
+    read_plan = plan_read(opened, names, TRUE, positions=True)
+    # With the target's spec, the rows of a partition stay in it: its file is written while the next ones are read.
+    stay = all(task.spec_id == target.spec.spec_id for task in tasks)
+    groups = list(group_by_partition(tasks)) if stay else [list(tasks)]
+    ahead = read_tasks(read_plan, opened.storage, (task for members in groups for task in members))
     rows = 0
-    with TableWriter(target, origins=origins) as writer:
-        for task in tasks:
-            for rows_read in reader.read(task):
-                rows += rows_read.num_rows
-                writer.write(rows_read.select(columns), rows_read.column(len(names)).to_numpy() + firsts[task.path])
-            advance(1, task.size_bytes)
+    with TableWriter(target, origins=origins) as writer, closing(ahead):
+        for members in groups:
+            for batch, numbers in _numbered(islice(ahead, len(members)), firsts):
+                rows += batch.num_rows
+                writer.write(batch, numbers)
+            if stay:
+                writer.cut()
         written = writer.close()
     if written.rows != rows:
         written.discard(target.storage)
         raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
     return written
+
+
+def _numbered(
+    read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]], firsts: Mapping[str, int]
+) -> Iterator[tuple[pa.RecordBatch, Longs]]:
+    """The rows without their positions, and their origins. Batches of small files are joined: what is done for each
+    batch takes longer than what is done for a thousand rows."""
+    waiting, starts, rows, size_bytes = list[pa.RecordBatch](), list[int](), 0, 0
+    for task, batches in read:
+        for batch in batches:
+            if waiting and (rows + batch.num_rows > BATCH_ROWS or size_bytes + batch.nbytes > _JOINED_BYTES):
+                yield _joined(waiting, starts)
+                waiting, starts, rows, size_bytes = [], [], 0, 0
+            waiting.append(batch)
+            starts.append(firsts[task.path])
+            rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
+        advance(1, task.size_bytes)
+    if waiting:
+        yield _joined(waiting, starts)
+
+
+def _joined(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tuple[pa.RecordBatch, Longs]:
+    """`starts`: what is added to the positions of each batch. They are the last column: a column of the table may have
+    its name."""
+    joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    last = joined.num_columns - 1
+    origins = joined.column(last).to_numpy() + np.repeat(starts, [batch.num_rows for batch in batches])
+    return joined.select(list(range(last))), origins

@@ -251,11 +251,21 @@ def page_sizes(data: bytes, values: int) -> _Pages:
 def plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
     """The footer of a file without encryption; None for a file that is not Parquet, which pyarrow refuses. Unreadable
     for an encrypted file."""
-    footer = _footer_of(source, path, limit_bytes=source.size())
+    footer = _plain_footer(source, path)
     if not footer:
         return None
-    check_unsigned(footer, path)
     return pq.read_metadata(pa.BufferReader(b"".join((MAGIC, footer, len(footer).to_bytes(4, "little"), MAGIC))))
+
+
+def check_plain(source: pa.NativeFile, path: str) -> None:
+    """Unreadable for an encrypted file. For a file in memory, which is still the same when pyarrow reads its footer."""
+    _plain_footer(source, path)
+
+
+def _plain_footer(source: pa.NativeFile, path: str) -> bytes:
+    footer = _footer_of(source, path, limit_bytes=source.size())
+    check_unsigned(footer, path)
+    return footer
 
 
 def check_unsigned(footer: bytes, path: str) -> None:

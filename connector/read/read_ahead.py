@@ -1,0 +1,88 @@
+"""Reads small files ahead of the job that uses their rows.
+
+A job that reads hundreds of small files, one after the other, waits for the storage's answer for each, and decodes
+while it does nothing else. Here other threads read the next files meanwhile; decoding does not hold the interpreter's
+lock. Only files without deletes that fit into one batch are read ahead, so that the memory stays that of a few batches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pyarrow as pa
+
+from seamark.connector.client.storage import Storage
+from seamark.connector.read.read_plan import BATCH_ROWS, ReadPlan
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import ScanTask
+
+_FILE_BYTES = 1 << 20
+_FILES, _BYTES, _ROWS = 16, 4 << 20, BATCH_ROWS
+"""Limits of the files that a thread reads at a time: to hand over each of them would take as long as to read it."""
+_THREADS, _THREADS_REMOTE = 2, 8
+"""A local file costs little but its decoding; for objects, threads wait for answers."""
+
+_Read = tuple[ScanTask, Iterable[pa.RecordBatch]]
+
+
+def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask]) -> Generator[_Read]:
+    """The tasks in their order, each with its batches, as `TaskReader.read` returns them; encrypted files are refused.
+    The batches of a task must be used before the next task is requested. Unreadable, while the batches of the file are
+    requested or before."""
+    own = TaskReader(read_plan, storage, threads=False)
+    readers = threading.local()  # a reader has caches, which are not for several threads
+
+    def read(together: Sequence[ScanTask]) -> list[_Read]:
+        reader: TaskReader | None = getattr(readers, "reader", None)
+        if reader is None:
+            reader = readers.reader = TaskReader(read_plan, storage, threads=False)
+        return [(task, list(reader.read(task))) for task in together]
+
+    pool: ThreadPoolExecutor | None = None
+    waiting: deque[ScanTask | Future[list[_Read]]] = deque()
+
+    def next_reads() -> Iterable[_Read]:
+        first = waiting.popleft()
+        return [(first, own.read(first))] if isinstance(first, ScanTask) else first.result()
+
+    try:
+        for together in _divide(tasks):
+            if not _is_small(together[0]):
+                waiting += together
+            else:
+                if pool is None:
+                    threads = _THREADS if storage.is_local(together[0].path) else _THREADS_REMOTE
+                    pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
+                waiting.append(pool.submit(read, together))
+            while len(waiting) > _THREADS_REMOTE:
+                yield from next_reads()
+        while waiting:
+            yield from next_reads()
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
+    """Successive small files within the limits; every other file alone."""
+    together, size_bytes, rows = list[ScanTask](), 0, 0
+    for task in tasks:
+        small = _is_small(task)
+        full = len(together) == _FILES or size_bytes + task.size_bytes > _BYTES or rows + task.records > _ROWS
+        if together and (full or not small):
+            yield together
+            together, size_bytes, rows = [], 0, 0
+        if small:
+            together.append(task)
+            size_bytes, rows = size_bytes + task.size_bytes, rows + task.records
+        else:
+            yield [task]
+    if together:
+        yield together
+
+
+def _is_small(task: ScanTask) -> bool:
+    return task.size_bytes <= _FILE_BYTES and task.records <= _ROWS and not task.deletes and task.removed_by is None

@@ -1,0 +1,110 @@
+"""Small files are read by other threads, ahead of their use: the same rows in the same order, and the same errors."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seamark.connector.client.storage import Storage
+from seamark.connector.read import read_ahead
+from seamark.connector.read.read_ahead import read_tasks
+from seamark.connector.read.read_plan import ReadPlan
+from seamark.connector.read.tables import ScanTask
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types import schema as ours
+from tests.connector.read.test_reading_schemas import new_table
+from tests.seeds import first_seed
+
+ARROW = pa.schema([pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"})])
+SCHEMA = ours.Schema((ours.Field(1, "id", False, "long"),), 0)
+DELETES = pa.schema(
+    [
+        pa.field("file_path", pa.string(), metadata={"PARQUET:field_id": "2147483546"}),
+        pa.field("pos", pa.int64(), metadata={"PARQUET:field_id": "2147483545"}),
+    ]
+)
+
+
+def _plan(folder: Path) -> ReadPlan:
+    return ReadPlan(new_table(SCHEMA, PartitionSpec(0, ()), folder), SCHEMA, ("id",), positions=True)
+
+
+def _task(path: Path, values: list[int], deleted: list[int] | None = None) -> ScanTask:
+    pq.write_table(pa.table([values], schema=ARROW), path, row_group_size=max(1, len(values) // 3))
+    deletes: tuple[dict[str, Any], ...] = ()
+    if deleted:
+        at = path.with_suffix(".deletes.parquet")
+        rows = [[path.as_uri()] * len(deleted), deleted]
+        pq.write_table(pa.table(rows, schema=DELETES), at)
+        size = at.stat().st_size
+        deletes = ({"content": "position-deletes", "file-path": at.as_uri(), "file-format": "parquet", "spec-id": 0,
+                    "partition": [], "record-count": len(deleted), "file-size-in-bytes": size},)  # fmt: skip
+    file = {"file-path": path.as_uri(), "file-format": "parquet", "record-count": len(values), "spec-id": 0,
+            "partition": [], "file-size-in-bytes": path.stat().st_size}  # fmt: skip
+    return ScanTask(file, deletes)
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that files of a few kilobytes are above and below each of them."""
+    for name, value in (("_FILE_BYTES", 2000), ("_BYTES", 5000), ("_FILES", 3), ("_ROWS", 150)):
+        monkeypatch.setattr(read_ahead, name, value)
+
+
+def test_all_files_come_in_their_order_with_their_rows(tmp_path: Path) -> None:
+    """Large and small ones, with deletes and without, empty ones too, against the lists that were written."""
+    rng = random.Random(first_seed())
+    tasks, expected = [], []
+    for number in range(60):
+        values = [rng.randrange(10**12) for _ in range(rng.choice([0, 1, 5, 40, 140, 151, 400]))]
+        deleted = sorted(rng.sample(range(len(values)), len(values) // 4)) if rng.random() < 0.3 else []
+        task = _task(tmp_path / f"{number}.parquet", values, deleted)
+        tasks.append(task)
+        expected.append((task.path, [(value, at) for at, value in enumerate(values) if at not in deleted]))
+    assert len({read_ahead._is_small(task) for task in tasks}) == 2
+    found = []
+    for task, batches in read_tasks(_plan(tmp_path), Storage(), tasks):
+        rows = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+        found.append((task.path, rows))
+    assert found == expected
+
+
+def test_an_unreadable_file_is_an_error_after_the_files_before_it(tmp_path: Path) -> None:
+    tasks = [_task(tmp_path / f"{number}.parquet", [number]) for number in range(40)]
+    Path(tmp_path / "25.parquet").write_bytes(b"no Parquet")
+    found: list[list[int]] = []
+
+    def read_all() -> None:
+        for _, batches in read_tasks(_plan(tmp_path), Storage(), tasks):
+            found.extend(batch.column(0).to_pylist() for batch in batches)
+
+    with pytest.raises(Unreadable, match=r"25\.parquet: it cannot be read"):
+        read_all()
+    assert found == [[number] for number in range(len(found))]
+    assert len(found) > 20
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+
+
+def test_a_reader_that_stops_early_leaves_no_thread_and_has_requested_few_files(tmp_path: Path) -> None:
+    tasks = [_task(tmp_path / f"{number}.parquet", [number]) for number in range(200)]
+    requested: list[ScanTask] = []
+
+    def given() -> Iterator[ScanTask]:
+        for task in tasks:
+            requested.append(task)
+            yield task
+
+    with closing(read_tasks(_plan(tmp_path), Storage(), given())) as reads:
+        task, batches = next(reads)
+        assert (task, [batch.column(0).to_pylist() for batch in batches]) == (tasks[0], [[0]])
+    assert len(requested) < 50
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
