@@ -35,6 +35,8 @@ LIKES_MAX, PATTERN_MAX = 16, 1_000
 """Limits of LIKE predicates for one dimension, and of the characters of a pattern."""
 NAME_MAX = 255
 """In characters."""
+LEVELS_MAX = 1000
+"""Of a namespace."""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
 T = TypeVar("T")
@@ -66,6 +68,8 @@ def parse_namespace(text: str) -> tuple[str, ...]:
 def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
     if not path:
         raise BadRequest("A namespace needs at least one level")
+    if len(path) > LEVELS_MAX:
+        raise BadRequest(f"The namespace has {len(path):,} levels; the limit is {LEVELS_MAX:,}")
     for level in path:
         check_name(level, "namespace level")
     return path

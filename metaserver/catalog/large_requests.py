@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TypeVar
+
+from seamark.metaserver.turns import FairLock
 
 T = TypeVar("T")
 
@@ -12,9 +13,12 @@ LARGE_BYTES = 128 << 10
 """Of JSON. Less takes milliseconds."""
 
 
-async def run_by_size(size_bytes: int, work: Callable[[], T]) -> T:
-    """The result of `work`, which is pure: of a large request in a thread, so that the loop serves others meanwhile.
-    `size_bytes`: of the request as JSON, or about as much."""
-    if size_bytes <= LARGE_BYTES:
-        return work()
-    return await asyncio.to_thread(work)
+class LargeRequests(FairLock):
+    """The turns of those who sent large requests."""
+
+    async def run_by_size(self, holder: str, size_bytes: int, work: Callable[[], T]) -> T:
+        """The result of `work`, which is pure: of a large request in a thread, so that the loop serves others
+        meanwhile. `size_bytes`: of the request as JSON, or about as much."""
+        if size_bytes <= LARGE_BYTES:
+            return work()
+        return await self.run(holder, work)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from seamark.metaserver.catalog.ownership.claims import check_outside
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
-from seamark.metaserver.errors import CommitConflict, Unprocessable
+from seamark.metaserver.errors import CommitConflict, TooLarge, Unprocessable
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
 from seamark.metaserver.store.model import Namespace, NamespacePath
 from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, ReplaceNamespaceProperties
 from seamark.metaserver.wire import check_namespace, encode_json
+
+PROPERTIES_CHARACTERS_MAX = 1 << 20
+"""Of a namespace's properties together: the event loop reads them from the database for each request that needs the
+namespace."""
 
 
 class Namespaces:
@@ -22,7 +27,7 @@ class Namespaces:
     async def create(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> Namespace:
         """AlreadyExists; NoSuchNamespace for the parent; BadRequest for a `location` outside the warehouse."""
         check_namespace(path)
-        check_client_properties(properties, "A namespace")
+        await self._check_properties(caller, properties)
         if "location" in properties:
             await self._parts.check_location(caller, properties["location"], "The namespace's location")
             await check_outside(self._parts, properties["location"], "The namespace's location")
@@ -74,21 +79,22 @@ class Namespaces:
         contradictory = sorted(set(removals) & set(updates))
         if contradictory:
             raise Unprocessable(f"Keys in both removals and updates: {', '.join(contradictory)}; name each key once")
-        check_client_properties(updates, "A namespace")
+        await self._check_properties(caller, updates)
         if "location" in updates:
             await self._parts.check_location(caller, updates["location"], "The namespace's location")
             await check_outside(self._parts, updates["location"], "The namespace's location")
+        named = dict.fromkeys(removals)
         for attempt in range(self._parts.settings.commit_retries + 1):
             stored = await self._parts.require_namespace(path)
             changes = PropertyChanges(
                 updated=list(updates),
-                removed=[key for key in dict.fromkeys(removals) if key in stored.properties],
-                missing=[key for key in dict.fromkeys(removals) if key not in stored.properties],
+                removed=[key for key in named if key in stored.properties],
+                missing=[key for key in named if key not in stored.properties],
             )
-            kept = {key: value for key, value in stored.properties.items() if key not in set(removals)}
-            replace = ReplaceNamespaceProperties(
-                path=path, expected_version=stored.version, properties={**kept, **updates}
-            )
+            properties = {key: value for key, value in stored.properties.items() if key not in named} | updates
+            if updates:  # those of before the limit may be removed
+                _check_size(properties)
+            replace = ReplaceNamespaceProperties(path=path, expected_version=stored.version, properties=properties)
             try:
                 await self._parts.transact(
                     [replace, *self._parts.remember(caller, status=200, body=encode_json(changes))]
@@ -99,6 +105,11 @@ class Namespaces:
             else:
                 return changes
         raise AssertionError("the loop returns or raises")
+
+    async def _check_properties(self, caller: Caller, properties: dict[str, str]) -> None:
+        _check_size(properties)
+        check = partial(check_client_properties, properties, "A namespace")
+        await self._parts.large.run_by_size(caller.who, caller.request_bytes, check)
 
     async def drop(self, caller: Caller, path: NamespacePath) -> None:
         """NamespaceNotEmpty while it contains tables, views, functions or namespaces; dropped entries do not count."""
@@ -112,4 +123,13 @@ class Namespaces:
             path=namespace.path,
             properties={**namespace.properties, "location": location},
             version=namespace.version,
+        )
+
+
+def _check_size(properties: Mapping[str, str]) -> None:
+    characters = sum(map(len, properties)) + sum(map(len, properties.values()))
+    if characters > PROPERTIES_CHARACTERS_MAX:
+        raise TooLarge(
+            f"The namespace would have properties of {characters:,} characters; the limit is "
+            f"{PROPERTIES_CHARACTERS_MAX:,}"
         )

@@ -7,13 +7,14 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import structs
 
 from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.catalog.documents import Documents
-from seamark.metaserver.catalog.large_requests import run_by_size
+from seamark.metaserver.catalog.large_requests import LargeRequests
 from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import (
@@ -86,6 +87,7 @@ class CatalogContext:
     timeline: Timeline
     pages: PageTokens
     unclaimed: Unclaimed = field(default_factory=Unclaimed)
+    large: LargeRequests = field(default_factory=LargeRequests)
 
     async def require_namespace(self, path: NamespacePath) -> Namespace:
         namespace = await self.store.namespace(path)
@@ -125,7 +127,8 @@ class CatalogContext:
         locations for writers."""
         # Those that are stored count as well, so the length of the request does not say how much there is to check.
         size_bytes = sum(len(key) + len(value) for key, value in properties.items())
-        await run_by_size(size_bytes, lambda: check_client_properties(properties, "A table or view"))
+        check = partial(check_client_properties, properties, "A table or view")
+        await self.large.run_by_size(caller.who, size_bytes, check)
         if caller.confined_to is None:
             return
         for key in PATH_PROPERTIES:

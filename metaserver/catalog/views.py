@@ -10,7 +10,6 @@ import msgspec
 
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.dropped import drop_operations
-from seamark.metaserver.catalog.large_requests import run_by_size
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, moves
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, fingerprint_of, owned_properties
 from seamark.metaserver.catalog.parts import CatalogContext
@@ -106,7 +105,7 @@ class Views:
             properties=owned_properties(caller, request.properties, {}, rewritten=True),
             now_ms=requested_ms,
         )
-        metadata = await run_by_size(caller.request_bytes, work)
+        metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, work)
         document = encode_view(metadata)
         suffix = name_suffix(document)
         path = metadata_location(self._parts, location, metadata.properties, None, suffix)
@@ -155,7 +154,7 @@ class Views:
             base = await self._metadata(entry)
             check_view_requirements(base.view_uuid, requirements)
             work = partial(apply_view_updates, base, updates, now_ms=self._parts.clock.now_ms())
-            metadata = await run_by_size(caller.request_bytes, work)
+            metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, work)
             metadata = _owned(caller, base, metadata)
             if metadata is base:
                 remember = self._parts.remember(caller, status=200, metadata_location=entry.metadata_location)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from seamark.metaserver import turns
 from seamark.metaserver.catalog import large_requests
 from tests.api.client import VIEW_VERSION, Answer, Api
 from tests.attacks.world import SCHEMA
@@ -76,11 +77,7 @@ async def test_others_are_answered_while_a_large_request_is_checked(
 
         return await kept(waiting)
 
-    class Threads:
-        pass
-
-    Threads.to_thread = staticmethod(to_thread)  # type: ignore[attr-defined]
-    monkeypatch.setattr(large_requests, "asyncio", Threads)
+    monkeypatch.setattr(turns, "_in_thread", to_thread)
     path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT))
     assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
     asked: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))

@@ -8,10 +8,12 @@ import gc
 import gzip
 import io
 import json
+import threading
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 import structlog
@@ -22,12 +24,13 @@ from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.bodies import body_limit
 from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.keys import SETTINGS
-from seamark.metaserver.api.http.slots import FairLock, HolderLimit, RequestSlot, WorkerLimits
+from seamark.metaserver.api.http.slots import HolderLimit, RequestSlot, WorkerLimits
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import RetryLater, TooManyRequests
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.turns import FairLock
 from tests.server.rig import Running, running
 from tests.server.test_connections import Wire
 from tests.waits import until
@@ -180,6 +183,37 @@ async def test_who_sends_many_large_bodies_waits_for_its_own() -> None:
     await asyncio.gather(take("ann"), take("bob"), *hostile)
     assert sorted(order[:4]) == ["ann", "bob", "eve", "eve"]
     assert len(order) == 52
+
+
+async def test_who_leaves_keeps_its_turn_until_its_thread_ends() -> None:
+    """Otherwise who sends and leaves, again and again, would have all threads."""
+    turns, begun, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
+
+    def work() -> int:
+        running[0] += 1
+        running[1] = max(running)
+        begun.set()
+        assert ended.wait(60)
+        running[0] -= 1
+        return 1
+
+    left = [asyncio.create_task(turns.run("eve", work)) for _ in range(3)]
+    assert await asyncio.to_thread(begun.wait, 60)
+    other = asyncio.create_task(turns.run("ann", work))
+    await asyncio.sleep(0)
+    for task in left:
+        task.cancel()
+    assert await asyncio.gather(*left, return_exceptions=True) == [ANY] * 3
+    assert all(task.cancelled() for task in left)
+    assert not other.done()
+    assert not turns.is_free
+    ended.set()
+    assert await other == 1
+    assert running == [0, 1]
+    assert turns.is_free
+    with pytest.raises(ZeroDivisionError):
+        await turns.run("eve", lambda: 1 // 0)
+    assert turns.is_free
 
 
 async def test_a_bomb_is_refused_when_it_has_unpacked_to_the_limit(tmp_path: Path) -> None:

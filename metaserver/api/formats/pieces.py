@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -63,18 +64,23 @@ class _Encoder:
         return self.take()
 
 
-async def send(request: web.Request, pieces: Iterator[bytes]) -> web.StreamResponse:
-    """Sends the pieces as one JSON answer; the event loop runs other tasks after each `SLICE_S` of work.
+Run = Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
+
+
+async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None = None) -> web.StreamResponse:
+    """Sends the pieces as one JSON answer; the event loop runs other tasks after each `SLICE_S` of work. `run`: makes
+    pieces that take longer, one at a time, outside of the event loop.
 
     An error within the first `STREAM_FROM_BYTES` becomes an error answer.
     """
     encoder = _Encoder(gzip=accepts_gzip(request.headers))
     monotonic = request.app[CLOCK].monotonic
     until_s = monotonic() + SLICE_S
-    for piece in pieces:
+    following = partial(next, pieces, None)
+    while (piece := following() if run is None else await run(following)) is not None:
         encoder.add(piece)
         if encoder.size_bytes >= STREAM_FROM_BYTES:
-            return await _stream(request, encoder, pieces)
+            return await _stream(request, encoder, following, run)
         if monotonic() >= until_s:
             await asyncio.sleep(0)
             until_s = monotonic() + SLICE_S
@@ -89,12 +95,14 @@ async def send(request: web.Request, pieces: Iterator[bytes]) -> web.StreamRespo
     return response
 
 
-async def _stream(request: web.Request, encoder: _Encoder, pieces: Iterator[bytes]) -> web.StreamResponse:
+async def _stream(
+    request: web.Request, encoder: _Encoder, following: Callable[[], bytes | None], run: Run | None
+) -> web.StreamResponse:
     """Sends the buffer, then each further piece when it is generated."""
     response = await _begin(request, encoder)
     with _cut_off(request):
         await _write(response, encoder.take())
-        for piece in pieces:
+        while (piece := following() if run is None else await run(following)) is not None:
             encoder.add(piece)
             await _write(response, encoder.take())
         await _write(response, encoder.finish())

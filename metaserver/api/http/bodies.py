@@ -9,6 +9,7 @@ says where, the check of its role; only `getToken` reads from unauthenticated cl
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
@@ -167,8 +168,7 @@ async def parse(request: web.Request, body: bytes, shape: type[T]) -> T:
     times its memory. BadRequest names the field that is wrong."""
     if len(body) <= QUICK_BYTES:
         return parse_now(body, shape)
-    async with request.app[BOUNDS].parsing.of(_holder(request)):
-        return await asyncio.to_thread(parse_now, body, shape)
+    return await request.app[BOUNDS].parsing.run(_holder(request), partial(parse_now, body, shape))
 
 
 def parse_now(body: bytes, shape: type[T]) -> T:

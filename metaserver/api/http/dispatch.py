@@ -21,7 +21,7 @@ from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach
 from seamark.metaserver.api.http.endpoints import served_paths
-from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, PRINCIPAL, REQUEST_ID, SETTINGS
+from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, BOUNDS, PRINCIPAL, REQUEST_ID, SETTINGS
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.http.parameters.plan_audience import audience_of
 from seamark.metaserver.api.http.parameters.requests import key_of, path_names, path_namespace
@@ -116,6 +116,11 @@ class Call:
     async def parse(self, body: bytes, shape: type[B]) -> B:
         """A body that the handler takes as bytes; large bodies are parsed in a thread."""
         return await bodies.parse(self._request, body, shape)
+
+    async def in_turn(self, work: Callable[[], B]) -> B:
+        """The result of `work`, long Python work on what the request says: in a thread, one of all at a time, and
+        principals in turn."""
+        return await self.app[BOUNDS].parsing.run(self.principal.name, work)
 
     async def idempotency_key(self) -> IdempotencyKey | None:
         if not self._route.is_idempotent:

@@ -17,6 +17,8 @@ from seamark.metaserver.errors import NoSuchTable, NoSuchView, RetryLater, Seama
 from seamark.metaserver.wire import encode_json
 
 _EMPTY_NAMESPACE = re.compile(r"^/v1/(?:[^/]+/)?namespaces//(tables|views)/[^/]")
+MESSAGE_CHARACTERS_MAX = 8_000
+"""A message quotes names and values of the request, which may have megabytes."""
 _TYPES = {
     400: "BadRequestException",
     401: "NotAuthorizedException",
@@ -38,6 +40,8 @@ def error_response(status: int, kind: str, message: str, *, head: bool = False) 
 
 
 def error_body(status: int, kind: str, message: str) -> bytes:
+    if len(message) > MESSAGE_CHARACTERS_MAX:
+        message = f"{message[:MESSAGE_CHARACTERS_MAX]}… ({len(message):,} characters)"
     return encode_json({"error": {"message": message, "type": kind, "code": status, "stack": []}})
 
 

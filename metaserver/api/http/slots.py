@@ -7,14 +7,11 @@ slow senders take no slots from processing. No clock and no input or output.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Literal
-from weakref import WeakValueDictionary
 
 from seamark.metaserver.errors import RetryLater, TooManyRequests
+from seamark.metaserver.turns import FairLock
 
 
 class HolderLimit:
@@ -55,21 +52,6 @@ class HolderLimit:
         assert all(0 < held <= self.share for held in self._held.values())
 
 
-class FairLock:
-    """One of all at a time, and one of each holder in the queue for it: who sends much waits for its own."""
-
-    def __init__(self) -> None:
-        self._all = asyncio.Lock()
-        self._own: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    @asynccontextmanager
-    async def of(self, holder: str) -> AsyncIterator[None]:
-        """A slot of `holder`, for as long as the block runs."""
-        own = self._own.setdefault(holder, asyncio.Lock())
-        async with own, self._all:
-            yield
-
-
 class WorkerLimits:
     """The limits of one worker."""
 
@@ -82,7 +64,7 @@ class WorkerLimits:
         self.watching = HolderLimit("watchers", watchers + requests, max(1, watchers // 2))
         self.bodies = HolderLimit("bytes of bodies", body_bytes, max(1, body_bytes // 2))
         self.parsing = FairLock()
-        """Large bodies are parsed one at a time."""
+        """Large bodies are parsed one at a time, and so is what they say: filters of many values."""
         self.reading_sql = FairLock()
         """SQL is parsed one text at a time."""
         self.inflating = FairLock()
@@ -91,6 +73,14 @@ class WorkerLimits:
     def check_invariants(self) -> None:
         for bound in (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies):
             bound.check_invariants()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has anything of these limits. For tests."""
+        limits = (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies)
+        return not any(one.taken for one in limits) and all(
+            lock.is_free for lock in (self.parsing, self.reading_sql, self.inflating)
+        )
 
 
 Kind = Literal["working", "watching", "tokens"]

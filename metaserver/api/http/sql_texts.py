@@ -26,5 +26,4 @@ async def read_in_turn(call: Call, characters: int, read: Callable[[], T]) -> T:
         found = read()
         await asyncio.sleep(0)  # a request may have a text in each of many joins
         return found
-    async with call.app[BOUNDS].reading_sql.of(call.principal.name):
-        return await asyncio.to_thread(read)
+    return await call.app[BOUNDS].reading_sql.run(call.principal.name, read)

@@ -213,7 +213,7 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     if body.limit is not None and body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     parse = partial(_parse, body, metadata)
-    selection = await (asyncio.to_thread(parse) if body.where is None else read_in_turn(call, len(body.where), parse))
+    selection = await (call.in_turn(parse) if body.where is None else read_in_turn(call, len(body.where), parse))
     scan = await call.app[PLANNER].plan(selection.bound_scan, entry)
     page = _Page(call, scan, selection.predicate, body, min(body.limit or most, most))
     await page.fill(selection.after, metadata, entry)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -167,7 +168,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     assert entry is not None
     query = await _parse(call, data, metadata)
     definition, terms = _record_index(metadata, query)
-    columns, possible = await _keys(terms, query.given)
+    columns, possible = await _keys(call, terms, query.given)
     in_order = [columns[terms.index(term)] for term in definition.terms]
     scan = await call.app[PLANNER].scan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
     located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
@@ -192,7 +193,7 @@ async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
     if len(body) > JSON_BODY_BYTES:
         most = f"at most {JSON_BODY_BYTES:,} bytes"
         raise TooLarge(f"Keys in JSON may have {most}; send more as Arrow (Content-Type: {arrow.ARROW_STREAM})")
-    lookup, rows = _read(body) if len(body) <= _QUICK_BODY else await asyncio.to_thread(_read, body)
+    lookup, rows = _read(body) if len(body) <= _QUICK_BODY else await call.in_turn(partial(_read, body))
     if len(rows) > JSON_KEYS_MAX:
         raise TooLarge(f"The request has {len(rows):,} keys in JSON; send more than {JSON_KEYS_MAX:,} as Arrow")
     columns = lookup.columns
@@ -251,12 +252,12 @@ def _ordered(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Term, 
     return tuple(own[term.column_id, term.transform] for term in terms)
 
 
-async def _keys(terms: Sequence[Term], given: Any) -> tuple[list[Keys], Mask | None]:
+async def _keys(call: Call, terms: Sequence[Term], given: Any) -> tuple[list[Keys], Mask | None]:
     if isinstance(given, pa.Table):
         return await asyncio.to_thread(keys_of_arrow, terms, given), None
     if len(given) <= _IN_THREAD:
         return keys_of_json(terms, given)
-    return await asyncio.to_thread(keys_of_json, terms, given)
+    return await call.in_turn(partial(keys_of_json, terms, given))
 
 
 async def _sent(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:

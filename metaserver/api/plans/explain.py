@@ -200,7 +200,7 @@ async def explain_scan(
     """The `ExplainResponse` of one scan, encoded. `read`: what the filter of `wanted` was read from. Forbidden and
     NotFound for a table of `joins`; BadRequest for a filter or a join that cannot be bound."""
     bind, is_long = partial(BoundScan.bind, loaded.metadata, wanted), is_longer(wanted.filter, IN_LOOP_VALUES)
-    bound_scan = await asyncio.to_thread(bind) if is_long else bind()
+    bound_scan = await call.in_turn(bind) if is_long else bind()
     filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
     bound_scan = filters.applied(bound_scan)
     is_long = is_long or bound_scan.is_long
@@ -209,7 +209,9 @@ async def explain_scan(
     def answer() -> bytes:
         return encode_json(_explained(scan, read, listed, outcomes))
 
-    return answer() if scan.considered <= _IN_THREAD_FILES and not is_long else await asyncio.to_thread(answer)
+    if is_long:
+        return await call.in_turn(answer)
+    return answer() if scan.considered <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
 
 
 async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
@@ -221,7 +223,7 @@ async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> 
         def parse() -> sql.SqlFilter:
             return sql.SqlFilter(parse_expression(decode_json(given, "The filter"), unknown=True), ())
 
-        return parse() if len(given) <= _IN_THREAD_BYTES else await asyncio.to_thread(parse)
+        return parse() if len(given) <= _IN_THREAD_BYTES else await call.in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
     read = partial(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -22,31 +23,29 @@ from seamark.cache.memory import MemoryCache
 from seamark.metaserver.api.formats.pieces import send
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route, add_endpoints
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, KEYRING, PLANNER, SETTINGS
+from seamark.metaserver.api.http.keys import BOUNDS, CATALOG, CLOCK, KEYRING, PLANNER, SETTINGS
 from seamark.metaserver.api.http.observability.metrics import METRICS
 from seamark.metaserver.api.http.parameters.snapshots import by_schema
 from seamark.metaserver.api.http.render import DELEGATION, access_config
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_plan
+from seamark.metaserver.api.plans.long_filters import LongFilters, is_long
 from seamark.metaserver.api.plans.pending import PendingPlans
 from seamark.metaserver.api.plans.pointers import PointerCache
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.partition_text import ClientDialect, PartitionTextCache, dialect_of
-from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java, expired_ancestor
+from seamark.metaserver.planner.scan.request import BoundScan, expired_ancestor
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.sql.changes import watch
-from seamark.metaserver.wire import decode_json, encode_json, is_plan_name, show
+from seamark.metaserver.wire import encode_json, is_plan_name, show
 
-LONG_FILTER_BYTES = 64 << 10
-"""Longer filters are parsed in a thread."""
 STATS_FIELDS_MAX = 10_000
 """The limit for one request; plan tasks carry the names."""
 _TABLE = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
@@ -102,6 +101,7 @@ class _FetchScanTasks(msgspec.Struct, rename="kebab"):
 
 ANSWERS: web.AppKey[MemoryCache[tuple[object, ...], _CachedAnswer]] = web.AppKey("plan-answers")
 PARTITION_TEXTS: web.AppKey[PartitionTextCache] = web.AppKey("partition-texts", PartitionTextCache)
+_OWN_TEXTS_BYTES = 4 << 20
 _TEXTS_SHARE, _ANSWERS_SHARE = 1 / 4, 5 / 8
 """The parts of `plan_answers_bytes` for encoded partition tuples and for answers; `lookups` uses the rest."""
 PENDING: web.AppKey[PendingPlans] = web.AppKey("pending", PendingPlans)
@@ -150,7 +150,7 @@ async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, S
     pinned = _pinned(body, loaded.metadata)
     loaded = msgspec.structs.replace(loaded, metadata=by_schema(loaded.metadata, pinned.schema_id))
     # Validates the request before anything is read, also for an empty table.
-    bound_scan = await _bind(loaded.metadata, pinned)
+    bound_scan = await _long_filters(call).bind(loaded.metadata, pinned)
     if bound_scan.snapshot is None:
         return {"status": "completed", "file-scan-tasks": []}, None, None
     plan_id = await _start_if_long(call, loaded, pinned, bound_scan)
@@ -205,17 +205,14 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
     if metadata is None:
         raise NoSuchPlanTask(f"The plan task's snapshot of {_table_name(call)} has expired; plan again")
     try:
-        scan = await call.app[PLANNER].plan(await _bind(metadata, task.request), loaded.entry)
+        bound_scan = await _long_filters(call).bind(metadata, task.request)
+        scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
     except BadRequest as error:  # valid when the task was issued; a snapshot of its range has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
     first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
     rows, answer = scan.rows[first:end], _answer(call, task.request, scan)
-    head = b"{"
-    tasks = _plan_tasks(call, loaded, answer, rows, task, inline_limit=len(rows))
-    if tasks:
-        head += b'"plan-tasks":' + encode_json(tasks) + b","
-        rows = rows[:0]
-    return await send(call.request, _body(head, answer, rows, b"}"))
+    tasks_of = partial(_plan_tasks, call, loaded, answer, rows, task, inline_limit=len(rows))
+    return await _sent(call, task.request, answer, rows, tasks_of, b"{", b"}")
 
 
 async def _loaded(call: Call) -> LoadedTable:
@@ -230,6 +227,10 @@ async def _loaded_from(call: Call, entry: Entry) -> LoadedTable:
     documents, location = call.app[CATALOG].documents, entry.metadata_location
     await documents.ensure_exists(location)
     return LoadedTable(entry=entry, metadata=await documents.table(location))
+
+
+def _long_filters(call: Call) -> LongFilters:
+    return LongFilters(call.app[BOUNDS], call.principal.name)
 
 
 def _uuid(loaded: LoadedTable) -> str:
@@ -283,39 +284,16 @@ def _metadata_at(metadata: TableMetadata, pinned: PinnedRequest) -> TableMetadat
     return None if metadata.schema(pinned.schema_id) is None else by_schema(metadata, pinned.schema_id)
 
 
-def _filter(pinned: PinnedRequest) -> Expression:
-    return parse_expression(decode_json(pinned.filter, "The filter"), unknown=True) if pinned.filter else TRUE
-
-
-async def _bind(metadata: TableMetadata, pinned: PinnedRequest) -> BoundScan:
-    """The filter, parsed and bound; a long filter in a thread. BadRequest for an invalid filter."""
-    if len(pinned.filter) <= LONG_FILTER_BYTES:
-        return bind_for_java(metadata, _scan_request(pinned))
-
-    return await asyncio.to_thread(lambda: bind_for_java(metadata, _scan_request(pinned)))
-
-
 def _plan_task(
     call: Call, entry: Entry | None, metadata: TableMetadata, pinned: PinnedRequest
 ) -> Callable[[], Awaitable[Scan]]:
     """Computes the plan in a task that outlives the request."""
-    planner = call.app[PLANNER]
+    planner, filters = call.app[PLANNER], _long_filters(call)
 
     async def make() -> Scan:
-        return await planner.plan(await _bind(metadata, pinned), entry)
+        return await planner.plan(await filters.bind(metadata, pinned), entry)
 
     return make
-
-
-def _scan_request(pinned: PinnedRequest) -> ScanRequest:
-    return ScanRequest(
-        snapshot_id=pinned.snapshot_id,
-        start_snapshot_id=pinned.start_snapshot_id,
-        end_snapshot_id=pinned.end_snapshot_id,
-        filter=_filter(pinned),
-        case_sensitive=pinned.case_sensitive,
-        use_snapshot_schema=pinned.use_snapshot_schema,
-    )
 
 
 def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedRequest:
@@ -333,7 +311,8 @@ async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest,
     unread = await call.app[PLANNER].unread(bound_scan)
     if unread <= call.app[SETTINGS].plan_async_files:
         return None
-    plan_id = call.app[TOKENS].plan_id(pack(pinned), _uuid(loaded))
+    packed = await _long_filters(call).run(pinned, partial(pack, pinned))
+    plan_id = call.app[TOKENS].plan_id(packed, _uuid(loaded))
     if len(plan_id) > PLAN_ID_CHARACTERS_MAX:
         return None
     pending.start(plan_id, call.principal.name, _plan_task(call, loaded.entry, loaded.metadata, pinned))
@@ -352,7 +331,8 @@ def _answer(call: Call, pinned: PinnedRequest, scan: Scan) -> ScanTaskWriter:
         stats=_columns(scan.metadata, pinned),
         dialect=_dialect(call),
         form=form,
-        texts=call.app[PARTITION_TEXTS],
+        # The shared cache belongs to the event loop; a long filter's answer is written in threads.
+        texts=PartitionTextCache(_OWN_TEXTS_BYTES) if is_long(pinned) else call.app[PARTITION_TEXTS],
     )
 
 
@@ -403,16 +383,35 @@ async def _completed(
     """The complete answer of a plan, or the plan tasks that cover it."""
     settings = call.app[SETTINGS]
     answer = _answer(call, pinned, scan)
-    rows = _enough(scan, min_rows, settings.plan_inline_limit) if min_rows > 0 else scan.rows
+    rows = scan.rows
+    if min_rows > 0:
+        enough = partial(_enough, scan, min_rows, settings.plan_inline_limit)
+        rows = await _long_filters(call).run(pinned, enough)
     head, tail = b'{"status":"completed",', b"}"
     if credentials:
         tail = b',"storage-credentials":' + credentials + tail
     whole = PlanTask(pinned, 0, ROWS_MAX)
-    tasks = _plan_tasks(call, loaded, answer, rows, whole, inline_limit=settings.plan_inline_limit)
+    tasks_of = partial(_plan_tasks, call, loaded, answer, rows, whole, inline_limit=settings.plan_inline_limit)
+    return await _sent(call, pinned, answer, rows, tasks_of, head, tail)
+
+
+async def _sent(
+    call: Call,
+    pinned: PinnedRequest,
+    answer: ScanTaskWriter,
+    rows: Longs,
+    tasks_of: Callable[[], list[str]],
+    head: bytes,
+    tail: bytes,
+) -> web.StreamResponse:
+    """The files of `rows`, or the plan tasks that stand for them."""
+    filters = _long_filters(call)
+    tasks = await filters.run(pinned, tasks_of)
     if tasks:
         head += b'"plan-tasks":' + encode_json(tasks) + b","
         rows = rows[:0]
-    return await send(call.request, _body(head, answer, rows, tail))
+    pieces = _body(head, answer, rows, tail)
+    return await send(call.request, pieces, run=partial(filters.run, pinned) if is_long(pinned) else None)
 
 
 def _plan_tasks(

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from seamark.metaserver.catalog.catalog import Catalog
-from seamark.metaserver.catalog.large_requests import run_by_size
 from seamark.metaserver.catalog.ownership.own_files import check_added
 from seamark.metaserver.catalog.pointers import (
     check_name_free,
@@ -167,7 +166,8 @@ class StockCommits:
         manifests = self._manifests.attempt()
         rebased: Rebased | None = None
         try:
-            check_requirements(base, change.requirements)
+            check = partial(check_requirements, base, change.requirements)
+            await self._parts.large.run_by_size(request.caller.who, request.caller.request_bytes, check)
             metadata = await self._apply(request, base, change.updates)
         except CommitConflict:
             if base is not None:
@@ -200,7 +200,7 @@ class StockCommits:
     ) -> TableMetadata:
         now_ms, new_uuid = self._parts.clock.now_ms(), str(self._parts.clock.uuid4())
         work = partial(apply_updates, base, updates, now_ms=now_ms, new_uuid=new_uuid)
-        return await run_by_size(request.caller.request_bytes, work)
+        return await self._parts.large.run_by_size(request.caller.who, request.caller.request_bytes, work)
 
     async def _rebase(
         self,

@@ -16,10 +16,13 @@ from yarl import URL
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.formats import pieces
-from seamark.metaserver.api.plans import planning
+from seamark.metaserver.api.plans import long_filters
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import StorageError
+from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.planner.answer import answer as answers
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java
 from seamark.metaserver.store.model import Grant
@@ -27,7 +30,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant
 from tests.api.client import SCHEMA, Api, new_key, set_properties
 from tests.api.client import Answer as Response
-from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, file_of, numbers, paths, tens
+from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, file_of, numbers, pages, paths, tens
 from tests.server.rig import running
 
 
@@ -351,11 +354,31 @@ async def test_a_filter_with_tens_of_thousands_of_values_is_read_and_bound_besid
         threads.append(threading.get_ident())
         return bind_for_java(metadata, asked)
 
-    monkeypatch.setattr(planning, "bind_for_java", asked)
+    monkeypatch.setattr(long_filters, "bind_for_java", asked)
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     answer = await planned("POST", f"{T}/plan", {"filter": values})
     assert answer.status == 200
     assert 0 in numbers(answer)
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_an_answer_that_repeats_a_long_filter_is_written_beside_the_event_loop(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyIceberg gets residuals: the text of the filter, for the length of a page and then for the files."""
+    threads = []
+
+    def written(expression: Expression) -> Any:
+        threads.append(threading.get_ident())
+        return expression_json(expression)
+
+    monkeypatch.setattr(answers, "expression_json", written)
+    values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
+    headers = {**PYICEBERG, "X-Seamark-Residuals": "exact"}
+    sent = await planned("POST", f"{T}/plan", {"filter": values}, headers=headers)
+    assert sent.status == 200, sent.raw
+    assert 0 in await pages(planned, sent, headers=headers)
     assert threads
     assert threading.get_ident() not in threads
 

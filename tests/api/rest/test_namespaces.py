@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from seamark.metaserver.api.http.errors import MESSAGE_CHARACTERS_MAX
+from seamark.metaserver.catalog.namespaces import PROPERTIES_CHARACTERS_MAX
+from seamark.metaserver.wire import LEVELS_MAX
 from tests.api.client import Api
 
 
@@ -82,3 +85,40 @@ async def test_an_empty_namespace_is_dropped(api: Api) -> None:
 async def test_a_namespace_with_a_table_is_not_dropped(api: Api) -> None:
     await api.table()
     assert (await api("DELETE", "/v1/namespaces/db")).error[:2] == (409, "NamespaceNotEmptyException")
+
+
+async def test_many_removals_from_many_properties_are_no_product_of_both(api: Api) -> None:
+    """The client waits for 30 s; the product took minutes of the event loop."""
+    put = await api("POST", "/v1/namespaces/db/properties", {"updates": {f"k{n}": "" for n in range(60_000)}})
+    assert put.status == 200, put.raw
+    removals = [f"k{n}" for n in range(90_000)]
+    gone = await api("POST", "/v1/namespaces/db/properties", {"removals": removals})
+    assert (len(gone.json["removed"]), len(gone.json["missing"])) == (60_000, 30_000)
+
+
+async def test_properties_of_a_namespace_are_bounded_over_all_requests(api: Api) -> None:
+    path, half = "/v1/namespaces/db/properties", PROPERTIES_CHARACTERS_MAX // 2
+    assert (await api("POST", path, {"updates": {"a": "x" * half}})).status == 200
+    refused = await api("POST", path, {"updates": {"b": "x" * half}})
+    assert refused.error[:2] == (413, "PayloadTooLargeException")
+    assert (await api("POST", path, {"removals": ["a"], "updates": {"b": "x" * half}})).status == 200
+
+
+async def test_a_namespace_has_a_limit_of_levels(api: Api) -> None:
+    deep = ["a"] * LEVELS_MAX
+    assert (await api("POST", "/v1/namespaces", {"namespace": deep})).status == 404
+    refused = await api("POST", "/v1/namespaces", {"namespace": [*deep, "a"]})
+    assert refused.error[:2] == (400, "BadRequestException")
+
+
+async def test_an_error_quotes_no_megabytes_of_the_request(api: Api) -> None:
+    await api.table()
+    term = "x" * 3_000_000
+    for path, body in (
+        ("/v1/namespaces/db/tables/t/plan", {"filter": {"type": "eq", "term": term, "value": 1}}),
+        ("/api/v1/tables/db/t/explain", {"filter": {"type": "eq", "term": term, "value": 1}}),
+        ("/v1/namespaces/db/properties", {"updates": {term[:400_000]: ""}, "removals": [term[:400_000]]}),
+    ):
+        status, _, message = (await api("POST", path, body)).error
+        assert status < 500, path
+        assert len(message) < MESSAGE_CHARACTERS_MAX + 100, path

@@ -1,0 +1,57 @@
+"""Long work on what clients sent, one piece at a time in a thread, and clients in turn.
+
+Such work is Python and shares the interpreter with the event loop: several threads of it would leave the loop little
+time, and take the threads that all other work of the server needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+T = TypeVar("T")
+
+_in_thread = asyncio.to_thread
+
+
+class FairLock:
+    """One of all at a time, and one of each holder in the queue for it: who sends much waits for its own. Belongs to
+    one event loop."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Lock()
+        self._own: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def of(self, holder: str) -> AsyncIterator[None]:
+        """A slot of `holder`, for as long as the block runs."""
+        own = self._own.setdefault(holder, asyncio.Lock())
+        async with own, self._all:
+            yield
+
+    async def run(self, holder: str, work: Callable[[], T]) -> T:
+        """The result of `work`, from a thread. The slot is held until the thread ends, also if the caller is cancelled
+        before: a thread cannot be stopped, and who leaves early must not have several of them."""
+        own = self._own.setdefault(holder, asyncio.Lock())
+        await own.acquire()
+        try:
+            await self._all.acquire()
+        except BaseException:
+            own.release()
+            raise
+        running = asyncio.ensure_future(_in_thread(work))
+
+        def ended(_: asyncio.Future[T]) -> None:
+            self._all.release()
+            own.release()
+
+        running.add_done_callback(ended)
+        return await asyncio.shield(running)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has a slot. For tests."""
+        return not self._all.locked() and not any(own.locked() for own in self._own.values())
