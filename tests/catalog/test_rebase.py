@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seamark.metaserver.catalog.values import LoadedTable, TableChange
+from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.commit.stock import rebase
 from seamark.metaserver.errors import CommitConflict, CommitUnknown
-from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, Row, local, read_list, read_snapshot
-from tests.catalog.rig import CALLER, RacingStore, Rig, rig
-
-DB = ("db",)
-REBASE = {"seamark.commit.rebase": "append"}
-
-
-async def create(it: Rig, version: int = 2, **properties: str) -> None:
-    await it.table(properties={"format-version": str(version), **REBASE, **properties})
-
-
-async def load(it: Rig) -> Row:
-    entry = await it.catalog.tables.entry(DB, "t")
-    found: Row = json.loads(await it.objects.read(entry.metadata_location))
-    return found
-
-
-async def commit(it: Rig, made: Commit) -> LoadedTable:
-    return await it.commits.commit_table(CALLER, DB, "t", *made)
-
-
-async def append(it: Rig, files: dict[str, int], **knobs: Any) -> Appender:
-    """On what stands."""
-    client = Appender(await load(it), **knobs)
-    await commit(it, client.commit(files))
-    return client
-
-
-def head(metadata: Row, branch: str = "main") -> Row:
-    snapshot_id = metadata["refs"][branch]["snapshot-id"]
-    return next(one for one in metadata["snapshots"] if one["snapshot-id"] == snapshot_id)
+from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, local, read_list, read_snapshot
+from tests.catalog.appends import DB, append, commit, create, head, load
+from tests.catalog.rig import CALLER, RacingStore, rig
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -96,130 +64,6 @@ async def test_what_a_refused_client_writes_to_the_same_location_is_read_again(t
         await commit(it, late.commit({"new": 1}))
         assert (late.manifest_list, late.manifests) == (refused_list, refused_manifests)
         assert read_snapshot(head(await load(it))).keys() == {"a", "b", "new"}
-
-
-@dataclass
-class Model:
-    """What stands, as plain sets; the table's oracle."""
-
-    branches: dict[str, dict[str, int]] = field(default_factory=lambda: {"main": {}})
-    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The sequence number of each file of a branch, and …"""
-    row_ids: dict[tuple[str, str], int] = field(default_factory=dict)
-    """… its first row id, once it has one: a file keeps both for good."""
-
-    def check(self, metadata: Row, about: str) -> None:
-        for branch, expected in self.branches.items():
-            if branch not in metadata["refs"]:
-                assert expected == {}, about
-                continue
-            snapshot = head(metadata, branch)
-            files = read_snapshot(snapshot)
-            assert {path: file.records for path, file in files.items()} == expected, f"{about}: {branch}"
-            totals = [int(snapshot["summary"][f"total-{what}"]) for what in ("data-files", "records")]
-            assert totals == [len(expected), sum(expected.values())], about
-            for path, file in files.items():
-                kept = self.numbers.setdefault((branch, path), file.sequence_number)
-                assert kept == file.sequence_number, f"{about}: {path} was renumbered"
-                if file.first_row_id is not None or (branch, path) in self.row_ids:
-                    kept = self.row_ids.setdefault((branch, path), file.first_row_id or 0)
-                    assert kept == file.first_row_id, f"{about}: the rows of {path} were renumbered"
-            if "first-row-id" in snapshot:
-                self._check_rows(files, metadata, about)
-        numbers = [one["sequence-number"] for one in metadata["snapshots"]]
-        assert len(set(numbers)) == len(numbers), about
-
-    def _check_rows(self, files: dict[str, Any], metadata: Row, about: str) -> None:
-        spans = sorted((file.first_row_id, file.first_row_id + file.records) for file in files.values())
-        for (_, end), (start, _) in itertools.pairwise(spans):
-            assert end <= start, f"{about}: row ids are given twice"
-        assert not spans or spans[-1][1] <= metadata["next-row-id"], about
-
-
-@dataclass
-class History:
-    """A random history of engines that load, wait, and commit late; every append must come through."""
-
-    it: Rig
-    source: random.Random
-    model: Model = field(default_factory=Model)
-    clients: list[tuple[Appender, Commit, dict[str, int]]] = field(default_factory=list)
-    count: int = 0
-
-    async def begin(self) -> None:
-        """A client writes everything and does not commit yet."""
-        metadata = await load(self.it)
-        branch = self.source.choice(["main", "main", "main", *metadata.get("refs", {})])
-        files = {}
-        for _ in range(self.source.randint(1, 3)):
-            self.count += 1
-            files[f"file-{self.count}"] = self.source.randint(1, 9)
-        merge, apart = self.source.choice([0, 0, 0, 1, 2, 9]), self.source.random() < 0.3
-        client = Appender(metadata, branch=branch, merge=merge, apart=apart)
-        self.clients.append((client, client.commit(files), files))
-
-    async def finish(self) -> None:
-        if self.clients:
-            client, request, files = self.clients.pop(self.source.randrange(len(self.clients)))
-            done = await commit(self.it, request)
-            assert done.metadata.refs[client.branch].snapshot_id == client.snapshot_id
-            self.model.branches[client.branch].update(files)
-
-    async def delete(self) -> None:
-        metadata = await load(self.it)
-        files = self.model.branches["main"]
-        if files:
-            gone = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
-            await commit(self.it, Appender(metadata).commit({}, gone))
-            for path in gone:
-                del files[path]
-
-    async def branch(self) -> None:
-        metadata = await load(self.it)
-        if "main" in metadata.get("refs", {}) and "dev" not in self.model.branches:
-            snapshot_id = head(metadata)["snapshot-id"]
-            create = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": snapshot_id}
-            await commit(self.it, ([], [create]))
-            self.model.branches["dev"] = dict(self.model.branches["main"])
-
-    async def upgrade(self) -> None:
-        await commit(self.it, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
-
-    async def run(self, steps: int, *, upgrades: bool, about: str) -> None:
-        moves: list[Callable[[], Any]] = [self.begin] * 5 + [self.finish] * 4 + [self.delete, self.branch]
-        for step in range(steps):
-            move = self.source.choice(moves)
-            if upgrades and step == steps // 2:
-                self.clients.clear()  # engines that loaded version 2 cannot commit to version 3
-                move = self.upgrade
-            await move()
-            metadata = await load(self.it)
-            if metadata.get("refs"):
-                self.model.check(metadata, f"{about}, step {step}, {move.__name__}")
-            else:
-                assert self.model.branches == {"main": {}}
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
-async def test_random_histories_of_late_appends_come_to_what_a_plain_set_does(
-    tmp_path: Path, seed: int, version: int, upgrades: bool
-) -> None:
-    async with rig(tmp_path) as it:
-        await create(it, version)
-        await History(it, random.Random(seed)).run(40, upgrades=upgrades, about=f"seed {seed}, version {version}")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
-async def test_long_random_histories_of_late_appends_come_to_what_a_plain_set_does(
-    tmp_path: Path, version: int, upgrades: bool
-) -> None:
-    for seed in range(100, 140):
-        async with rig(tmp_path / str(seed)) as it:
-            await create(it, version)
-            await History(it, random.Random(seed)).run(60, upgrades=upgrades, about=f"seed {seed}, version {version}")
 
 
 def _schema_change(client: Appender, made: Commit) -> None:

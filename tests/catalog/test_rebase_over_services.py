@@ -20,8 +20,8 @@ from seamark.metaserver.errors import CommitConflict
 from seamark.metaserver.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
 from seamark.metaserver.iceberg.metadata.manifest_policy import MARK
 from tests.catalog.appender import Appender, Commit, File, Row, read_list, read_manifest, read_snapshot
+from tests.catalog.appends import DB, head
 from tests.catalog.rig import CALLER
-from tests.catalog.test_rebase import DB, head
 from tests.seeds import first_seed
 from tests.server.rig import Running, running
 

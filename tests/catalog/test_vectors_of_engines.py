@@ -10,8 +10,8 @@ import pytest
 from seamark.metaserver.commit.snapshots import manifests
 from seamark.metaserver.commit.stock import shared_puffins
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Row, _list_schema, _rows, _write, read_list
+from tests.catalog.appends import append, commit, head, load
 from tests.catalog.rig import Rig, rig
-from tests.catalog.test_rebase import append, commit, head, load
 
 
 def entry(snapshot_id: int, status: int, number: int | None, data: Row) -> Row:

@@ -145,7 +145,7 @@ def tasks(events: Path) -> list[dict[str, Any]]:
     return [one for one in found if one["Event"] == "SparkListenerTaskEnd"]
 
 
-@pytest.mark.slow  # test_spark_upserts.py runs tasks twice; test_killed_writers.py kills a job
+@pytest.mark.slow  # test_spark_upserts_again.py runs tasks twice; test_killed_writers.py kills a job
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_each_batch_of_a_job_whose_tasks_are_killed_and_run_again_is_there_once(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ async def _forward(
     if mode.delay_s:
         await asyncio.sleep(mode.delay_s)
     if mode.hang_all or (put and mode.hang):
-        mode.seen.append("PUT hung")
+        mode.seen.append(f"{request.method} hung")
         await asyncio.sleep(60)
     if put and mode.drop_requests:
         mode.drop_requests -= 1

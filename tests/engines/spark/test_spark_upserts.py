@@ -3,80 +3,34 @@ the table: it equals a plain dict at every snapshot."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import Row as SparkRow
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.arrow.partitions import apply_transform
-from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import Conflict
 from seamark.connector.spark.frames import file_changes
 from seamark.connector.spark.frames import upserts as upserting
-from seamark.connector.write.latest_rows import column_of
-from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, upsert
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Field
 from seamark.spark import write
 from tests.engines.conftest import rows
 from tests.engines.spark.test_spark_writing import EVERYTHING
-from tests.engines.tables import SparkTables
+from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig, Row
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
-BUCKETS, RECORD = "PARTITIONED BY (bucket(4, id))", "'seamark.index.ids'='record(id)'"
-
-Row = tuple[str | None, int | None, int | None]
-Model = dict[int, Row]
-
-
-class Rig(SparkTables):
-    def create(self, name: str, spec: str = "", *properties: str, version: int = 3, columns: str = "") -> None:
-        named = ", ".join([f"'format-version'='{version}'", *properties])
-        columns = columns or "id bigint NOT NULL, land string, v int, ts int"
-        self.sql(f"CREATE TABLE {{db}}.{name} ({columns}) USING iceberg {spec} TBLPROPERTIES ({named})")
-
-    def frame(self, model: Model) -> DataFrame:
-        given = [(one, *row) for one, row in model.items()]
-        return self.spark.createDataFrame(given, "id int, land string, v int, ts int")
-
-    def upsert(self, frame: DataFrame, table: str, **given: Any) -> Report:
-        return write(frame, f"db.{table}", client=self.client, mode="upsert", **{"keys": ["id"], **given})
-
-    def delete(self, frame: DataFrame, table: str, **given: Any) -> Report:
-        return write(frame, f"db.{table}", client=self.client, mode="delete", **given)
-
-    def held(self, table: str, at: str = "") -> Model:
-        """AssertionError where a key is there twice."""
-        found = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {at}")
-        made = {one: (land, v, ts) for one, land, v, ts in found}
-        assert len(made) == len(found), sorted(found)
-        return made
-
-    def live(self, table: str) -> int:
-        return len(self.sql(f"SELECT 1 FROM {{db}}.{table}.data_files"))
 
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with Rig.served(spark, tmp_path_factory.mktemp("upserts")) as made:
         yield made
-
-
-TASKS = {"driver_rows": 0}
 
 
 # Histories
@@ -208,58 +162,6 @@ def test_rows_are_exchanged_once_and_joined_with_nothing_and_only_their_buckets_
     assert rig.held(table) == dict.fromkeys(range(400), ("de", 0, 0)) | wanted
 
 
-def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
-    field = Field(1, "id", True, "long")
-    keys = pa.array(range(5000))
-    seen = set()
-    for width, buckets, theirs in itertools.product((1, 6, 8, 16), (1, 2, 3, 6, 8), (1, 2, 4, 6, 8, 16, 32)):
-        distribution = upserting.RowDistribution((field,), min(width, buckets), 1, width)
-        places = distribution.places([keys])
-        assert places.max() < distribution.tasks
-        spec = PartitionSpec(0, (PartitionField("b", f"bucket[{theirs}]", 1),))
-        codes = apply_transform(f"bucket[{theirs}]", "long", keys).codes
-        apart = any(len(set(places[codes == code].tolist())) > 1 for code in range(theirs))
-        assert distribution.owns(spec) == (not apart), (width, buckets, theirs)
-        seen.add(apart)
-    assert seen == {True, False}
-
-
-def test_rows_of_one_bucket_and_many_keys_are_shared_among_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of one tenant in a table that is in buckets by tenant, with keys of tenant and number."""
-    monkeypatch.setattr(upserting, "record_index", lambda *_: None)
-    spec = PartitionSpec(0, (PartitionField("b", "bucket[16]", 1),))
-    opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
-    fields = [Field(1, "tenant", True, "string"), Field(2, "id", True, "long")]
-    count = 20_000
-    for both in (fields, fields[::-1]):
-        columns = {"tenant": pa.array(["acme"] * count, pa.large_string()), "id": pa.array(range(count))}
-        distribution = upserting.RowDistribution.of(opened, both, 16 * upserting.TASK_ROWS, 4, None)
-        assert distribution.tasks == 16
-        sizes = Counter(distribution.places([columns[one.name] for one in both]).tolist())
-        assert max(sizes.values()) < 1.2 * count / distribution.tasks, sizes
-        assert not distribution.owns(spec)
-    alone = upserting.RowDistribution.of(opened, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
-    assert (alone.tasks, alone.owns(spec)) == (16, True)
-
-
-def test_where_keys_are_looked_up_few_rows_have_few_tasks_however_many_cores_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(upserting, "record_index", lambda *_: "record(id)")
-    spec = PartitionSpec(0, ())
-    opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
-    for count, cores, tasks in (
-        (1, 4000, 1),
-        (20_000, 4000, 1),
-        (20_001, 4000, 2),
-        (200_000, 4000, 10),
-        (200_000, 4, 4),
-        (9_000_000, 4, 9),
-    ):
-        distribution = upserting.RowDistribution.of(opened, [Field(1, "id", True, "long")], count, cores, None)
-        assert distribution.tasks == tasks, (count, cores)
-
-
 @pytest.mark.parametrize(
     ("version", "row_mode"),
     [*(pytest.param(one, MERGE_ON_READ, marks=pytest.mark.slow) for one in (2, 3)), (3, COPY_ON_WRITE)],
@@ -349,65 +251,6 @@ def test_keys_are_equal_as_the_table_has_them_in_whichever_type_they_come(
     ]
 
 
-# Others, failures, repeats
-
-
-def overtaken(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
-    """Each of the works is done just before one commit, in turn."""
-    real, left = CommitClient.commit, list(works)
-
-    def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
-        if left:
-            work = left.pop(0)
-            with monkeypatch.context() as patch:
-                patch.setattr(CommitClient, "commit", real)
-                work()
-        answer: dict[str, Any] = real(self, table, body)
-        return answer
-
-    monkeypatch.setattr(CommitClient, "commit", commit)
-
-
-@pytest.mark.parametrize("row_mode", MODES)
-def test_an_overtaken_upsert_is_done_anew_with_the_same_rows_and_leaves_no_file(
-    rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = f"raced_{row_mode[:4]}"
-    rig.create(table, BUCKETS)
-    model: Model = dict.fromkeys(range(20), ("de", 0, 0))
-    write(rig.frame(model), f"db.{table}", client=rig.client)
-    seen = rig.spark.sparkContext.accumulator(0)
-    fresh: set[str] = set()
-
-    def other() -> None:
-        before = rig.files(table)
-        named = pa.table(
-            {"id": [7], "land": ["plain"], "v": pa.array([9], pa.int32()), "ts": pa.array([9], pa.int32())}
-        )
-        upsert(rig.client, f"db.{table}", named, keys=["id"])
-        fresh.update(rig.files(table) - before)
-
-    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            seen.add(batch.num_rows)
-            yield batch
-
-    before = rig.files(table)
-    overtaken(monkeypatch, other)
-    chance = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
-    once = chance.mapInArrow(counted, "id bigint, land string, v int, ts int")
-    report = rig.upsert(once, table, columns=["land"], row_mode=row_mode, **TASKS)
-    assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
-    assert seen.value == 20
-    held = rig.held(table)
-    assert len({row[0] for one, row in held.items() if one >= 5}) == 20
-    assert held[7][1:] == (9, 9)
-    assert {one: row[1:] for one, row in held.items() if one not in (7, *range(20, 25))} == {
-        one: (0, 0) for one in range(20) if one != 7
-    }
-    assert len(rig.files(table) - before - fresh) == report.files_written
-
-
 @pytest.mark.parametrize(
     ("most", "how", "by_tasks"),
     [
@@ -456,94 +299,6 @@ def test_rows_that_are_larger_than_spark_thinks_are_left_to_tasks(rig: Rig) -> N
     finally:
         conf.set(limit, before)
     assert report.inserted == 20_001
-
-
-def test_a_job_that_fails_leaves_nothing(rig: Rig) -> None:
-    rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
-    frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
-    before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # of other tests in this session
-    with pytest.raises(PySparkException, match=r"column id is null in 1 of the rows"):
-        rig.upsert(frame.repartition(1), "failing", **TASKS)
-    with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):
-        rig.upsert(frame, "failing")
-    assert rig.sql("SELECT * FROM {db}.failing.snapshots") == []
-    assert rig.files("failing") == set()
-    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # nothing more is held
-
-
-@pytest.mark.parametrize("row_mode", MODES)
-def test_of_a_task_that_is_run_twice_one_result_counts(
-    rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Task after task in this process: the first attempt is a speculative one whose result nobody takes. What becomes
-    of such as are killed, `tests/faults/test_spark_tasks.py` shows."""
-    table = f"again_{row_mode[:4]}"
-    rig.create(table, BUCKETS)
-    model: Model = dict.fromkeys(range(60), ("de", 0, 0))
-    write(rig.frame(model), f"db.{table}", client=rig.client)
-    ran: list[int] = []
-
-    def tasks(df: DataFrame, work: Any) -> Any:
-        given = df.toArrow()
-        places = work.distribution.places([column_of(given, one) for one in work.distribution.fields])
-        given = given.append_column("_seamark_task", pa.array(places))
-        results = []
-        for number in range(work.distribution.tasks):
-            mine = given.filter(pa.array(places == number)).to_batches()
-            list(upserting.change_task(work, mine))
-            results += [SparkRow(result=one[0][0].as_py()) for one in upserting.change_task(work, mine)]
-            ran.append(number)
-        return SimpleNamespace(collect=lambda: results)
-
-    monkeypatch.setattr(upserting, "run_tasks", tasks)
-    wanted: Model = dict.fromkeys(range(0, 100, 3), ("x", 1, None))
-    report = rig.upsert(rig.frame(wanted), table, row_mode=row_mode, **TASKS)
-    assert len(ran) > 1
-    assert (report.updated, report.inserted, report.attempts) == (20, 14, 1)
-    assert rig.held(table) == model | wanted
-
-
-def test_a_stream_upserts_each_of_its_batches_once_and_all_again_with_a_new_checkpoint(
-    rig: Rig, tmp_path: Path
-) -> None:
-    rig.create("stream", BUCKETS)
-    given, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
-    reports: list[Report] = []
-    queries: list[str] = []
-
-    def arrive(model: Model) -> None:
-        rig.frame(model).coalesce(1).write.mode("append").parquet(str(given))
-
-    def each(df: DataFrame, number: int) -> None:
-        queries.append(df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
-        reports.append(rig.upsert(df, "stream", precombine="ts", producer=(f"orders-{queries[-1]}", number)))
-
-    def run(checkpoint: Path = checkpoint) -> None:
-        read = rig.spark.readStream.schema("id int, land string, v int, ts int").option("maxFilesPerTrigger", 1)
-        writer = read.parquet(str(given)).writeStream.option("checkpointLocation", str(checkpoint))
-        query = writer.foreachBatch(each).trigger(availableNow=True).start()
-        query.awaitTermination()
-        assert queries[-1] == query.id
-
-    arrive(dict.fromkeys(range(10), ("de", 1, 1)))
-    run()
-    arrive(dict.fromkeys(range(5, 15), ("fr", 2, 2)))
-    run()
-    model = dict.fromkeys(range(5), ("de", 1, 1)) | dict.fromkeys(range(5, 15), ("fr", 2, 2))
-    assert [(one.inserted, one.updated, one.duplicate) for one in reports] == [(10, 0, False), (5, 5, False)]
-    files, snapshots = rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")
-    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()  # as if Spark had died after our commit, before it could note that
-    last.with_name(f".{last.name}.crc").unlink()
-    run()
-    assert (len(reports), reports[-1].duplicate) == (3, True)
-    assert (rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")) == (files, snapshots)
-    assert rig.held("stream") == model
-    rig.delete(rig.spark.range(3), "stream", keys=["id"])
-    run(tmp_path / "another")
-    told = [(one.inserted, one.stale, one.duplicate) for one in reports[3:]]
-    assert told == [(3, 5, False), (0, 0, False)]
-    assert rig.held("stream") == model
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""One bad input, and what several of them have in common.
+
+In a body, `{location}` and `{view}` stand for the metadata files of the table `db.t` and the view `db.v`, `{warehouse}`
+for the warehouse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.api.client import SCHEMA
+
+BODY_LIMIT_BYTES = 1 << 18
+N = "/v1/namespaces"
+D = f"{N}/db"
+T = f"{D}/tables"
+V = f"{D}/views"
+BAD = "BadRequestException"
+BEYOND_LONG = 2**63
+
+
+@dataclass(frozen=True)
+class BadInput:
+    group: str
+    what: str
+    method: str
+    path: str
+    body: Any = None
+    """JSON, or bytes as they are."""
+    status: int = 400
+    type: str = BAD
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def table_commit(*updates: Any, requirements: Any = ()) -> dict[str, Any]:
+    return {"requirements": list(requirements), "updates": list(updates)}
+
+
+def new_table(**more: Any) -> dict[str, Any]:
+    return {"name": "new", "schema": SCHEMA, **more}

@@ -1,0 +1,209 @@
+"""New tables, commits, views, transactions: what Iceberg's routes are told of metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.api.client import SCHEMA, VIEW_VERSION
+from tests.api.inputs.bad_input import BAD, BEYOND_LONG, BadInput, D, T, V, new_table, table_commit
+
+
+def _field(type_: Any, **more: Any) -> dict[str, Any]:
+    return new_table(
+        schema={"type": "struct", "fields": [{"id": 1, "name": "a", "required": False, "type": type_, **more}]}
+    )
+
+
+def _nested(depth: int) -> Any:
+    type_: Any = "int"
+    for number in range(depth):
+        type_ = {"type": "list", "element-id": number + 2, "element-required": False, "element": type_}
+    return type_
+
+
+def _snapshot(**more: Any) -> dict[str, Any]:
+    snapshot = {
+        "snapshot-id": 1,
+        "sequence-number": 1,
+        "timestamp-ms": 1_700_000_000_000,
+        "manifest-list": "file:///x.avro",
+        "summary": {"operation": "append"},
+    }
+    return {"action": "add-snapshot", "snapshot": {**snapshot, **more}}
+
+
+def schemas() -> Iterator[BadInput]:
+    def make(what: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("New tables", what, "POST", T, body, status, type_)
+
+    yield make("no schema", {"name": "new"})
+    yield make("a schema that is no object", new_table(schema=[]))
+    yield make("a schema without fields", new_table(schema={"type": "struct"}))
+    yield make("a schema that is a list", new_table(schema={"type": "list", "fields": []}))
+    yield make("a type nobody knows", _field("quaternion"))
+    yield make("a decimal of 39 digits", _field("decimal(39, 2)"))
+    yield make("a decimal without bounds", _field("decimal(99999999999999999999, 2)"))
+    yield make("a fixed type of negative length", _field("fixed[-1]"))
+    yield make("a type nested 200 deep", _field(_nested(200)))
+    yield make("a type nested 450 deep", _field(_nested(450)))
+    yield make("a type that is a number", _field(5))
+    yield make("a type that is an empty object", _field({}))
+    yield make("a field id beyond 32 bits", _field("int", id=2**31))
+    yield make("a field id beyond 64 bits", _field("int", id=2**64))
+    yield make("a field without a name", _field("int", name=None))
+    twice = [{"id": n, "name": "same", "required": False, "type": "int"} for n in (1, 2)]
+    yield make("two fields of one name", new_table(schema={"type": "struct", "fields": twice}))
+    same_id = [{"id": 1, "name": n, "required": False, "type": "int"} for n in ("a", "b")]
+    yield make("two fields of one id", new_table(schema={"type": "struct", "fields": same_id}))
+    yield make(
+        "a field name that is a lone surrogate",
+        b'{"name": "new", "schema": {"type": "struct", "fields": '
+        b'[{"id": 1, "name": "\\udfff", "required": false, "type": "int"}]}}',
+    )
+
+    def spec(**field: Any) -> dict[str, Any]:
+        return new_table(**{"partition-spec": {"spec-id": 0, "fields": [{"name": "p", "source-id": 1, **field}]}})
+
+    yield make("a partition transform that is a number", spec(transform=5))
+    yield make("zero buckets", spec(transform="bucket[0]"))
+    yield make("more buckets than 32 bits hold", spec(transform="bucket[99999999999]"))
+    yield make("a width of zero", spec(transform="truncate[0]"))
+    yield make("a year of a long", spec(transform="year"))
+    yield make("a partition on no column", spec(transform="identity", **{"source-id": 77}))
+    order = {
+        "order-id": 1,
+        "fields": [{"transform": "identity", "source-id": 1, "direction": "up", "null-order": "nulls-first"}],
+    }
+    yield make("a sort direction nobody knows", new_table(**{"write-order": order}))
+    yield make("format version 0", new_table(properties={"format-version": "0"}))
+    yield make("format version 99", new_table(properties={"format-version": "99"}))
+    yield make("a format version that is no number", new_table(properties={"format-version": "two"}))
+    yield make("a codec nobody knows", new_table(properties={"write.metadata.compression-codec": "rar"}))
+    yield make("a name that is taken", new_table(name="t"), 409, "AlreadyExistsException")
+    yield make("a name that a view has", new_table(name="v"), 409, "AlreadyExistsException")
+
+
+def commits() -> Iterator[BadInput]:
+    def send(what: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Commits", what, "POST", f"{T}/t", body, status, type_)
+
+    conflict: dict[str, Any] = {"status": 409, "type_": "CommitFailedException"}
+    yield send("no updates", {"requirements": []})
+    yield send("no requirements", {"updates": []})
+    yield send("updates that are an object", {"requirements": [], "updates": {}})
+    yield send("an update that is null", {"requirements": [], "updates": [None]})
+    yield send("an update without an action", table_commit({"spec-id": 1}))
+    yield send("an update nobody knows", table_commit({"action": "levitate"}))
+    yield send("an action that is a number", table_commit({"action": 5}))
+    yield send("a requirement nobody knows", table_commit(requirements=[{"type": "assert-calm"}]))
+    yield send("a requirement without its value", table_commit(requirements=[{"type": "assert-table-uuid"}]))
+    yield send(
+        "a requirement of another table",
+        table_commit(requirements=[{"type": "assert-table-uuid", "uuid": "other"}]),
+        **conflict,
+    )
+    yield send("a create where the table is there", table_commit(requirements=[{"type": "assert-create"}]), **conflict)
+    yield send(
+        "a requirement beyond 64 bits",
+        table_commit(requirements=[{"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 2**64}]),
+    )
+    yield send(
+        "another UUID for the table",
+        table_commit({"action": "assign-uuid", "uuid": "00000000-0000-4000-8000-000000000000"}),
+    )
+    yield send("a UUID that is none", table_commit({"action": "assign-uuid", "uuid": "x"}))
+    yield send(
+        "a format version that does not exist", table_commit({"action": "upgrade-format-version", "format-version": 9})
+    )
+    yield send("a format version of old", table_commit({"action": "upgrade-format-version", "format-version": 1}))
+    yield send("a current schema that does not exist", table_commit({"action": "set-current-schema", "schema-id": 99}))
+    yield send(
+        "the last added schema, none being added", table_commit({"action": "set-current-schema", "schema-id": -1})
+    )
+    yield send("a default spec that does not exist", table_commit({"action": "set-default-spec", "spec-id": 99}))
+    yield send(
+        "a default order that does not exist", table_commit({"action": "set-default-sort-order", "sort-order-id": 99})
+    )
+    yield send("the current schema removed", table_commit({"action": "remove-schemas", "schema-ids": [0]}))
+    yield send("the default spec removed", table_commit({"action": "remove-partition-specs", "spec-ids": [0]}))
+    yield send("a snapshot without an id", table_commit(_snapshot(**{"snapshot-id": None})))
+    yield send("a snapshot id beyond 64 bits", table_commit(_snapshot(**{"snapshot-id": BEYOND_LONG})))
+    yield send("a snapshot id that is a fraction", table_commit(_snapshot(**{"snapshot-id": 1.5})))
+    yield send(
+        "a snapshot time that is not finite",
+        b'{"requirements": [], "updates": [{"action": "add-snapshot", '
+        b'"snapshot": {"snapshot-id": 1, "timestamp-ms": 1e400, "summary": {}}}]}',
+    )
+    yield send("a snapshot without a manifest list", table_commit(_snapshot(**{"manifest-list": None})))
+    yield send("a summary that holds no strings", table_commit(_snapshot(summary={"operation": 1})))
+    yield send("one snapshot twice", table_commit(_snapshot(), _snapshot()))
+    branch = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch"}
+    yield send("a branch to no snapshot", table_commit({**branch, "snapshot-id": 99}))
+    yield send(
+        "a reference that is neither branch nor tag",
+        table_commit(_snapshot(), {**branch, "type": "twig", "snapshot-id": 1}),
+    )
+    yield send("main as a tag", table_commit(_snapshot(), {**branch, "type": "tag", "snapshot-id": 1}))
+    yield send("a property that is no string", table_commit({"action": "set-properties", "updates": {"a": 1}}))
+    yield send(
+        "a reserved property that is nonsense",
+        table_commit({"action": "set-properties", "updates": {"write.metadata.previous-versions-max": "many"}}),
+    )
+    missing = BadInput(
+        "Commits", "a table that is not there", "POST", f"{T}/none", table_commit(), 404, "NoSuchTableException"
+    )
+    yield missing
+
+
+def others() -> Iterator[BadInput]:
+    def send(what: str, path: str, body: Any, status: int = 400, type_: str = BAD, group: str = "Views") -> BadInput:
+        return BadInput(group, what, "POST", path, body, status, type_)
+
+    view = {"name": "new", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
+    yield send("no version", V, {"name": "new", "schema": SCHEMA})
+    yield send("a version without SQL", V, {**view, "view-version": {**VIEW_VERSION, "representations": []}})
+    double = [{"type": "sql", "sql": "SELECT 1", "dialect": dialect} for dialect in ("spark", "SPARK")]
+    yield send(
+        "two queries of one dialect",
+        V,
+        {**view, "view-version": {**VIEW_VERSION, "representations": double}},
+        type_="IllegalArgumentException",
+    )
+    yield send("an update nobody knows", f"{V}/v", {"updates": [{"action": "levitate"}]})
+    yield send("a table's update", f"{V}/v", {"updates": [{"action": "set-default-spec", "spec-id": 0}]})
+    yield send(
+        "a version that does not exist",
+        f"{V}/v",
+        {"updates": [{"action": "set-current-view-version", "view-version-id": 9}]},
+    )
+    group = "Transactions"
+    change = {"identifier": {"namespace": ["db"], "name": "t"}, **table_commit()}
+    yield send("no changes", "/v1/transactions/commit", {"table-changes": []}, group=group)
+    yield send("a change of no table", "/v1/transactions/commit", {"table-changes": [table_commit()]}, group=group)
+    yield send("one table twice", "/v1/transactions/commit", {"table-changes": [change, change]}, group=group)
+    group = "Metrics and signing"
+    yield send("a report of no type", f"{T}/t/metrics", {}, group=group)
+    yield send("a report nobody knows", f"{T}/t/metrics", {"report-type": "gossip"}, group=group)
+    yield send(
+        "a report of a snapshot that is text",
+        f"{T}/t/metrics",
+        {"report-type": "scan-report", "snapshot-id": "1"},
+        group=group,
+    )
+    yield send(
+        "a report of a snapshot beyond 64 bits",
+        f"{T}/t/metrics",
+        {"report-type": "scan-report", "snapshot-id": BEYOND_LONG},
+        group=group,
+    )
+    sign = {"region": "us-east-1", "uri": "http://169.254.169.254/latest", "method": "GET", "headers": {}}
+    yield send("a signature for a table on files", f"{T}/t/sign", sign, group=group)
+    yield send(
+        "properties to set and remove at once",
+        f"{D}/properties",
+        {"updates": {"a": "1"}, "removals": ["a"]},
+        422,
+        "UnprocessableEntityException",
+        "Namespaces",
+    )

@@ -1,0 +1,167 @@
+"""Bodies, names, locations, queries and headers, mostly of Iceberg's routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tests.api.client import SCHEMA, VIEW_VERSION
+from tests.api.inputs.bad_input import BAD, BODY_LIMIT_BYTES, BadInput, D, N, T, V, new_table, table_commit
+
+
+def bodies() -> Iterator[BadInput]:
+    def post(what: str, body: Any, path: str = N, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Bodies", what, "POST", path, body, status, type_)
+
+    yield post("no body", None)
+    yield post("an empty body", b"")
+    yield post("text that is no JSON", b"namespace=db")
+    yield post("JSON that breaks off", b'{"namespace": ["a"')
+    yield post("JSON with something after it", b'{"namespace": ["a"]} {}')
+    yield post("bytes that are no UTF-8", b'{"namespace": ["\xff\xfe"]}')
+    yield post("UTF-16", '{"namespace": ["a"]}'.encode("utf-16"))
+    yield post("a lone surrogate", b'{"namespace": ["\\ud800"]}')
+    yield post("a NUL in a name", b'{"namespace": ["a\\u0000b"]}')
+    yield post("an array in place of the object", b"[]")
+    yield post("null", b"null")
+    yield post("a number", b"1e999")
+    yield post("an object with nothing in it", b"{}")
+    yield post("a field of the wrong type", {"namespace": "db"})
+    yield post("a wrong type deep inside", {"namespace": ["a", 5]})
+    yield post("a property that is no string", {"namespace": ["n"], "properties": {"a": 1}})
+    yield post("a key twice, the second of the wrong type", b'{"namespace": ["a"], "namespace": 5}')
+    yield post("nested 100,000 arrays deep", b"[" * 100_000)
+    yield post("nested 100,000 arrays deep, in a field that is ignored", b'{"x":' + b"[" * 100_000)
+    yield post("a number of 5,000 digits", b'{"namespace": [' + b"9" * 5_000 + b"]}")
+    large = b'{"namespace": ["' + b"a" * BODY_LIMIT_BYTES + b'"]}'
+    yield post("more than `body_limit_bytes`", large, status=413, type_="PayloadTooLargeException")
+    yield BadInput("Bodies", "gzip announced, none sent", "POST", N, b"x" * 50, headers=(("Content-Encoding", "gzip"),))
+    unknown, media = (("Content-Encoding", "lzw"),), "UnsupportedMediaTypeException"
+    yield BadInput("Bodies", "an encoding nobody knows", "POST", N, b"x" * 50, 415, media, unknown)
+
+
+def names() -> Iterator[BadInput]:
+    def get(what: str, path: str, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Names and paths", what, "GET", path, None, status, type_)
+
+    def post(what: str, path: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Names and paths", what, "POST", path, body, status, type_)
+
+    yield get("a NUL in a path", f"{N}/a%00b")
+    yield get("a line break in a path", f"{N}/a%0D%0Ab")
+    yield get("an escape that is cut off", f"{N}/a%2")
+    yield get("an escape that is none", f"{N}/%zz")
+    yield get("a path that is no UTF-8", f"{N}/%FF")
+    yield get("an overlong UTF-8 slash", f"{N}/%C0%AF")
+    yield get("an encoded surrogate", f"{N}/%ED%A0%80")
+    yield get("an empty level", f"{N}/a%1F%1Fb")
+    yield get("only a separator", f"{N}/%1F")
+    yield get("a name of 256 characters", f"{T}/{'x' * 256}")
+    yield get("dots for a path", f"{N}/..%2F..%2Fetc%2Fpasswd", 404, "NoSuchNamespaceException")
+    yield get("dots as a table", f"{T}/..%2F..%2F..%2Fetc%2Fpasswd", 404, "NoSuchTableException")
+    yield get("dots that are not encoded", f"{T}/../../../../etc/passwd", 404, "NotFoundException")
+    yield get("no name at all", f"{N}//tables", 404, "NotFoundException")
+    yield get("a prefix that is not ours", "/v1/other/namespaces", 404, "NotFoundException")
+    yield get("a route that does not exist", "/v2/namespaces", 404, "NotFoundException")
+    yield BadInput(
+        "Names and paths", "a method that is not served", "PUT", N, None, 405, "UnsupportedOperationException"
+    )
+    yield post("a namespace without levels", N, {"namespace": []})
+    yield post("a level that URLs take for the parent folder", N, {"namespace": [".."]})
+    yield post("a table's name that URLs take for nothing", T, new_table(name="."))
+    yield post("an empty level in a body", N, {"namespace": ["a", ""]})
+    yield post("the separator inside a level", N, {"namespace": ["a\x1fb"]})
+    yield post("a level of 256 characters", N, {"namespace": ["n" * 256]})
+    yield post("10,000 levels", N, {"namespace": ["n"] * 10_000}, 404, "NoSuchNamespaceException")
+    yield post("a table without a name", T, new_table(name=""))
+    yield post("a table's name with a tabulator", T, new_table(name="a\tb"))
+    yield post("a table's name of 256 characters", T, new_table(name="x" * 256))
+    yield post("a view's name with a NUL", V, {"name": "a\x00", "schema": SCHEMA, "view-version": VIEW_VERSION})
+    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "\x00"}}
+    yield post("a rename to a control character", "/v1/tables/rename", ends)
+    yield post("a rename to no name", "/v1/tables/rename", {**ends, "destination": {"namespace": ["db"], "name": ""}})
+    yield post("a rename to no namespace", "/v1/tables/rename", {**ends, "destination": {"namespace": [], "name": "x"}})
+
+
+def locations() -> Iterator[BadInput]:
+    for what, location in (
+        ("elsewhere on the disk", "file:///etc/passwd"),
+        ("above the warehouse, by dots", "{warehouse}/../outside"),
+        ("above the warehouse, by encoded dots", "{warehouse}/%2e%2e/outside"),
+        ("above the warehouse, by doubly encoded dots", "{warehouse}/%252e%252e/outside"),
+        ("above the warehouse, by backslashes", "{warehouse}/..\\outside"),
+        ("beside the warehouse, sharing its beginning", "{warehouse}-other/t"),
+        ("the warehouse itself", "{warehouse}"),
+        ("a relative path", "db/t"),
+        ("another host", "file://host/t"),
+        ("a web address", "http://127.0.0.1/t"),
+        ("the cloud's metadata service", "http://169.254.169.254/latest/meta-data"),
+        ("a bucket that is not the warehouse's", "s3://somebody/else"),
+        ("credentials in the address", "s3://key:secret@bucket/t"),
+        ("a NUL", "{warehouse}/a\x00b"),
+        ("a query", "{warehouse}/t?x=1"),
+        ("5,000 characters", "{warehouse}/" + "x" * 5_000),
+    ):
+        yield BadInput("Locations", f"a table at: {what}", "POST", T, new_table(location=location))
+        update = {"action": "set-location", "location": location}
+        yield BadInput("Locations", f"a table moved to: {what}", "POST", f"{T}/t", table_commit(update))
+        body = {"name": "new", "metadata-location": location}
+        yield BadInput("Locations", f"a registered file at: {what}", "POST", f"{D}/register", body)
+    outside = {"name": "new", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": "file:///etc"}
+    yield BadInput("Locations", "a view elsewhere on the disk", "POST", V, outside)
+    view = {"name": "new", "metadata-location": "file:///etc/passwd"}
+    yield BadInput("Locations", "a registered view elsewhere", "POST", f"{D}/register-view", view)
+    properties = {"updates": {"location": "file:///etc"}}
+    yield BadInput("Locations", "a namespace's location elsewhere", "POST", f"{D}/properties", properties)
+    path = table_commit({"action": "set-properties", "updates": {"write.metadata.path": "file:///etc"}})
+    yield BadInput("Locations", "metadata files written elsewhere", "POST", f"{T}/t", path)
+    missing = {"name": "new", "metadata-location": "{warehouse}/db/none.metadata.json"}
+    yield BadInput(
+        "Locations", "a registered file that is not there", "POST", f"{D}/register", missing, 404, "NotFoundException"
+    )
+    view_as_table = {"name": "new", "metadata-location": "{view}"}
+    yield BadInput("Locations", "a view registered as a table", "POST", f"{D}/register", view_as_table)
+    table_as_view = {"name": "new", "metadata-location": "{location}"}
+    yield BadInput("Locations", "a table registered as a view", "POST", f"{D}/register-view", table_as_view)
+
+
+def queries() -> Iterator[BadInput]:
+    for what, query in (
+        ("a page token we never gave out", "pageToken=%21%21"),
+        ("a page token that is no text", "pageToken=_w"),
+        ("a page token with a NUL", "pageToken=AA"),
+        ("a page size of zero", "pageSize=0"),
+        ("a negative page size", "pageSize=-1"),
+        ("a page size that is no number", "pageSize=ten"),
+        ("a page size in other digits", "pageSize=%D9%A3"),
+        ("a page size of 5,000 digits", "pageSize=" + "9" * 5_000),
+        ("an empty page size", "pageSize="),
+    ):
+        for path in (N, T, V, f"{D}/functions"):
+            kind = path.rsplit("/", 1)[1]
+            yield BadInput("Queries", f"{what}, listing {kind}", "GET", f"{path}?{query}")
+    yield BadInput("Queries", "a parent with a control character", "GET", f"{N}?parent=a%00")
+    yield BadInput("Queries", "a parent with an empty level", "GET", f"{N}?parent=a%1F")
+    yield BadInput("Queries", "snapshots neither all nor refs", "GET", f"{T}/t?snapshots=some")
+    yield BadInput("Queries", "a purge flag that is no boolean", "DELETE", f"{T}/t?purgeRequested=1")
+    yield BadInput(
+        "Queries",
+        "a warehouse elsewhere",
+        "GET",
+        "/v1/config?warehouse=s3://other",
+        None,
+        404,
+        "NoSuchWarehouseException",
+    )
+
+
+def headers() -> Iterator[BadInput]:
+    for what, key in (
+        ("that is no UUID", "abc"),
+        ("of version 4", "017f22e2-79b0-4cc3-98c4-dc0c0c07398f"),
+        ("with a forbidden variant", "017f22e2-79b0-7cc3-18c4-dc0c0c07398f"),
+        ("that is empty", ""),
+        ("of 10,000 characters", "0" * 8_000),
+    ):
+        header = (("Idempotency-Key", key),)
+        yield BadInput("Headers", f"an idempotency key {what}", "DELETE", f"{T}/t", headers=header)

@@ -1,0 +1,68 @@
+"""Which rows of an upsert go to which task of Spark, and how many tasks there are."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.arrow.partitions import apply_transform
+from seamark.connector.spark.frames import upserts as upserting
+from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.metaserver.iceberg.types.schema import Field
+
+
+def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
+    field = Field(1, "id", True, "long")
+    keys = pa.array(range(5000))
+    seen = set()
+    for width, buckets, theirs in itertools.product((1, 6, 8, 16), (1, 2, 3, 6, 8), (1, 2, 4, 6, 8, 16, 32)):
+        distribution = upserting.RowDistribution((field,), min(width, buckets), 1, width)
+        places = distribution.places([keys])
+        assert places.max() < distribution.tasks
+        spec = PartitionSpec(0, (PartitionField("b", f"bucket[{theirs}]", 1),))
+        codes = apply_transform(f"bucket[{theirs}]", "long", keys).codes
+        apart = any(len(set(places[codes == code].tolist())) > 1 for code in range(theirs))
+        assert distribution.owns(spec) == (not apart), (width, buckets, theirs)
+        seen.add(apart)
+    assert seen == {True, False}
+
+
+def test_rows_of_one_bucket_and_many_keys_are_shared_among_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of one tenant in a table that is in buckets by tenant, with keys of tenant and number."""
+    monkeypatch.setattr(upserting, "record_index", lambda *_: None)
+    spec = PartitionSpec(0, (PartitionField("b", "bucket[16]", 1),))
+    opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
+    fields = [Field(1, "tenant", True, "string"), Field(2, "id", True, "long")]
+    count = 20_000
+    for both in (fields, fields[::-1]):
+        columns = {"tenant": pa.array(["acme"] * count, pa.large_string()), "id": pa.array(range(count))}
+        distribution = upserting.RowDistribution.of(opened, both, 16 * upserting.TASK_ROWS, 4, None)
+        assert distribution.tasks == 16
+        sizes = Counter(distribution.places([columns[one.name] for one in both]).tolist())
+        assert max(sizes.values()) < 1.2 * count / distribution.tasks, sizes
+        assert not distribution.owns(spec)
+    alone = upserting.RowDistribution.of(opened, fields[:1], 16 * upserting.TASK_ROWS, 4, None)
+    assert (alone.tasks, alone.owns(spec)) == (16, True)
+
+
+def test_where_keys_are_looked_up_few_rows_have_few_tasks_however_many_cores_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upserting, "record_index", lambda *_: "record(id)")
+    spec = PartitionSpec(0, ())
+    opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
+    for count, cores, tasks in (
+        (1, 4000, 1),
+        (20_000, 4000, 1),
+        (20_001, 4000, 2),
+        (200_000, 4000, 10),
+        (200_000, 4, 4),
+        (9_000_000, 4, 9),
+    ):
+        distribution = upserting.RowDistribution.of(opened, [Field(1, "id", True, "long")], count, cores, None)
+        assert distribution.tasks == tasks, (count, cores)

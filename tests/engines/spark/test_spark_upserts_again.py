@@ -1,0 +1,178 @@
+"""Upserts that are overtaken, fail, or are run twice: by another writer, by Spark, by a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Row as SparkRow
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.commits import CommitClient
+from seamark.connector.spark.frames import upserts as upserting
+from seamark.connector.write.latest_rows import column_of
+from seamark.connector.write.row_changes import Report
+from seamark.connector.write.upserts import MODES, upsert
+from seamark.spark import write
+from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig.served(spark, tmp_path_factory.mktemp("upserts_again")) as made:
+        yield made
+
+
+def overtaken(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
+    """Each of the works is done just before one commit, in turn."""
+    real, left = CommitClient.commit, list(works)
+
+    def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+        if left:
+            work = left.pop(0)
+            with monkeypatch.context() as patch:
+                patch.setattr(CommitClient, "commit", real)
+                work()
+        answer: dict[str, Any] = real(self, table, body)
+        return answer
+
+    monkeypatch.setattr(CommitClient, "commit", commit)
+
+
+@pytest.mark.parametrize("row_mode", MODES)
+def test_an_overtaken_upsert_is_done_anew_with_the_same_rows_and_leaves_no_file(
+    rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = f"raced_{row_mode[:4]}"
+    rig.create(table, BUCKETS)
+    model: Model = dict.fromkeys(range(20), ("de", 0, 0))
+    write(rig.frame(model), f"db.{table}", client=rig.client)
+    seen = rig.spark.sparkContext.accumulator(0)
+    fresh: set[str] = set()
+
+    def other() -> None:
+        before = rig.files(table)
+        named = pa.table(
+            {"id": [7], "land": ["plain"], "v": pa.array([9], pa.int32()), "ts": pa.array([9], pa.int32())}
+        )
+        upsert(rig.client, f"db.{table}", named, keys=["id"])
+        fresh.update(rig.files(table) - before)
+
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            seen.add(batch.num_rows)
+            yield batch
+
+    before = rig.files(table)
+    overtaken(monkeypatch, other)
+    chance = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
+    once = chance.mapInArrow(counted, "id bigint, land string, v int, ts int")
+    report = rig.upsert(once, table, columns=["land"], row_mode=row_mode, **TASKS)
+    assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
+    assert seen.value == 20
+    held = rig.held(table)
+    assert len({row[0] for one, row in held.items() if one >= 5}) == 20
+    assert held[7][1:] == (9, 9)
+    assert {one: row[1:] for one, row in held.items() if one not in (7, *range(20, 25))} == {
+        one: (0, 0) for one in range(20) if one != 7
+    }
+    assert len(rig.files(table) - before - fresh) == report.files_written
+
+
+def test_a_job_that_fails_leaves_nothing(rig: Rig) -> None:
+    rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
+    frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
+    before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # of other tests in this session
+    with pytest.raises(PySparkException, match=r"column id is null in 1 of the rows"):
+        rig.upsert(frame.repartition(1), "failing", **TASKS)
+    with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):
+        rig.upsert(frame, "failing")
+    assert rig.sql("SELECT * FROM {db}.failing.snapshots") == []
+    assert rig.files("failing") == set()
+    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # nothing more is held
+
+
+@pytest.mark.parametrize("row_mode", MODES)
+def test_of_a_task_that_is_run_twice_one_result_counts(
+    rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Task after task in this process: the first attempt is a speculative one whose result nobody takes. What becomes
+    of such as are killed, `tests/faults/test_spark_tasks.py` shows."""
+    table = f"again_{row_mode[:4]}"
+    rig.create(table, BUCKETS)
+    model: Model = dict.fromkeys(range(60), ("de", 0, 0))
+    write(rig.frame(model), f"db.{table}", client=rig.client)
+    ran: list[int] = []
+
+    def tasks(df: DataFrame, work: Any) -> Any:
+        given = df.toArrow()
+        places = work.distribution.places([column_of(given, one) for one in work.distribution.fields])
+        given = given.append_column("_seamark_task", pa.array(places))
+        results = []
+        for number in range(work.distribution.tasks):
+            mine = given.filter(pa.array(places == number)).to_batches()
+            list(upserting.change_task(work, mine))
+            results += [SparkRow(result=one[0][0].as_py()) for one in upserting.change_task(work, mine)]
+            ran.append(number)
+        return SimpleNamespace(collect=lambda: results)
+
+    monkeypatch.setattr(upserting, "run_tasks", tasks)
+    wanted: Model = dict.fromkeys(range(0, 100, 3), ("x", 1, None))
+    report = rig.upsert(rig.frame(wanted), table, row_mode=row_mode, **TASKS)
+    assert len(ran) > 1
+    assert (report.updated, report.inserted, report.attempts) == (20, 14, 1)
+    assert rig.held(table) == model | wanted
+
+
+def test_a_stream_upserts_each_of_its_batches_once_and_all_again_with_a_new_checkpoint(
+    rig: Rig, tmp_path: Path
+) -> None:
+    rig.create("stream", BUCKETS)
+    given, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
+    reports: list[Report] = []
+    queries: list[str] = []
+
+    def arrive(model: Model) -> None:
+        rig.frame(model).coalesce(1).write.mode("append").parquet(str(given))
+
+    def each(df: DataFrame, number: int) -> None:
+        queries.append(df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
+        reports.append(rig.upsert(df, "stream", precombine="ts", producer=(f"orders-{queries[-1]}", number)))
+
+    def run(checkpoint: Path = checkpoint) -> None:
+        read = rig.spark.readStream.schema("id int, land string, v int, ts int").option("maxFilesPerTrigger", 1)
+        writer = read.parquet(str(given)).writeStream.option("checkpointLocation", str(checkpoint))
+        query = writer.foreachBatch(each).trigger(availableNow=True).start()
+        query.awaitTermination()
+        assert queries[-1] == query.id
+
+    arrive(dict.fromkeys(range(10), ("de", 1, 1)))
+    run()
+    arrive(dict.fromkeys(range(5, 15), ("fr", 2, 2)))
+    run()
+    model = dict.fromkeys(range(5), ("de", 1, 1)) | dict.fromkeys(range(5, 15), ("fr", 2, 2))
+    assert [(one.inserted, one.updated, one.duplicate) for one in reports] == [(10, 0, False), (5, 5, False)]
+    files, snapshots = rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()  # as if Spark had died after our commit, before it could note that
+    last.with_name(f".{last.name}.crc").unlink()
+    run()
+    assert (len(reports), reports[-1].duplicate) == (3, True)
+    assert (rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")) == (files, snapshots)
+    assert rig.held("stream") == model
+    rig.delete(rig.spark.range(3), "stream", keys=["id"])
+    run(tmp_path / "another")
+    told = [(one.inserted, one.stale, one.duplicate) for one in reports[3:]]
+    assert told == [(3, 5, False), (0, 0, False)]
+    assert rig.held("stream") == model

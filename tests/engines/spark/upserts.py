@@ -1,0 +1,45 @@
+"""Tables that a Spark session and a client upsert into, and what the tests of upserts have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from seamark.connector.write.row_changes import Report
+from seamark.spark import write
+from tests.engines.tables import SparkTables
+
+BUCKETS, RECORD = "PARTITIONED BY (bucket(4, id))", "'seamark.index.ids'='record(id)'"
+Row = tuple[str | None, int | None, int | None]
+Model = dict[int, Row]
+
+
+class Rig(SparkTables):
+    def create(self, name: str, spec: str = "", *properties: str, version: int = 3, columns: str = "") -> None:
+        named = ", ".join([f"'format-version'='{version}'", *properties])
+        columns = columns or "id bigint NOT NULL, land string, v int, ts int"
+        self.sql(f"CREATE TABLE {{db}}.{name} ({columns}) USING iceberg {spec} TBLPROPERTIES ({named})")
+
+    def frame(self, model: Model) -> DataFrame:
+        given = [(one, *row) for one, row in model.items()]
+        return self.spark.createDataFrame(given, "id int, land string, v int, ts int")
+
+    def upsert(self, frame: DataFrame, table: str, **given: Any) -> Report:
+        return write(frame, f"db.{table}", client=self.client, mode="upsert", **{"keys": ["id"], **given})
+
+    def delete(self, frame: DataFrame, table: str, **given: Any) -> Report:
+        return write(frame, f"db.{table}", client=self.client, mode="delete", **given)
+
+    def held(self, table: str, at: str = "") -> Model:
+        """AssertionError where a key is there twice."""
+        found = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {at}")
+        made = {one: (land, v, ts) for one, land, v, ts in found}
+        assert len(made) == len(found), sorted(found)
+        return made
+
+    def live(self, table: str) -> int:
+        return len(self.sql(f"SELECT 1 FROM {{db}}.{table}.data_files"))
+
+
+TASKS = {"driver_rows": 0}
