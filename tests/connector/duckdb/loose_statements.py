@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.connector.trino.statements.statements import ALIASES, COLUMN_NAMES, Column, Scope, Statements, quoted
+from tests.connector.trino.statements.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, quoted
+from tests.connector.trino.statements.statements import Statements
 
 LOOSE = {
     "long": ["'2'", "1.5", "2.0", "1e0", "'-1'"],

@@ -15,7 +15,7 @@ import pytest
 
 import seamark.duckdb
 from tests.connector.duckdb.loose_statements import LooseStatements
-from tests.connector.trino.statements.statements import TABLE_NAMES, quoted
+from tests.connector.trino.statements.comparisons import TABLE_NAMES, quoted
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 

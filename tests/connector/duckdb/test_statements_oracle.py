@@ -24,7 +24,7 @@ from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
 from seamark.connector.trino.statements.scans import find_scans
 from tests.connector.duckdb.loose_statements import LooseStatements
-from tests.connector.trino.statements.statements import Stored
+from tests.connector.trino.statements.comparisons import Stored
 from tests.connector.trino.statements.test_scans_oracle import equal_sql, joins_sql, likes_sql
 from tests.seeds import first_seed
 

@@ -7,69 +7,26 @@ other tables' names, names of WITH that hide tables.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
 from typing import ClassVar
 
-KINDS = {
-    "long": "BIGINT",
-    "decimal(9, 2)": "DECIMAL(9, 2)",
-    "double": "DOUBLE",
-    "string": "VARCHAR",
-    "date": "DATE",
-    "timestamp": "TIMESTAMP",
-    "boolean": "BOOLEAN",
-}
-VALUES = {
-    "long": ["0", "1", "2", "3", "2020"],
-    "decimal(9, 2)": ["0", "1.5", "2.25", "3", "-1.5"],
-    "double": ["0", "1.5", "2.25", "3", "-1.5"],
-    "string": ["''", "'a'", "'ab'", "'abc'", "'b'", "'o''b'", "'é'", "'--'"],
-    "date": ["DATE '2020-01-01'", "DATE '2020-01-31'", "DATE '2020-02-29'", "DATE '2021-01-01'"],
-    "timestamp": [
-        "TIMESTAMP '2020-01-01 00:00:00'",
-        "TIMESTAMP '2020-01-31 12:00:00'",
-        "TIMESTAMP '2020-02-29 23:59:59.999999'",
-        "TIMESTAMP '2021-01-01 00:00:00.5'",
-    ],
-    "boolean": ["TRUE", "FALSE"],
-}
-EXACT = ("long", "decimal(9, 2)", "string", "date", "timestamp")
-DAYS_AGO = (datetime.now(UTC).date() - date(2020, 1, 31)).days
-"""A span of the current time begins or ends near the values of the tables."""
-NUMBERS = ("long", "decimal(9, 2)", "double")
-COLUMN_NAMES = ["a", "b", "c", "k", "Two Words", "é", "day", 'q"q', "orders"]
-TABLE_NAMES = ["t", "u", "orders", "Größe", "two words", "o'brien"]
-ALIASES = ["x", "y", "z", "t", "u", "orders", "A b", "ü"]
-ROWS_MAX = 8
-WORDS = frozenset({"day"})
+from tests.connector.trino.statements.comparisons import (
+    ALIASES,
+    COLUMN_NAMES,
+    KINDS,
+    ROWS_MAX,
+    TABLE_NAMES,
+    VALUES,
+    Column,
+    Comparisons,
+    Scope,
+    Stored,
+    quoted,
+)
 
 
 @dataclass
-class Stored:
-    name: str
-    columns: dict[str, str]
-
-
-@dataclass
-class Column:
-    """In a scope: `owner` is the alias that it can be qualified by."""
-
-    name: str
-    kind: str
-    owner: str | None
-    plain: bool = True
-    """Whether the name alone may be used: not where USING has merged it in an outer join."""
-
-
-Scope = list[Column]
-
-
-@dataclass
-class Statements:
-    rng: random.Random
+class Statements(Comparisons):
     tables: list[Stored] = field(default_factory=list)
     recursive_share: float = 0.08
     """Of names in WITH: they use themselves, by UNION without ALL, which ends for any rows. Trino has only ALL."""
@@ -94,32 +51,6 @@ class Statements:
                 row = ", ".join("NULL" if self.chance(0.25) else self.value(kind) for kind in columns.values())
                 made.append(f"INSERT INTO {quoted(name)} VALUES ({row})")
         return made
-
-    def value(self, kind: str) -> str:
-        """Few values, so that rows meet."""
-        return self.rng.choice(VALUES[kind][: 3 if self.chance(0.7) else None])
-
-    # Spelling
-
-    def space(self) -> str:
-        return self.rng.choice([" ", " ", " ", " ", "\n", "  ", " /* FROM t */ ", " -- WHERE 'x\n", "/**/ "])
-
-    def word(self, text: str) -> str:
-        return self.rng.choice([text, text, text.lower()])
-
-    def spelled(self, name: str) -> str:
-        """An identifier, in whatever case."""
-        if self.chance(0.2):
-            name = "".join(self.rng.choice([one.upper(), one]) if one.isascii() else one for one in name)
-        if name.isascii() and name.isidentifier() and name.lower() not in WORDS and self.chance(0.7):
-            return name
-        return quoted(name)
-
-    def operator(self) -> str:
-        return self.rng.choice(["=", "<>", "<", "<=", ">", ">="])
-
-    def chance(self, share: float) -> bool:
-        return self.rng.random() < share
 
     # Queries
 
@@ -458,41 +389,6 @@ class Statements:
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
         return f"{text} {kind} {right} ON {f' {word} '.join(on)}", both
 
-    def equality(self, left: Scope, right: Scope, both: Scope) -> str:
-        pairs = [
-            (one, other)
-            for one in left
-            for other in right
-            if one.kind == other.kind and self.can_name(one, both) and self.can_name(other, both)
-        ]
-        periods = self.periods(left, right, both) if self.chance(0.3) or not pairs else []
-        if periods:
-            return self.rng.choice(periods)
-        if not pairs:
-            return "1 = 1"
-        one, other = self.rng.choice(pairs)
-        return f"{self.reference(one, both)} = {self.reference(other, both)}"
-
-    def periods(self, left: Scope, right: Scope, both: Scope) -> list[str]:
-        """The day, month or year of a column of one side is a column of the other."""
-        found = []
-        for one, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
-            if one.kind in ("date", "timestamp") and self.can_name(one, both) and self.can_name(other, both):
-                time, told = self.reference(one, both), self.reference(other, both)
-                if other.kind in ("date", "timestamp"):
-                    unit = self.rng.choice(["hour", "day", "month", "year"] if one.kind == "timestamp" else ["month"])
-                    found.append(f"date_trunc('{unit}', {time}) = {told}")
-                    found += [f"{told} = CAST({time} AS date)"] * 2
-                if other.kind == "long":
-                    found.append(f"year({time}) = {told}")
-        return found
-
-    def across(self, scope: Scope) -> str:
-        """Columns of two tables are equal."""
-        owner = self.rng.choice([one.owner for one in scope])
-        sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
-        return self.equality(*sides, scope)
-
     def source(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
         shape = self.rng.random()
@@ -525,27 +421,6 @@ class Statements:
 
     # Conditions
 
-    def can_name(self, column: Column, scope: Scope) -> bool:
-        alone = [one.name.lower() for one in scope].count(column.name.lower()) == 1
-        owned = [one for one in scope if one.owner == column.owner and one.name.lower() == column.name.lower()]
-        return (alone and column.plain) or (column.owner is not None and len(owned) == 1)
-
-    def reference(self, column: Column, scope: Scope) -> str:
-        alone = [one.name.lower() for one in scope].count(column.name.lower()) == 1
-        if alone and column.plain and (column.owner is None or self.chance(0.5)):
-            return self.spelled(column.name)
-        return f"{self.spelled(str(column.owner))}.{self.spelled(column.name)}"
-
-    def literal(self, kind: str) -> str:
-        if self.chance(0.03):
-            return "NULL"
-        text = self.value(kind)
-        if kind == "date" and self.chance(0.1):
-            return f"{text} {self.rng.choice('+-')} INTERVAL '1' {self.rng.choice(['DAY', 'MONTH', 'YEAR'])}"
-        if kind in NUMBERS and self.chance(0.2):
-            return f"{text} + {'1' if kind == 'long' else self.rng.choice(['1', '0.5', '-1'])}"
-        return f"({text})" if self.chance(0.05) else text
-
     def condition(self, scope: Scope, named: list[Stored], depth: int, outer: Scope) -> str:
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
@@ -567,10 +442,6 @@ class Statements:
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
         text = f"{self.space()}{self.word(word)}{self.space()}".join(parts)
         return f"NOT ({text})" if self.chance(0.15) else text
-
-    def one_of(self, side: Scope, scope: Scope) -> Column | None:
-        able = [one for one in side if self.can_name(one, scope)]
-        return self.rng.choice(able) if able else None
 
     def subquery(self, scope: Scope, named: list[Stored], depth: int, outer: Scope) -> str:
         negated = self.rng.choice(["", "NOT "])
@@ -618,126 +489,3 @@ class Statements:
         if self.chance(0.3):
             return f"{away} = {self.literal(other.kind)}"
         return f"{self.reference(one, scope)} = {away}"
-
-    def simple(self, scope: Scope) -> str:
-        able = [one for one in scope if self.can_name(one, scope)]
-        if not able:
-            return self.rng.choice(["1 = 1", "TRUE", "NOT FALSE"])
-        text = self.comparison(self.rng.choice(able), scope)
-        shape = self.rng.random()
-        if shape < 0.12:
-            return f"NOT {text}" if self.chance(0.5) else f"NOT ({text})"
-        if shape < 0.3:
-            return f"({text} {self.rng.choice(['AND', 'OR'])} {self.comparison(self.rng.choice(able), scope)})"
-        return text
-
-    def comparison(self, column: Column, scope: Scope) -> str:
-        name, kind = self.reference(column, scope), column.kind
-        shapes: list[Callable[[], str]] = [
-            lambda: f"{name} {self.rng.choice(['=', '<>', '!=', '<', '<=', '>', '>='])} {self.literal(kind)}",
-            lambda: f"{name} {self.rng.choice(['<>', '<=', '>='])} {self.literal(kind)}",
-            lambda: f"{self.literal(kind)} {self.rng.choice(['=', '<', '>='])} {name}",
-            lambda: f"{name} BETWEEN {VALUES[kind][0]} AND {self.literal(kind)}",
-            lambda: f"{name} IN ({', '.join(self.literal(kind) for _ in range(self.rng.randint(1, 3)))})",
-            lambda: f"{name} NOT IN ({', '.join(self.literal(kind) for _ in range(self.rng.randint(1, 3)))})",
-            lambda: f"{name} IS NULL",
-            lambda: f"{name} IS NULL OR {name} = {self.literal(kind)}",
-            lambda: f"{name} IS NOT NULL",
-            lambda: f"{name} IS {self.rng.choice(['', 'NOT '])}DISTINCT FROM {self.literal(kind)}",
-            lambda: f"coalesce({name}, {self.literal(kind)}) = {self.literal(kind)}",
-            lambda: f"CASE WHEN {name} IS NULL THEN {name} IS NULL ELSE {name} = {self.literal(kind)} END",
-        ]
-        other = self.rng.choice([one for one in scope if self.can_name(one, scope)] or [column])
-        pair = f"({name}, {self.reference(other, scope)})"
-        # Not null: DuckDB compares rows as values, and Trino compares their fields.
-        rows = [f"({self.value(kind)}, {self.value(other.kind)})" for _ in range(2)]
-        values = ", ".join(VALUES[kind][:2])
-        shapes += [
-            lambda: f"{pair} {self.rng.choice(['', 'NOT '])}IN ({', '.join(rows)})",
-            lambda: f"{pair} = {rows[0]}",
-            lambda: f"{name} IN (SELECT v FROM UNNEST(ARRAY[{values}]) AS w (v))",
-            lambda: f"{self.rng.choice(['', 'NOT '])}contains(ARRAY[{values}], {name})",
-        ]
-        same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
-        shapes.append(
-            lambda: f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} {self.reference(self.rng.choice(same), scope)}"
-        )
-        if kind == "string":
-            patterns = ["'a%'", "'%b'", "'ab'", "'a_'", "'%'", "'o''%'"]
-            shapes += [
-                lambda: f"{name} {self.rng.choice(['', 'NOT '])}LIKE {self.rng.choice(patterns)}",
-                lambda: f"{name} LIKE 'a#%' ESCAPE '#'",
-                lambda: f"{self.rng.choice(['lower', 'upper'])}({name}) {self.rng.choice(['', 'NOT '])}LIKE '%B%'",
-                lambda: f"({name} LIKE '%b%' OR {name} NOT LIKE '_b%')",
-            ]
-        if kind == "boolean":
-            shapes += [lambda: name, lambda: f"NOT {name}"]
-        if kind in EXACT:
-            more = self.literal(kind)
-            shapes += [
-                lambda: f"coalesce({name}, {more}) {self.operator()} {self.literal(kind)}",
-                lambda: f"coalesce({name}, {more}) {self.rng.choice(['', 'NOT '])}IN ({self.literal(kind)}, {more})",
-                lambda: f"nullif({name}, {more}) {self.operator()} {self.literal(kind)}",
-                lambda: f"CASE WHEN {name} = {more} THEN 1 WHEN {name} > {more} THEN 2 ELSE 3 END {self.operator()} 2",
-                lambda: f"CASE {name} WHEN {more} THEN 'x' END {self.operator()} 'x'",
-                lambda: f"CASE WHEN {name} IS NULL THEN {more} ELSE {name} END {self.operator()} {self.literal(kind)}",
-                lambda: f"CASE WHEN {name} > {more} THEN TRUE ELSE FALSE END",
-            ]
-        if kind == "long":
-            shapes += [
-                lambda: (
-                    f"{name} {self.rng.choice('+-*')} {self.rng.choice('123')} {self.operator()} {self.literal(kind)}"
-                ),
-                lambda: (
-                    f"{self.rng.choice('12')} {self.rng.choice('+-')} {name} {self.operator()} {self.literal(kind)}"
-                ),
-                lambda: f"-({name} - 1) * 2 {self.rng.choice(['', 'NOT '])}BETWEEN -2 AND {self.literal(kind)}",
-                lambda: f"CAST({name} AS BIGINT) {self.operator()} {self.literal(kind)}",
-            ]
-        if kind == "decimal(9, 2)":
-            shapes.append(lambda: f"{name} {self.rng.choice('+-')} 0.5 {self.operator()} {self.literal(kind)}")
-        if kind == "string":
-            size = self.rng.choice("123")
-            shapes += [
-                lambda: f"substr({name}, 1, {size}) {self.operator()} {self.value(kind)}",
-                lambda: (
-                    f"substring({name}, 1, {size}) {self.rng.choice(['', 'NOT '])}IN ('a', 'ab', {self.value(kind)})"
-                ),
-                lambda: f"starts_with({name}, {self.value(kind)})",
-                lambda: f"lower({name}) {self.rng.choice(['=', '<>'])} {self.value(kind)}",
-                lambda: f"upper({name}) IN ('A', 'AB', 'O''B')",
-            ]
-        if kind in ("date", "timestamp"):
-            unit, days = (
-                self.rng.choice(["day", "week", "month", "quarter", "year"]),
-                DAYS_AGO + self.rng.randint(-9, 9),
-            )
-            shapes += [
-                lambda: f"date_trunc('{unit}', {name}) {self.operator()} {self.value(self.rng.choice(['date', kind]))}",
-                lambda: (
-                    f"date_trunc('{unit}', {name}) {self.rng.choice(['', 'NOT '])}BETWEEN DATE '2020-01-01' AND"
-                    f" {self.value('date')}"
-                ),
-                lambda: f"year({name}) = 2020 AND month({name}) = {self.rng.randint(1, 3)}",
-                lambda: f"{name} {self.operator()} current_date - INTERVAL '{days}' DAY",
-                lambda: (
-                    f"{name} BETWEEN current_date - INTERVAL '{days}' DAY AND current_date - INTERVAL '{days - 20}' DAY"
-                ),
-                lambda: f"CAST({name} AS date) >= CAST(now() AS date) - INTERVAL '{days}' DAY",
-                lambda: (
-                    f"{name} {self.rng.choice('+-')} INTERVAL '{self.rng.randint(1, 40)}' DAY {self.operator()}"
-                    f" {self.value('date')}"
-                ),
-                lambda: f"date_diff('day', {name}, {self.value(kind)}) {self.operator()} {self.rng.randint(-40, 40)}",
-            ]
-            shapes += [
-                lambda: f"CAST({name} AS date) {self.rng.choice(['=', '<', '>='])} {self.literal('date')}",
-                lambda: f"year({name}) = {self.rng.choice(['2020', '2021'])}",
-                lambda: f"extract(YEAR FROM {name}) IN (2020, 2021)",
-                lambda: f"{name} < DATE '2020-01-31' + INTERVAL '1' {self.rng.choice(['DAY', 'MONTH', 'YEAR'])}",
-            ]
-        return self.rng.choice(shapes)()
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

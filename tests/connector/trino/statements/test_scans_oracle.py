@@ -27,7 +27,8 @@ from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.metaserver.iceberg.expressions.sql import parse_sql
 from seamark.metaserver.iceberg.types import schema as ours
-from tests.connector.trino.statements.statements import Statements, Stored, quoted
+from tests.connector.trino.statements.comparisons import Stored, quoted
+from tests.connector.trino.statements.statements import Statements
 from tests.planner.lakes.schemas import Field, Schema
 
 QUERIES_PER_LAKE = 40

@@ -15,7 +15,7 @@ import pytest
 from seamark.connector.plans.scan import Scan
 from seamark.connector.trino.statements.scans import find_scans
 from tests.connector.duckdb.test_statements_oracle import check_one
-from tests.connector.trino.statements.statements import KINDS, VALUES, Stored
+from tests.connector.trino.statements.comparisons import KINDS, VALUES, Stored
 from tests.connector.trino.statements.test_scans_oracle import check_same, rows_of
 from tests.seeds import first_seed
 

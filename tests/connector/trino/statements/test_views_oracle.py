@@ -19,7 +19,8 @@ from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.trino.statements.scans import find_scans, read_from_view, result_types
 from seamark.connector.trino.statements.scopes import COMPUTED
 from seamark.connector.trino.statements.views import BEFORE, plan_view_query
-from tests.connector.trino.statements.statements import Statements, Stored, quoted
+from tests.connector.trino.statements.comparisons import Stored, quoted
+from tests.connector.trino.statements.statements import Statements
 from tests.connector.trino.statements.test_scans_oracle import Told, lakes, pruned, rows_of
 
 QUERIES_PER_LAKE = 40
