@@ -67,7 +67,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.parametrize(
     ("version", "partitioned"),
     [
-        (2, ""),
+        pytest.param(2, "", marks=pytest.mark.slow),
         (3, "PARTITIONED BY (day, bucket(2, id))"),
         pytest.param(2, "PARTITIONED BY (day, bucket(2, id))", marks=pytest.mark.slow),
         pytest.param(3, "", marks=pytest.mark.slow),

@@ -139,7 +139,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", ["bucketed", pytest.param("by reading", marks=pytest.mark.slow), "by record index"])
+@pytest.mark.parametrize(
+    "shape", ["bucketed", *(pytest.param(one, marks=pytest.mark.slow) for one in ("by reading", "by record index"))]
+)
 def test_a_table_is_at_every_snapshot_what_its_history_says(
     rig: Rig, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +188,7 @@ def executed(frame: DataFrame) -> str:
     return plan.partition("== Initial Plan ==")[0]
 
 
-@pytest.mark.parametrize("row_mode", MODES)
+@pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
 def test_rows_are_exchanged_once_and_joined_with_nothing_and_only_their_buckets_are_read(
     rig: Rig, row_mode: str, collected: list[DataFrame]
 ) -> None:
@@ -368,7 +370,7 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
     monkeypatch.setattr(CommitClient, "commit", commit)
 
 
-@pytest.mark.parametrize("row_mode", MODES)
+@pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
 def test_an_overtaken_upsert_is_done_anew_with_the_same_rows_and_leaves_no_file(
     rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
