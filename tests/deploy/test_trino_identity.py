@@ -55,7 +55,9 @@ def test_the_queries_of_tpc_h_and_of_the_star_schema_benchmark(both: Both, every
 
 
 @pytest.mark.usefixtures("benchmark_tables")
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+# Random queries of the SQL entry over Trino are in the fast tier.
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [7, 1])
 def test_the_sql_entry_answers_the_queries_of_both_benchmarks_as_trino_does(trino_lake: TrinoLake, every: int) -> None:
     url = f"http://tests@127.0.0.1:{trino_lake.trino.port}?catalog={CATALOG}"
     for schema, queries in (("tpch", TPCH), ("ssb", list(QUERIES.values()))):

@@ -192,6 +192,7 @@ def test_indexes_are_built_of_the_new_files_on_the_way(rig: Rig) -> None:
     assert told.files == len(holding) < report.files
 
 
+@pytest.mark.slow
 def test_attributes_two_tables_away_count(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.nations (code int, name string) USING iceberg")
     rig.sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")
