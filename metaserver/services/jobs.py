@@ -79,10 +79,6 @@ class JobQueue:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
 
-    @property
-    def waiting_count(self) -> int:
-        return len(self._waiting)
-
     def waiting_namespaces(self) -> Counter[NamespacePath]:
         """How many jobs wait in each namespace."""
         return Counter(entry.job.namespace for entry in self._waiting.values())

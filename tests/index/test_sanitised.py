@@ -39,13 +39,12 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=800,
         check=False,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1700)
+@pytest.mark.timeout(3600)  # compilers with sanitizers are slow, and on a busy machine slower
 @pytest.mark.parametrize("which", TESTS)
 def test_no_kernel_touches_a_byte_that_is_not_its_own(which: str, tmp_path: Path) -> None:
     for name in ("metaserver", "cache", "connector", "tests"):
@@ -56,7 +55,9 @@ def test_no_kernel_touches_a_byte_that_is_not_its_own(which: str, tmp_path: Path
     for kernel in (tmp_path / "metaserver").rglob("*.pyx"):
         if kernel.stem not in KERNELS:
             kernel.unlink()
-    built = run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tmp_path, SEAMARK_CHECKED="1")
+    built = run(
+        sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--parallel", "2", cwd=tmp_path, SEAMARK_CHECKED="1"
+    )
     assert built.returncode == 0, built.stdout
     where = "import seamark.metaserver.iceberg as room; print(room.__path__[0])"
     found = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(tmp_path))

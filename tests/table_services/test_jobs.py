@@ -101,7 +101,7 @@ async def test_the_jobs_that_start_next_are_listed_by_due_time_priority_and_age(
     assert [one.failures for one in listed] == [0, 0, 0, 1, 0]
     assert (listed[1].waited_s, listed[3].due_in_s, listed[4].due_in_s) == (3, BACKOFF_S - 4, 56)
     assert queue.next_jobs(2) == listed[:2]
-    assert queue.waiting_count == 5
+    assert queue.waiting_namespaces().total() == 5
 
 
 async def test_a_tenant_that_fills_the_queue_leaves_places_for_others() -> None:

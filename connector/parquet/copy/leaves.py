@@ -53,7 +53,6 @@ class Leaf(NamedTuple):
     names: tuple[bytes, ...]
     order: bytes
     """The encoded column order, by which statistics are compared."""
-    is_repeated: bool
 
     @property
     def path(self) -> str:
@@ -89,8 +88,7 @@ def _leaves(footer: ParquetFooter) -> list[Leaf]:
         if children is None:
             number = len(leaves)
             order = orders[number] if orders is not None and number < len(orders) else b""
-            repeated = any(node[0] == _REPEATED for node in shape)
-            leaves.append(Leaf(ids, shape, names, order, repeated))
+            leaves.append(Leaf(ids, shape, names, order))
             return at
         for _ in range(children):
             at = walk(at, ids, shape, names)

@@ -1,4 +1,4 @@
-"""Keys of files: those that a caller gives, and those that a key management service unwraps.
+"""Keys of files, which a key management service unwraps.
 
 A new file is encrypted as the files whose rows it has: the same columns, algorithm and master keys. Its keys are new.
 """
@@ -26,23 +26,6 @@ KEY_FILE = "SEAMARK_PARQUET_KEY_FILE"
 """Environment variable: the path of a file with master keys."""
 KMS_CLASS = "SEAMARK_PARQUET_KMS"
 """Environment variable: `module:name` of the client of a key management service; it is called without arguments."""
-
-
-class GivenKeys:
-    """Keys that a caller has. `columns`: by the path of the column; others have the footer's key. Its repr has no
-    key."""
-
-    def __init__(
-        self, footer: bytes, columns: Mapping[str, bytes] | None = None, *, aad_prefix: bytes | None = None
-    ) -> None:
-        self._footer, self._columns, self.aad_prefix = footer, dict(columns or {}), aad_prefix
-
-    def key(self, metadata: bytes | None, column: str | None) -> bytes:
-        if column is None:
-            return self._footer
-        if column not in self._columns:
-            raise KeyUnavailable(f"no key was given for the column {column}")
-        return self._columns[column]
 
 
 class Protection(Enum):

@@ -221,13 +221,8 @@ def _changed(
     return commit_change(client, df, table, request, attempts=attempts, driver_rows=driver_rows, **commit)
 
 
-def write_files(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> WrittenFiles:
-    """Writes a DataFrame's rows to files by tasks, without a commit."""
-    return WrittenFiles.joined(write_parts(df, target, distribution))
-
-
 def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> list[WrittenFiles]:
-    """As `write_files`, the files of each task."""
+    """Writes a DataFrame's rows to files by tasks, without a commit. The files of each task."""
     spread = distribute(df, target, distribution)
     results = collect_results(spread.mapInArrow(partial(write_task, target), RESULT))
     return [decode_files(result) for result in results]

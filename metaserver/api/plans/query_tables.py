@@ -23,7 +23,6 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.sql import syntax_message
 from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
 
-DIALECTS = ("trino", "duckdb")
 _NOT_READ = (
     "Its tables and conditions are not known, because it is not a single query, or has a clause that the analysis does "
     "not read; engines run such a statement without plans of the server"

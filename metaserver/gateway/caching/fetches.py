@@ -132,7 +132,6 @@ class Fetches:
         self._unread: dict[Fetch, asyncio.TimerHandle] = {}
         """Fetches that have ended before their first reader came."""
         self.requests = 0
-        self.fetched_bytes = 0
 
     @property
     def used_bytes(self) -> int:
@@ -242,7 +241,6 @@ class Fetches:
             data = memoryview(piece)[skip:] if skip else memoryview(piece)
             skip = max(0, skip - len(piece))
             data = data[: fetch.end - fetch.arrived]  # an opening read may end within a block
-            self.fetched_bytes += len(data)
             for number in fetch.add(data):
                 self._keep(fetch, number)
         if fetch.arrived < fetch.end:

@@ -242,15 +242,6 @@ def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) ->
     return assigned, next_row_id
 
 
-def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-    """The live entries of a manifest in the order of the file, with all values inherited from the manifest list.
-
-    Partition values have the types of `partition_types`, in the order of the table's spec. Corrupt, with the manifest's
-    path, for invalid or truncated bytes, and for anything that contradicts the manifest list or the table.
-    """
-    return entries_of(decode_listed(data, manifest), manifest, metadata)
-
-
 def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = False) -> DecodedManifest:
     """The manifest as columns. Corrupt, also when its length is not that of its manifest list."""
     if len(data) != manifest.manifest_length:
@@ -268,7 +259,11 @@ def removals_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: Tabl
 
 
 def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-    """The same as `read_entries`, for a decoded manifest."""
+    """The live entries of a manifest in the order of the file, with all values inherited from the manifest list.
+
+    Partition values have the types of `partition_types`, in the order of the table's spec. Corrupt, with the manifest's
+    path, for anything that contradicts the manifest list or the table.
+    """
     path = manifest.manifest_path
     spec = metadata.spec(manifest.partition_spec_id)
     if spec is None:

@@ -134,8 +134,6 @@ class Dimensions:
         self._keys: MemoryCache[Hashable, tuple[KeySet, ...]] = MemoryCache(keys_bytes, "join-keys")
         self._tasks: dict[Hashable, asyncio.Task[tuple[KeySet, ...]]] = {}
         self._concurrency = asyncio.Semaphore(_TABLES_CONCURRENT)
-        self.files_read = 0
-        """Data files read since the start."""
 
     async def keys(self, request: DimensionRequest, until_s: float) -> tuple[KeySet, ...]:
         """The keys of each column, without null. Waits until `until_s`, in monotonic seconds.
@@ -209,7 +207,6 @@ class Dimensions:
             missing = [ref for ref, column in found.items() if column is None]
             if missing:
                 fresh = await asyncio.to_thread(_columns, rows, metadata, file, missing)
-                self.files_read += 1
                 for ref, column in fresh.items():
                     key = file.path, ref, sources[ref]
                     self._columns.put(key, column, column.size_bytes + len(file.path))

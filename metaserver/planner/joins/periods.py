@@ -14,7 +14,6 @@ from seamark.metaserver.iceberg.types.transforms import accepts, first_day, mono
 from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.planner.pruning.file_pruning import packed_key
 
-TRANSFORMS = ("day", "month", "year", "hour")
 RANGES_MAX = 200
 KEYS_MAX = 100_000
 _EPOCH_YEAR, _LAST_YEAR = 1970, 9999

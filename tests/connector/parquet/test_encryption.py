@@ -8,6 +8,7 @@ import os
 import random
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from seamark.connector.parquet.encryption import modules
 from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey
 from seamark.connector.parquet.encryption.keys import (
     EncryptionScheme,
-    GivenKeys,
     ParquetKeys,
     keys_of_environment,
     scheme_of,
@@ -41,6 +41,23 @@ from tests.seeds import first_seed
 
 KEY = b"0123456789abcdef"
 SIMPLE = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
+
+
+class GivenKeys:
+    """Keys that a caller has. `columns`: by the path of the column; others have the footer's key. Its repr has no
+    key."""
+
+    def __init__(
+        self, footer: bytes, columns: Mapping[str, bytes] | None = None, *, aad_prefix: bytes | None = None
+    ) -> None:
+        self._footer, self._columns, self.aad_prefix = footer, dict(columns or {}), aad_prefix
+
+    def key(self, metadata: bytes | None, column: str | None) -> bytes:
+        if column is None:
+            return self._footer
+        if column not in self._columns:
+            raise KeyUnavailable(f"no key was given for the column {column}")
+        return self._columns[column]
 
 
 def draw_configuration(rng: random.Random, schema: pa.Schema) -> pe.EncryptionConfiguration:

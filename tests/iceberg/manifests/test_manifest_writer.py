@@ -26,10 +26,12 @@ from seamark.metaserver.iceberg.manifests.manifest import (
 from seamark.metaserver.iceberg.manifests.writer import (
     ManifestEntry,
     assign_first_row_ids,
-    read_entries,
+    decode_listed,
+    entries_of,
     write_manifest,
     write_manifest_list,
 )
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from tests.iceberg.manifests import content_files as cases
 from tests.iceberg.manifests import manifest_files
 from tests.iceberg.manifests.content_files import (
@@ -52,6 +54,10 @@ from tests.planner.lakes.manifests import Entry, PartitionField, Style, manifest
 
 SEEDS = st.integers(0, 2**32)
 VERSIONS = st.sampled_from([1, 2, 3])
+
+
+def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+    return entries_of(decode_listed(data, manifest), manifest, metadata)
 
 
 def listed(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000) -> list[ManifestFile]:
