@@ -153,8 +153,8 @@ class MemoryCache(BudgetedCache[K, V]):
 
 
 class SharedCache(BudgetedCache[K, V]):
-    """An LRU within `budget_bytes`, of which each holder, such as a tenant, can use `holder_bytes`: at its share the
-    least recently used of its own entries is evicted."""
+    """An LRU within `budget_bytes`, of which each holder, such as a tenant, can use `holder_bytes`: at its share its
+    least recently used entry is evicted."""
 
     _entries: OrderedDict[K, tuple[V, int, str]]
 

@@ -65,6 +65,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
+from seamark.metaserver.planner.plan.preparation import Preparation
 from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings import Settings
@@ -167,6 +168,11 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
         if catalog.column_usage.is_on:
             stack.push_async_callback(_flush, catalog.column_usage)
             await enter(running("column usage", catalog.column_usage.run))
+        if settings.plan_prepare_bytes:
+            load, limit_bytes = catalog.documents.table, settings.plan_prepare_bytes
+            preparation = Preparation(planner, store, timeline, load, clock, limit_bytes=limit_bytes)
+            await enter(running("planned tables", preparation.follow))
+            await enter(running("preparation", preparation.work))
         await enter(running("housekeeping", lambda: parts.housekeeping.run(holder)))
         await enter(running("keys", lambda: _refresh_keys(parts)))
         await enter(running("sampler", lambda: _sample(parts)))

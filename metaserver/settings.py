@@ -241,9 +241,7 @@ class Settings(GatewaySettings, ServiceSettings, FleetSettings):
         least=0,
     )
     plan_async_files: int = setting(
-        5_000_000,
-        "Manifest entries to read from which a scan is answered asynchronously (status submitted).",
-        least=0,
+        5_000_000, "Manifest entries to read from which a scan is answered asynchronously (submitted).", least=0
     )
     plan_memory_bytes: int = setting(
         1 << 30,
@@ -269,6 +267,9 @@ class Settings(GatewaySettings, ServiceSettings, FleetSettings):
     )
     plan_manifest_limit_bytes: int = setting(
         1 << 30, "Largest manifest or manifest list that is read; larger files are refused.", least=1024
+    )
+    plan_prepare_bytes: int = setting(
+        16 << 20, "Bytes of new manifests of a commit that are decoded before the next plan; 0: none.", least=0
     )
     plan_table_lease_s: int = setting(600, "Default lease of a plan table in seconds.", least=1)
     plan_table_lease_max_s: int = setting(3600, "Longest lease of a plan table.", least=1, most=30 * 86400)

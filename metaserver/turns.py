@@ -32,26 +32,30 @@ class FairLock:
         async with own, self._all:
             yield
 
-    async def run(self, holder: str, work: Callable[[], T]) -> T:
+    async def run(self, holder: str, work: Callable[[], T], *, within: str | None = None) -> T:
         """The result of `work`, from a thread. The slot is held until the thread ends, also if the caller is cancelled
-        before: a thread cannot be stopped, and who leaves early must not have several of them."""
-        own = self._own.setdefault(holder, asyncio.Lock())
-        await own.acquire()
+        before: a thread cannot be stopped, and who leaves early must not have several of them. `within`: the holder to
+        which `holder` belongs, of which one is in the queue as well."""
+        names = dict.fromkeys((holder,) if within is None else (holder, within))
+        slots = [*(self._own.setdefault(name, asyncio.Lock()) for name in names), self._all]
+        taken = []
         try:
-            await self._all.acquire()
+            for slot in slots:
+                await slot.acquire()
+                taken.append(slot)
         except BaseException:
-            own.release()
+            _release(taken)
             raise
         running = asyncio.ensure_future(_in_thread(work))
-
-        def ended(_: asyncio.Future[T]) -> None:
-            self._all.release()
-            own.release()
-
-        running.add_done_callback(ended)
+        running.add_done_callback(lambda _: _release(taken))
         return await asyncio.shield(running)
 
     @property
     def is_free(self) -> bool:
         """Whether nobody has a slot. For tests."""
         return not self._all.locked() and not any(own.locked() for own in self._own.values())
+
+
+def _release(slots: list[asyncio.Lock]) -> None:
+    for slot in reversed(slots):
+        slot.release()

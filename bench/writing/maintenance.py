@@ -68,12 +68,16 @@ async def run(folder: Path, *, quick: bool = False, commits: int | None = None) 
                 append(client, table, _rows(number * ROWS))
         _add(report, commits, _statistics(client, spark, trino, rounds, commits))
         _add(report, commits, _manifests(client, spark))
-        _add(report, commits, upkeep.measure(client, spark, trino, TABLES, SMALL, (CATALOG, TRINO)))
+        measured = upkeep.measure(
+            client, spark, trino, TABLES, SMALL, (CATALOG, TRINO), url=server.base_url, folder=folder
+        )
+        _add(report, commits, measured)
     report.notes += [
         f"{commits} commits of {ROWS:,} rows in 8 partitions. Statistics: medians of {rounds} rounds, the engines "
         "taking turns.",
         "Rewrites of manifests, compaction, expiration and removal of orphan files: one run of each engine, one after "
         "the other.",
+        "A compaction with the start of its process: `seamark run compact`, and a new JVM with a session of Spark.",
         "Spark, Trino and the server share the machine. The first run of each engine is not counted.",
     ]
     return report

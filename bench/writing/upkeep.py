@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import SparkSession
 
 from bench.report import OURS
+from bench.writing.starts import compact_with_start
 from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.expiration import expire
@@ -40,8 +41,12 @@ def measure(
     tables: Mapping[str, str],
     small: Mapping[str, str],
     catalogs: tuple[str, str],
+    *,
+    url: str,
+    folder: Path,
 ) -> Measured:
-    """`tables` and `small`: by engine. `catalogs`: Spark's and Trino's."""
+    """`tables` and `small`: by engine. `catalogs`: Spark's and Trino's. `url`: the server's. `folder`: for files of new
+    processes."""
     in_spark, in_trino = catalogs
     measured: Measured = {}
 
@@ -53,14 +58,24 @@ def measure(
         IN_SPARK: call("rewrite_data_files", ", options => map('min-input-files', '2')"),
         IN_TRINO: lambda table: trino.rows(f"ALTER TABLE {table} EXECUTE optimize", catalog=in_trino),
     }
+    of_two = {name: tables[name] for name in (OURS, IN_SPARK)}
+    before = {
+        name: int(json.loads(client.load_table(table).metadata)["current-snapshot-id"])
+        for name, table in of_two.items()
+    }
     measured["compaction (ms)"] = _once(compactions, tables, small)
-    measured["data files after it (files)"] = _of_tables(tables, lambda table: _files(client, table)[0])
+    measured["data files after it (files)"] = files = _of_tables(tables, lambda table: _files(client, table)[0])
     measured["size of the data files (bytes)"] = _of_tables(tables, lambda table: _files(client, table)[1])
+    measured["compaction with the start of its process (ms)"] = compact_with_start(url, spark, of_two, before, folder)
+    for name, table in of_two.items():
+        if _files(client, table)[0] != files[name]:
+            raise AnswersDiffer(
+                f"a process of {name} leaves {_files(client, table)[0]} data files, not {files[name]:g}"
+            )
     expirations: dict[str, Work] = {
         OURS: lambda table: expire(client, table, older_than_ms=1 << 45, retain_last=1),
         IN_SPARK: call("expire_snapshots", ", older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1"),
     }
-    of_two = {name: tables[name] for name in expirations}
     measured["expiration of snapshots (ms)"] = _once(expirations, of_two, small)
     for table in (*of_two.values(), *(small[name] for name in of_two)):
         _put_orphans(_folder(client, table))

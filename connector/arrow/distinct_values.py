@@ -41,6 +41,7 @@ def _hashes(values: pa.Array, kind: str) -> Hashes:
     if name == "boolean":
         return hash_fixed(pc.unique(values).cast(pa.uint8()).to_numpy(zero_copy_only=False), 1)
     if name == "decimal":
+        values = pc.unique(values)  # cheaper than the shortest form of each
         return hash_bytes(*_shortest(_fixed(values, _BYTES_A_DECIMAL).reshape(-1, _BYTES_A_DECIMAL)))
     if pa.types.is_fixed_size_binary(values.type):
         width = values.type.byte_width

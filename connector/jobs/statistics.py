@@ -10,8 +10,8 @@ The commit changes no snapshot: writers do not notice it.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -27,8 +27,9 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.client.updates import update_table
 from seamark.connector.client.values import At
 from seamark.connector.jobs.partition_statistics import is_partitioned, write_partition_statistics
+from seamark.connector.read.read_ahead import read_tasks
 from seamark.connector.read.read_plan import plan_read
-from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.scans import joined
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.expressions.expression import TRUE
@@ -163,13 +164,11 @@ class _Computation:
             return
         chosen = [field for field in self._opened.schema.fields if field.id in columns]
         read_plan = plan_read(self._opened, [field.name for field in chosen], TRUE)
-        reader = TaskReader(read_plan, self._opened.storage, threads=False)
         expect(len(tasks), sum(task.size_bytes for task in tasks))
-        for task in tasks:
-            for batch in reader.read(task):
+        with closing(read_tasks(read_plan, self._opened.storage, tasks)) as read:
+            for batch in joined(_advancing(read)):
                 for field, column in zip(chosen, batch.columns, strict=True):
                     add_values(builders[field.id], column, self._types[field.id])
-            advance(1, task.size_bytes)
 
     def _commit(
         self, sketches: Mapping[int, ThetaSketch], removed: Mapping[int, int], report: StatisticsReport
@@ -225,6 +224,12 @@ class _Computation:
                 actions = [str(update["action"]).replace("set-", "remove-") for update in updates]
                 gone = [{"action": action, "snapshot-id": self._snapshot_id} for action in actions]
                 update_table(self._client, self._opened.name, requirements, gone)
+
+
+def _advancing(read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
+    for task, batches in read:
+        yield from batches
+        advance(1, task.size_bytes)
 
 
 def _read_sketches(storage: Storage, file: StatisticsFile, blobs: Mapping[int, BlobMetadata]) -> dict[int, ThetaSketch]:

@@ -165,7 +165,7 @@ class TaskReader:
         with _naming_file(task.path), _open_file(task, self._storage, self._decryption) as (file, pages):
             self.counts.files += 1
             rows = FileRowReader(self._read_plan, task, where, file, pages, self._mapping, self._deletes, self._threads)
-            for batch in _coalesced(rows.batches(chosen, self.counts)):
+            for batch in joined(rows.batches(chosen, self.counts)):
                 self.counts.rows += batch.num_rows
                 yield batch
 
@@ -237,8 +237,8 @@ def _naming_file(path: str) -> Iterator[None]:
         raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
 
 
-def _coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Concatenates small batches, which selective filters leave."""
+def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Concatenates small batches, which selective filters and small files leave."""
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

@@ -6,6 +6,7 @@ BY unless the statement says otherwise.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -124,7 +125,7 @@ class Translation:
         if (having := node.args.get("having")) is not None:
             texts.append(f"HAVING {e.condition(having.this, scope)}")
         if (order := node.args.get("order")) is not None:
-            keys = [self._order_key(one, outputs, scope, distinct=distinct is not None) for one in order.expressions]
+            keys = self._order_keys(order, outputs, scope, distinct=distinct is not None)
             texts.append(f"ORDER BY {', '.join(keys)}")
         return " ".join([*texts, *_limits(node)]), [(name, value.type) for name, value in outputs]
 
@@ -154,25 +155,48 @@ class Translation:
             keys.append(value.sql)
         return ", ".join(keys)
 
-    def _order_key(
-        self, node: exp.Expr, outputs: Sequence[tuple[str, Value]], scope: NameScope | None, *, distinct: bool
-    ) -> str:
+    def _order_keys(
+        self,
+        order: exp.Expr,
+        outputs: Sequence[tuple[str, Value]],
+        scope: NameScope | None,
+        *,
+        distinct: bool = False,
+    ) -> list[str]:
         """`scope` None: only outputs are visible."""
+        numbers: defaultdict[str, list[int]] = defaultdict(list)
+        for number, (name, _) in enumerate(outputs, 1):
+            numbers[name.lower()].append(number)
+        # In an expression, too, a name of SELECT comes before a column of FROM.
+        named = None
+        if scope is not None:
+            fields = tuple(Field(name.lower(), (), value) for name, value in outputs)
+            named = NameScope(fields, scope.named, scope)
+        return [self._order_key(one, outputs, numbers, named, distinct=distinct) for one in order.expressions]
+
+    def _order_key(
+        self,
+        node: exp.Expr,
+        outputs: Sequence[tuple[str, Value]],
+        numbers: Mapping[str, Sequence[int]],
+        scope: NameScope | None,
+        *,
+        distinct: bool,
+    ) -> str:
+        """`numbers`: of the outputs, by name in lower case."""
         key, number = node.this, _ordinal(node.this)
         if number is not None:
             value = _numbered(outputs, number, "ORDER BY")
             return ordered(Value(str(number), value.type), node)
         if isinstance(key, exp.Column) and len(key.parts) == 1:
-            found = [n for n, (name, _) in enumerate(outputs, 1) if name.lower() == key.name.lower()]
+            found = numbers.get(key.name.lower(), ())
             if len(found) > 1 and len({outputs[n - 1][1].sql for n in found}) > 1:
                 raise BadRequest(f"ORDER BY {shown(key)} is ambiguous")
             if found:
                 return ordered(Value(str(found[0]), outputs[found[0] - 1][1].type), node)
         if scope is None:
             raise UnsupportedInDuckDB(f"ORDER BY {shown(key)}: after a set operation only columns of it are translated")
-        # In an expression, too, a name of SELECT comes before a column of FROM.
-        named = tuple(Field(name.lower(), (), value) for name, value in outputs)
-        value = self.expressions.value(key, NameScope(named, scope.named, scope))
+        value = self.expressions.value(key, scope)
         if distinct:
             same = [n for n, (_, one) in enumerate(outputs, 1) if one.sql == value.sql]
             if not same:
@@ -197,7 +221,7 @@ class Translation:
         text = f" {word} ".join(texts)
         if (order := node.args.get("order")) is not None:
             outputs = [(name, Value("", kind)) for name, kind in columns]
-            keys = [self._order_key(one, outputs, None, distinct=False) for one in order.expressions]
+            keys = self._order_keys(order, outputs, None)
             text += f" ORDER BY {', '.join(keys)}"
         return " ".join([text, *_limits(node)]), columns
 
@@ -207,7 +231,7 @@ class Translation:
             texts = [f"SELECT * FROM ({text}) r{next(self._numbers)}"]  # noqa: S608
             if (order := node.args.get("order")) is not None:
                 outputs = [(name, Value("", kind)) for name, kind in columns]
-                keys = [self._order_key(one, outputs, None, distinct=False) for one in order.expressions]
+                keys = self._order_keys(order, outputs, None)
                 texts.append(f"ORDER BY {', '.join(keys)}")
             text = " ".join([*texts, *_limits(node)])
         return text, columns

@@ -6,9 +6,11 @@ DuckDB runs. Names are compared without case, as Trino does.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 
 from sqlglot import exp
 
@@ -83,15 +85,23 @@ class NameScope:
         qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
         scope: NameScope | None = self
         while scope is not None:
-            found = [one for one in scope.fields if one.name == name and _is_qualified(one, qualifiers)]
+            found = [one for one in scope._by_name.get(name, ()) if _is_qualified(one, qualifiers)]
             if len(found) > 1:
                 raise BadRequest(f"The column {shown(node)} is ambiguous: qualify it by the name of its table")
             if found:
                 return read(found[0])
-            if qualifiers and any(one.name == qualifiers[0] and one.value.type == NESTED for one in scope.fields):
+            if qualifiers and any(one.value.type == NESTED for one in scope._by_name.get(qualifiers[0], ())):
                 raise UnsupportedInDuckDB(f"{shown(node)}: fields of a nested column are not translated")
             scope = scope.parent
         raise BadRequest(f"The column {shown(node)} does not exist{self._hint(node, qualifiers)}")
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, list[Field]]:
+        """Without it, a query of many columns and conditions would need their product in time."""
+        found: defaultdict[str, list[Field]] = defaultdict(list)
+        for one in self.fields:
+            found[one.name].append(one)
+        return found
 
     def _hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
         """What may be meant: columns that are spelled like it, or a text in the wrong quotes."""

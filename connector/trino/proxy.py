@@ -56,7 +56,7 @@ from seamark.connector.trino.protocol.held_statements import (
 from seamark.connector.trino.protocol.metrics import ProxyMetrics
 from seamark.connector.trino.protocol.plan_withdrawal import Plan
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
-from seamark.connector.trino.protocol.sessions import prepare, session_of
+from seamark.connector.trino.protocol.sessions import prepare
 from seamark.connector.trino.protocol.table_statements import PATH as TABLE_STATEMENTS
 from seamark.connector.trino.protocol.table_statements import TableStatements, base_url, json_response
 from seamark.connector.trino.rewriter import DENIED, Limits, Rewriter, RewriteResult
@@ -305,7 +305,7 @@ class Proxy:
             statement = body.decode()
         except UnicodeDecodeError:
             return RewriteResult(None, "unchanged; not plain UTF-8")
-        return await self._rewriter.rewrite(statement, session_of(request.headers))
+        return await self._rewriter.rewrite_request(statement, request.headers, request.remote)
 
     async def _unchanged(
         self,

@@ -25,9 +25,11 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from urllib.parse import quote
 
 import structlog
+from multidict import CIMultiDictProxy
 
 from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import ClientError
@@ -43,12 +45,23 @@ from seamark.connector.trino.protocol.access_rules import PlanInputs, TableName
 from seamark.connector.trino.protocol.circuit_breaker import Breaker
 from seamark.connector.trino.protocol.held_statements import FORBIDDEN
 from seamark.connector.trino.protocol.plan_withdrawal import Plan, PlanWithdrawal
-from seamark.connector.trino.protocol.sessions import PARTITION_FILTER, Session, is_hinted_off
+from seamark.connector.trino.protocol.sessions import (
+    PARTITION_FILTER,
+    Session,
+    is_hinted_off,
+    prepared_characters,
+    session_of,
+)
 from seamark.connector.trino.statements.lexer import parse_execute, with_position
 from seamark.connector.trino.statements.queries import Names
 from seamark.connector.trino.statements.relative_times import today_for
 from seamark.connector.trino.statements.scans import read_at_snapshot, read_from_view
-from seamark.connector.trino.statements.statement_cache import ReadStatement, StatementReader, StatementText
+from seamark.connector.trino.statements.statement_cache import (
+    ReadStatement,
+    StatementReader,
+    StatementText,
+    on_behalf_of,
+)
 from seamark.connector.trino.statements.views import ViewDefinitions, Views
 from seamark.metaserver.wire import PLAN_MARK, PLANS_FOLDER
 
@@ -78,6 +91,7 @@ _EXPLAINS = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECA
 _EXECUTES = re.compile(r"\bexecute\b", re.IGNORECASE)
 _NO_TABLE = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """In names of Trino's system tables, and of plans."""
+_OFF, _NOT_IN_TIME = "unchanged; switched off", "unchanged; not read in time"
 _log = structlog.get_logger("seamark.trino-proxy")
 
 
@@ -109,6 +123,19 @@ class RewriteResult(RewrittenStatement):
     """Every plan kept too many files of its table; the same statement will get no better plans soon after."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Glance:
+    """What a statement's text shows before it is parsed."""
+
+    lists: bool = False
+    """Whether it may list the snapshots of a table."""
+    why: str = ""
+    """Why the statement is unchanged; empty if it is worth parsing."""
+    needs_types: bool = False
+    """Whether the types of columns can give more conditions."""
+    explains: bool = False
+
+
 class Rewriter:
     """Belongs to one event loop. `catalogs` are Trino's names for `seamark`.
 
@@ -133,31 +160,47 @@ class Rewriter:
         """The end of the time in which no plan is requested, on the loop's clock, by text, catalog and schema."""
 
     async def close(self) -> None:
-        self._reader.close()
         await self._withdrawing.close()
+
+    async def rewrite_request(
+        self, statement: str, headers: CIMultiDictProxy[str], address: str | None
+    ) -> RewriteResult:
+        """As `rewrite`, with the session of the headers. `address`: of the client."""
+        until_s = asyncio.get_running_loop().time() + self._limits.budget_s
+        with on_behalf_of(address or "", headers.get("X-Trino-User", "")):
+            try:
+                characters = prepared_characters(headers)
+                session = await self._reader.run(characters, partial(session_of, headers), until_s)
+            except TimeoutError:
+                return RewriteResult(None, _NOT_IN_TIME)
+            return await self.rewrite(statement, session)
 
     async def rewrite(self, statement: str, session: Session) -> RewriteResult:
         """Raises no error, and ends within the budget."""
-        if session.off or is_hinted_off(statement):
-            return RewriteResult(None, "unchanged; switched off")
+        if session.off:
+            return RewriteResult(None, _OFF)
         if session.in_transaction:
             return RewriteResult(None, "unchanged; in a transaction")
         if session.needs_partition_filter:
             return RewriteResult(None, f"unchanged; {PARTITION_FILTER}")
-        text = self._text(statement, session)
-        if _LISTS.search(text.text):
-            await self._withdraw_idle()
-        if not _PRUNES.search(text.text):
-            return RewriteResult(None, "unchanged; nothing to prune by")
-        if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
-            return RewriteResult(None, "unchanged; of other catalogs")  # not worth parsing either
         loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        characters = len(statement) + sum(map(len, session.prepared.values()))
+        try:
+            glance = partial(self._glance, statement, session)
+            text, seen = await self._reader.run(characters, glance, begun_s + self._limits.budget_s)
+        except TimeoutError:
+            return RewriteResult(None, _NOT_IN_TIME)
+        if seen.lists:
+            await self._withdraw_idle()
+        if seen.why:
+            return RewriteResult(None, seen.why)
         begun_s = loop.time()
         key = (text, session.catalog, session.schema)
         if (until_s := self._useless_until_s.get(key)) is not None and begun_s < until_s:
             return RewriteResult(None, f"unchanged; {_TOO_MANY} as of lately", depends_on_data=True)
-        done = await self._within(text, session, begun_s + self._limits.budget_s)
-        if _EXPLAINS.match(text.text):  # a prepared statement may explain, too
+        done = await self._within(text, session, seen, begun_s + self._limits.budget_s)
+        if seen.explains:  # a prepared statement may explain, too
             done = replace(done, used=replace(done.used, explains=True))
         if done.is_wasted:
             self._useless_until_s.put(key, loop.time() + _USELESS_S, 2 * len(text.text))
@@ -214,27 +257,26 @@ class Rewriter:
         """The parties that failed too often: seamark, so that no plans are requested."""
         return ["seamark"] if self._seamark_breaker.is_open else []
 
-    async def _within(self, text: StatementText, session: Session, until_s: float) -> RewriteResult:
+    async def _within(self, text: StatementText, session: Session, seen: _Glance, until_s: float) -> RewriteResult:
         if not self._seamark_breaker.allow_request():
             return RewriteResult(None, "unchanged; Seamark failed lately")
         asking = PlanRequests(self._client, self._limits.kept_max, until_s)
-        done = await self._asked(text, session, asking, until_s)
+        done = await self._asked(text, session, seen, asking, until_s)
         if asking.missing and not asking.has_failed():
             try:
                 learned = await self._views.load(asking.missing, asking, until_s)
             except TimeoutError:
                 return done  # the next statement uses what was loaded
             if learned:
-                return await self._asked(
-                    text, session, PlanRequests(self._client, self._limits.kept_max, until_s), until_s
-                )
+                again = PlanRequests(self._client, self._limits.kept_max, until_s)
+                return await self._asked(text, session, seen, again, until_s)
         return done
 
     async def _asked(
-        self, text: StatementText, session: Session, asking: PlanRequests, until_s: float
+        self, text: StatementText, session: Session, glance: _Glance, asking: PlanRequests, until_s: float
     ) -> RewriteResult:
         try:
-            reading, known, seen = await self._reading(text, session, asking, until_s)
+            reading, known, seen = await self._reading(text, session, glance, asking, until_s)
             all_places = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
             numbered = {number: place for number, place in all_places.items() if place is not None}
             tables = {number: place for number, place in numbered.items() if place.table not in seen.views}
@@ -249,7 +291,7 @@ class Rewriter:
             }
             looked = await self._views.expand(views, seen, until_s, utc=text.utc)
         except TimeoutError:
-            return RewriteResult(None, "unchanged; not read in time")
+            return RewriteResult(None, _NOT_IN_TIME)
         if asking.has_failed():
             self._seamark_breaker.record_failure()
             return RewriteResult(None, f"unchanged; {asking.why}")
@@ -277,7 +319,11 @@ class Rewriter:
         if not plans:
             why = asking.why or _TOO_MANY
             return RewriteResult(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not asking.why)
-        done = replace(_rewritten(text, places, plans, dimensions, over), who=who)
+        try:
+            write = partial(_rewritten, text, places, plans, dimensions, over)
+            done = replace(await self._reader.run(len(text.text), write, until_s), who=who)
+        except TimeoutError:
+            return RewriteResult(None, _NOT_IN_TIME)
         try:
             async with asyncio.timeout_at(until_s):
                 await self._withdrawing.take(done.plans)
@@ -286,6 +332,19 @@ class Rewriter:
         return done
 
     # Parsing
+
+    def _glance(self, statement: str, session: Session) -> tuple[StatementText, _Glance]:
+        """What is read off the text without parsing it."""
+        if is_hinted_off(statement):
+            return StatementText(statement), _Glance(why=_OFF)
+        text = self._text(statement, session)
+        lists = _LISTS.search(text.text) is not None
+        if not _PRUNES.search(text.text):
+            return text, _Glance(lists=lists, why="unchanged; nothing to prune by")
+        if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
+            return text, _Glance(lists=lists, why="unchanged; of other catalogs")  # not worth parsing either
+        needs_types = _TYPED.search(text.text) or (not text.utc and _TIMES.search(text.text))
+        return text, _Glance(lists=lists, needs_types=bool(needs_types), explains=bool(_EXPLAINS.match(text.text)))
 
     def _text(self, statement: str, session: Session) -> StatementText:
         utc = session.utc and self._limits.trust_time_zone
@@ -297,15 +356,14 @@ class Rewriter:
         return StatementText(text, execution.parameters, execution.name, utc, today)
 
     async def _reading(
-        self, text: StatementText, session: Session, asking: PlanRequests, until_s: float
+        self, text: StatementText, session: Session, glance: _Glance, asking: PlanRequests, until_s: float
     ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
         """The statement parsed, with the columns of its tables if they can give more predicates; these columns; and the
         views it names, with their contents."""
         plain = await self._reader.read(text, {}, until_s)
         named = {names: table[1] for names in plain.table_names if (table := self._named(names, session)) is not None}
         views = await self._views.cached(named.values(), until_s)
-        needs_types = _TYPED.search(text.text) or (not text.utc and _TIMES.search(text.text))
-        if len(plain.table_names) < 2 and not views and not needs_types:
+        if len(plain.table_names) < 2 and not views and not glance.needs_types:
             return plain, {}, ViewDefinitions({}, {})
         seen = await self._views.definitions(named.values(), views, asking, until_s)
         known = {names: seen.known[name] for names, name in named.items() if name in seen.known}

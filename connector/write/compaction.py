@@ -11,8 +11,10 @@ of a table that grows by small commits is therefore rewritten a logarithmic numb
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,13 +25,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from seamark.connector.arrow.partitions import Partition
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance
 from seamark.connector.client.values import At
-from seamark.connector.parquet.encryption.keys import keys_of_environment
+from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_environment
 from seamark.connector.parquet.metrics import float_columns
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_ahead import read_tasks
@@ -47,7 +50,7 @@ from seamark.connector.write.replacements import (
     run_here,
 )
 from seamark.connector.write.row_origins import Longs, OriginLog
-from seamark.connector.write.table_writer import TableWriter, WrittenFiles
+from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, keeps_lineage, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.compaction import (
@@ -76,11 +79,14 @@ _EQUAL = 2
 """Two files are of one tier if the larger is at most this many times as large."""
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
 """Limits of the files that a commit replaces."""
+_COPIES = 2
+"""Partitions that are copied at a time."""
 _JOINED_BYTES = 64 << 20
 """Limit of the batches of several files that are written as one."""
 
 
 DeleteKey = tuple[str, int | None]
+_Group = tuple[list[ScanTask], Partition]
 
 
 @dataclass(frozen=True)
@@ -254,29 +260,89 @@ def rewrite_rows(
     if published and has_lineage(opened.metadata):
         target = with_lineage(target)
     firsts = dict(zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False))
-    others, parts, counts, keys = list[ScanTask](), list[WrittenFiles](), CopyCounts(), keys_of_environment()
+    others, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), keys_of_environment()
     if policy is None and keys is not None and target.ordering is not None:
         policy = replace(CopyPolicy.of(target.properties), sorts=True)
     try:
         if policy is not None:
-            with CopyWriter(opened, target, policy, origins, keys) as writer:
-                for tasks in group_by_partition(batch):
-                    partition = writer.partition_of(tasks)
-                    if partition is None:
-                        others += tasks
-                    else:
-                        writer.write([(task, firsts[task.path]) for task in tasks], partition)
-                        advance(len(tasks), sum(task.size_bytes for task in tasks))
-                parts.append(writer.close())
-                counts = writer.counts
-        else:
-            others = list(batch)
+            copied, counts, others = _Copies(opened, target, policy, keys, firsts).write(batch, origins)
+            parts.append(copied)
         parts.append(_encode(opened, target, others, firsts, origins))
     except BaseException:
         WrittenFiles.joined(parts).discard(target.storage)
         raise
     written = WrittenFiles.joined(parts).limit_indexes(target.storage)
     return RewrittenFiles(opened, target, batch, written, origins, counts)
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """Copies the files of partitions where that is worth it."""
+
+    opened: OpenTable
+    target: WriteTarget
+    policy: CopyPolicy
+    keys: ParquetKeys | None
+    firsts: Mapping[str, int]
+
+    def write(self, batch: Sequence[ScanTask], origins: OriginLog) -> tuple[WrittenFiles, CopyCounts, list[ScanTask]]:
+        """What was written, and the files that are not worth a copy. Unreadable, Unwritable."""
+        with CopyWriter(self.opened, self.target, self.policy, origins, self.keys) as writer:
+            groups, others = list[_Group](), list[ScanTask]()
+            for tasks in group_by_partition(batch):
+                partition = writer.partition_of(tasks)
+                if partition is None:
+                    others += tasks
+                elif self.keys is None:
+                    groups.append((tasks, partition))
+                else:  # the service of the keys belongs to the user, and may not be for several threads
+                    self._copy(writer, tasks, partition)
+            threads = min(_COPIES, len(groups), os.cpu_count() or 1)
+            if threads > 1:
+                written, counts = self._at_once(groups, threads, origins)
+                return written, counts, others
+            for tasks, partition in groups:
+                self._copy(writer, tasks, partition)
+            return writer.close(), writer.counts, others
+
+    def _copy(self, writer: CopyWriter, tasks: Sequence[ScanTask], partition: Partition) -> None:
+        writer.write([(task, self.firsts[task.path]) for task in tasks], partition)
+        advance(len(tasks), sum(task.size_bytes for task in tasks))
+
+    def _at_once(self, groups: Sequence[_Group], threads: int, origins: OriginLog) -> tuple[WrittenFiles, CopyCounts]:
+        """Several partitions at a time: one thread neither copies as fast as the disk nor waits for it without a loss.
+        Index files are made afterwards, so that they are as few as of one writer."""
+        bare, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
+        indexes = IndexBuilder(self.target.indexes)
+        with ThreadPoolExecutor(threads, thread_name_prefix="copies") as pool:
+            running = [pool.submit(self._copied, bare, *group) for group in groups]
+            try:
+                for (tasks, _), copy in zip(groups, running, strict=True):
+                    log, written, counted = copy.result()
+                    parts.append(written)
+                    origins.take(log)
+                    counts.add(counted)
+                    advance(len(tasks), sum(task.size_bytes for task in tasks))  # a thread has no progress of a job
+                for file in WrittenFiles.joined(parts).files:
+                    indexes.add(file, None)
+                index_files, skipped = indexes.close()
+            except BaseException:
+                for copy in running:
+                    copy.cancel()
+                wait(running)
+                done = [copy.result()[1] for copy in running if not copy.cancelled() and copy.exception() is None]
+                WrittenFiles.joined([*done, WrittenFiles((), tuple(indexes.written))]).discard(self.target.storage)
+                raise
+        return WrittenFiles.joined([*parts, WrittenFiles((), index_files, skipped)]), counts
+
+    def _copied(
+        self, target: WriteTarget, tasks: Sequence[ScanTask], partition: Partition
+    ) -> tuple[OriginLog, WrittenFiles, CopyCounts]:
+        """By a writer of its own, which deletes its files on an error."""
+        log = OriginLog()
+        with CopyWriter(self.opened, target, self.policy, log) as writer:
+            self._copy(writer, tasks, partition)
+            return log, writer.close(), writer.counts
 
 
 def _encode(

@@ -98,6 +98,11 @@ class CopyCounts:
     copied_bytes: int = 0
     encoded: Counter[str] = field(default_factory=Counter)
 
+    def add(self, others: CopyCounts) -> None:
+        self.copied += others.copied
+        self.copied_bytes += others.copied_bytes
+        self.encoded.update(others.encoded)
+
 
 class CopyWriter:
     """Writes files of one partition after the other. As a context manager, it deletes its files on an exception.

@@ -82,5 +82,12 @@ class OriginLog:
         if self._runs > RUNS_MAX:
             self._parts.clear()
 
+    def take(self, others: OriginLog) -> None:
+        """Records what another log has of other files."""
+        self._runs += others._runs
+        self._parts.update(others._parts)
+        if self._runs > RUNS_MAX:
+            self._parts.clear()
+
     def of(self, location: str) -> RowOrigins:
         return RowOrigins.joined(self._parts.get(location, ()))

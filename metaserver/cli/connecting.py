@@ -19,7 +19,7 @@ import msgspec
 
 from seamark.connector.client.catalog import list_views
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, ClientError, NotFound
+from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_table
 from seamark.metaserver.cli.options import Misconfigured, address_options, load_settings, settings_flags
@@ -58,7 +58,10 @@ def connected(make: Callable[[], Client]) -> Iterator[Client]:
     except BadRequest as error:
         raise Misconfigured(printable(error.message)) from None
     except ClientError as error:
-        raise click.ClickException(printable(error.message)) from None
+        hint = ""
+        if isinstance(error, Unauthenticated) and not client.has_token:
+            hint = "; set --token or the variable SEAMARK_TOKEN"
+        raise click.ClickException(printable(f"{error.message}{hint}")) from None
     finally:
         client.close()
 

@@ -8,7 +8,9 @@ used.
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +32,7 @@ from seamark.metaserver.index.keys.terms import format_term
 _DEFAULT_LIMIT = 20
 _NOTHING_USED = 3
 _LAYOUTS_SHOWN = 2
+_QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
 
 
 @click.command(context_settings=CONTEXT)
@@ -115,6 +118,8 @@ def explain(
             _show_query(explained)
         return
     assert table is not None
+    if predicate is not None and _QUERY.match(predicate):
+        raise click.UsageError("The predicate is a whole query; give it with --sql instead of TABLE")
     explanation = client.explain(table, predicate, at=at, files=files, limit=limit if files else None, joins=joins)
     if as_json:
         print_json(explanation.json)
@@ -204,7 +209,10 @@ def advice(table: str, explanation: Explanation) -> Iterator[str]:
         return
     indexed = {index["name"]: index for index in explanation.indexes}
     table = shlex.quote(table)
+    compared = Counter(term["column"] for term in explanation.terms)
     for term in explanation.terms:
+        if term.get("filter", {}).get("type") == "not-null" and compared[term["column"]] > 1:
+            continue  # implied by a comparison, which is told
         name, files_in, left = term["column"], term["files-in"], term["files-left"]
         index = indexed.get(term["index"])
         if left <= max(1, files_in // 2) or (index is not None and index["files-removed"]):

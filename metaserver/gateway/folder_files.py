@@ -27,7 +27,7 @@ from seamark.metaserver.errors import ObjectMissing
 from seamark.metaserver.gateway.conditions import check_write
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.folder import UPLOADS
-from seamark.metaserver.objects.local import DurableFolders, sync_folder
+from seamark.metaserver.objects.local import DurableFolders, drop_checksums, sync_folder
 
 ATTRIBUTE = "user.seamark-s3"
 METADATA_BYTES_MAX = 2048
@@ -143,6 +143,7 @@ class Staging:
             self._folders.make(os.path.dirname(path), root, None)
             with self._locked():
                 check_write(conditions, _etag_at(path))
+                drop_checksums(path)
                 os.rename(f"{self.root}/{name}", path)
                 status = os.stat(path, follow_symlinks=False)
         except (NotADirectoryError, IsADirectoryError, FileExistsError):

@@ -37,6 +37,9 @@ _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 _BUSY = frozenset((errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS))
 _NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS))
 
+_HADOOP_MAGIC = b"crc\0"
+"""What a file of Hadoop's checksums begins with (ChecksumFileSystem.CHECKSUM_VERSION)."""
+
 T = TypeVar("T")
 
 
@@ -307,8 +310,25 @@ def sync_folder(folder: str) -> None:
 
 
 def _delete(path: str) -> None:
+    drop_checksums(path)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
+
+
+def drop_checksums(path: str) -> None:
+    """Deletes the file `.<name>.crc` that Hadoop's local file system, as Spark uses it for `file:` locations, writes
+    beside a file. Hadoop refuses to read other bytes under the same name, and nothing else deletes it. Before the file
+    is deleted or replaced: a file without checksums is read."""
+    folder, name = os.path.split(path)
+    checksums = f"{folder}/.{name}.crc"
+    with contextlib.suppress(OSError):
+        descriptor = os.open(checksums, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            is_hadoop = os.read(descriptor, len(_HADOOP_MAGIC)) == _HADOOP_MAGIC
+        finally:
+            os.close(descriptor)
+        if is_hadoop:
+            os.unlink(checksums)
 
 
 def _walk(folder: str) -> Iterator[ObjectInfo]:

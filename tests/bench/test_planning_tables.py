@@ -235,6 +235,7 @@ def test_a_wider_table_repeats_the_columns_under_names_of_their_own(tmp_path: Pa
     assert plan.files == 16
 
 
+@pytest.mark.slow  # starts a JVM of its own; both planners are compared with ours in tests/planner/ too
 def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(made: Table, tmp_path: Path) -> None:
     python = PyIcebergPlanner(made.metadata_location)
     with java_planner(made.metadata_location, FILES, tmp_path / "java.log") as java:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seamark.metaserver.commit.changes.change import Remove
 from seamark.metaserver.commit.native import change_application
+from seamark.metaserver.commit.snapshots import manifest_filter, manifests
+from seamark.metaserver.iceberg.manifests.content_file import ContentFile
 from tests.api.client import Api
 from tests.commits.claims import Claims
+from tests.commits.lake import Lake
+from tests.commits.reader import live_files, snapshot_of
 from tests.server.rig import running
 
 
@@ -41,3 +47,27 @@ async def test_a_scope_has_no_more_partitions_than_a_change_has_files(tmp_path: 
             partitions = [{"spec-id": 0, "values": [number]} for number in range(count)]
             body: dict[str, Any] = {"add": [table.data(f"f{count}", 9)], "read_snapshot_id": None}
             assert (await table.send(**body, scope={"partitions": partitions})).status == status
+
+
+async def test_entries_of_large_manifests_are_compared_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change may remove a hundred thousand files. Here every manifest is a large one."""
+    threads, real = [], manifest_filter.key_of
+
+    def key_of(file: ContentFile) -> Remove:
+        threads.append(threading.get_ident())
+        return real(file)
+
+    monkeypatch.setattr(manifest_filter, "key_of", key_of)
+    monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES", 0)
+    async with running(tmp_path) as server:
+        lake = await Lake.create(Api(server))
+        files = [lake.data([(number, 0, "a")]) for number in range(3)]
+        first = await lake.commit({"add": files})
+        body = {"read-snapshot-id": first["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
+        assert (await lake.commit(body))["summary"]["total-data-files"] == "2"
+        paths = {one.path for one in live_files(snapshot_of(await lake.metadata()))}
+        assert paths == {files[0]["file-path"], files[2]["file-path"]}
+        assert threads
+        assert threading.get_ident() not in threads

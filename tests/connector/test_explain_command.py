@@ -66,6 +66,8 @@ def test_a_term_that_did_not_prune_says_why_and_what_would_help(url: str) -> Non
         assert part in " ".join(text.split()), text
     _, text = seamark("db.t", "id > 15", "--url", url)
     assert "id prunes little: bounds of id allow it in 3 of 4 files" in text
+    _, text = seamark("db.t", "id <> 15", "--url", url)
+    assert text.count("id did not prune") == 1
     _, text = seamark("db.t", "id = 15", "--url", url)
     assert "prune" not in text
     assert "check the rows of 1 file by" in text
@@ -153,6 +155,8 @@ def test_a_query_is_refused_with_what_is_wrong(url: str) -> None:
         (("--sql", "SELECT 1 FRM db.t"), 2, "The query is not"),
         (("--sql", "SELECT 1 FROM t"), 2, "has no namespace"),
         (("--sql", "SELECT 1 FROM db.tt"), 1, "Did you mean db.t?"),
+        (("db.t", "SELECT 1 FROM db.t WHERE id = 1"), 2, "give it with --sql"),
+        (("db.t", "WHERE id = 1"), 2, "Send the predicate alone, without SELECT or WHERE"),
     ):
         ended, text = seamark(*arguments, "--url", url)
         assert ended == code, text

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
+from seamark.metaserver.cli.terminal import show_size
 from tests.console.browser import Watched, open_browser, open_page
 from tests.console.world import (
     SCHEMA,
@@ -62,6 +63,10 @@ async def test_every_page_shows_its_data_and_follows_what_happens(tmp_path: Path
             await watched.open(address)
             await see(watched, text)
             assert await watched.violations() == [], address
+        module = "new URL('format.js', document.querySelector('script[type=module]').src)"
+        sizes = [0, 999, 1023, 1024, 1280, 30_000, 104_806, 10**6, 512 << 20, 999_999_999, 1 << 40]
+        shown = await watched.run(f"import({module}).then((format) => {sizes}.map(format.size))")
+        assert shown == [show_size(size) for size in sizes], "as on the command line"
         await watched.open("#/tables")
         await watched.page.get_by_label("Search").fill("ord")
         await watched.page.get_by_role("link", name="db.orders").click()

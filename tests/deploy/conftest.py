@@ -1,3 +1,5 @@
+"""What ends with the tests of this folder: a Trino that nobody asks any more takes a thirtieth of a core."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -6,19 +8,28 @@ import pytest
 
 from tests.deploy.access_rules import open_ruled_trino
 from tests.deploy.shop import Shop, open_shop
+from tests.services.s3 import S3
 from tests.services.trino import Trino
-from tests.services.trino_lake import TrinoLake
+from tests.services.trino_lake import TrinoLake, open_trino_lake
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
+def trino_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[TrinoLake]:
+    """One Trino, over a server with tables on local files and one with tables in S3. A namespace that a test makes is
+    its own; whoever stops any part of it starts it again."""
+    with open_trino_lake(tmp_path_factory.mktemp("trino"), s3) as lake:
+        yield lake
+
+
+@pytest.fixture(scope="package")
 def shop(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[Shop]:
-    """A shop in the session's Trino, and a proxy before it."""
+    """A shop in the folder's Trino, and a proxy before it."""
     with open_shop(tmp_path_factory.mktemp("shop"), trino_lake) as opened:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ruled_trino(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[Trino]:
-    """The session's one Trino with access control, over the server with tables on local files."""
+    """The folder's one Trino with access control, over the server with tables on local files."""
     with open_ruled_trino(tmp_path_factory.mktemp("ruled"), trino_lake.seamark.base_url) as trino:
         yield trino

@@ -63,6 +63,7 @@ def test_a_service_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
     assert not process.running()
 
 
+@pytest.mark.slow  # no other test asks for Iceberg's Java server, which this one starts
 @pytest.mark.spark
 def test_spark_reaches_a_rest_catalog_that_was_added_while_it_ran(spark: SparkSession, java_catalog: str) -> None:
     name = new_catalog(spark, java_catalog)

@@ -54,6 +54,10 @@ def lake(request: pytest.FixtureRequest, trino_lake: TrinoLake) -> Lake:
     return Lake(trino_lake.servers[name], trino_lake.trino, name, trino_lake.clients[name])
 
 
+LOCAL = pytest.mark.parametrize("lake", [CATALOG, pytest.param(REMOTE, marks=pytest.mark.slow)], indirect=True)
+"""Over S3, files are written and read by other tests of this module, too."""
+
+
 def write_with_pyiceberg(lake: Lake, table: str) -> None:
     catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", "c"]})
@@ -86,6 +90,7 @@ def test_trino_sees_a_table_that_pyiceberg_wrote(lake: Lake) -> None:
     assert lake.rows("SELECT name FROM py.people WHERE id > 1 ORDER BY 1") == [["b"], ["c"]]
 
 
+@LOCAL
 def test_a_view_made_in_trino_is_listed_and_read(lake: Lake) -> None:
     lake.rows("CREATE SCHEMA views")
     lake.rows("CREATE TABLE views.t AS SELECT * FROM (VALUES 1, 2, 3) t (n)")
@@ -93,6 +98,7 @@ def test_a_view_made_in_trino_is_listed_and_read(lake: Lake) -> None:
     assert lake.rows("SELECT total FROM views.v") == [[6]]
 
 
+@LOCAL
 def test_trino_and_pyiceberg_change_one_table_in_turn(lake: Lake) -> None:
     catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
     catalog.create_namespace("turns")
@@ -180,6 +186,7 @@ def test_trino_reads_a_plan_table_as_it_would_the_table(lake: Lake, version: int
     assert rows(f"SHOW TABLES FROM {schema}") == [["t"]]
 
 
+@LOCAL
 def test_trino_can_do_a_plan_table_and_its_table_no_harm(lake: Lake) -> None:
     lake = lake.by_name
     rows = lake.rows

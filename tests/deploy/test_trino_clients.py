@@ -52,6 +52,8 @@ def command_line(url: str, *statements: str) -> list[dict[str, Any]]:
     ]
 
 
+# Two JVMs; its library is that of the JDBC driver.
+@pytest.mark.slow
 def test_trinos_command_line_gets_what_it_gets_without_the_proxy(shop: Shop) -> None:
     statements = (
         "USE seamark.shop",

@@ -71,13 +71,7 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
     ("sql", "files", "joins"),
     [
         ("SELECT count(*), sum(price) FROM sales, items WHERE s_item = i_key AND color = 'c7'", 1, "s_item:10"),
-        ("SELECT count(*) FROM sales s JOIN items i ON s.s_item = i.i_key AND i.color IN ('c7', 'c9')", 2, "s_item:20"),
         ("SELECT sum(price) FROM sales WHERE s_item IN (SELECT i_key FROM items WHERE color = 'c3')", 1, "s_item:10"),
-        (
-            "SELECT sum(price) FROM sales WHERE EXISTS (SELECT 1 FROM items WHERE i_key = s_item AND color = 'c3')",
-            1,
-            "s_item:10",
-        ),
         (
             "SELECT year, sum(price) FROM sales, items, days WHERE s_item = i_key AND s_day = d_day AND month = 2 "
             "AND color < 'c13' GROUP BY 1 ORDER BY 1",
@@ -90,38 +84,8 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
             "s_item:0",
         ),
         (
-            "WITH red AS (SELECT i_key AS k FROM items WHERE color = 'c5' ORDER BY 1 LIMIT 3) "
-            "SELECT s_item, max(price) FROM sales JOIN red ON k = s_item GROUP BY 1 ORDER BY 1",
-            1,
-            "s_item:10",
-        ),
-        ("SELECT count(*) FROM sales WHERE s_item = ANY (SELECT i_key FROM items WHERE color = 'c3')", 1, "s_item:10"),
-        (
-            "SELECT count(*) FROM sales WHERE s_item = "
-            "(SELECT i_key FROM items WHERE color = 'c3' ORDER BY i_key LIMIT 1)",
-            1,
-            "s_item:10",
-        ),
-        (
-            "SELECT count(*) FROM sales WHERE (s_item, s_code) IN (SELECT i_key, 'FR' FROM items WHERE color = 'c3')",
-            1,
-            "s_item:10",
-        ),
-        (
             "SELECT n, count(*) FROM (SELECT s_item, rank() OVER (PARTITION BY s_item ORDER BY price) AS n FROM sales) "
             "JOIN items ON s_item = i_key WHERE color = 'c4' AND n = 1 GROUP BY 1",
-            1,
-            "s_item:10",
-        ),
-        (
-            "SELECT i_key, (SELECT max(price) FROM sales WHERE s_item = i_key) FROM items WHERE color = 'c2' "
-            "ORDER BY 1",
-            1,
-            "s_item:10",
-        ),
-        (
-            "SELECT i_key, m FROM items CROSS JOIN LATERAL (SELECT max(price) AS m FROM sales WHERE s_item = i_key) x "
-            "WHERE color = 'c2' ORDER BY 1",
             1,
             "s_item:10",
         ),
@@ -129,6 +93,59 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
             "SELECT i_key, price FROM items LEFT JOIN sales ON s_item = i_key WHERE color = 'c2' ORDER BY 1, 2",
             1,
             "s_item:10",
+        ),
+        # These shapes are tested without Trino, too, in tests/connector/trino/statements/.
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (
+                (
+                    "SELECT count(*) FROM sales s JOIN items i ON s.s_item = i.i_key AND i.color IN ('c7', 'c9')",
+                    2,
+                    "s_item:20",
+                ),
+                (
+                    "SELECT sum(price) FROM sales "
+                    "WHERE EXISTS (SELECT 1 FROM items WHERE i_key = s_item AND color = 'c3')",
+                    1,
+                    "s_item:10",
+                ),
+                (
+                    "WITH red AS (SELECT i_key AS k FROM items WHERE color = 'c5' ORDER BY 1 LIMIT 3) "
+                    "SELECT s_item, max(price) FROM sales JOIN red ON k = s_item GROUP BY 1 ORDER BY 1",
+                    1,
+                    "s_item:10",
+                ),
+                (
+                    "SELECT count(*) FROM sales WHERE s_item = ANY (SELECT i_key FROM items WHERE color = 'c3')",
+                    1,
+                    "s_item:10",
+                ),
+                (
+                    "SELECT count(*) FROM sales WHERE s_item = "
+                    "(SELECT i_key FROM items WHERE color = 'c3' ORDER BY i_key LIMIT 1)",
+                    1,
+                    "s_item:10",
+                ),
+                (
+                    "SELECT count(*) FROM sales "
+                    "WHERE (s_item, s_code) IN (SELECT i_key, 'FR' FROM items WHERE color = 'c3')",
+                    1,
+                    "s_item:10",
+                ),
+                (
+                    "SELECT i_key, (SELECT max(price) FROM sales WHERE s_item = i_key) FROM items WHERE color = 'c2' "
+                    "ORDER BY 1",
+                    1,
+                    "s_item:10",
+                ),
+                (
+                    "SELECT i_key, m FROM items "
+                    "CROSS JOIN LATERAL (SELECT max(price) AS m FROM sales WHERE s_item = i_key) x "
+                    "WHERE color = 'c2' ORDER BY 1",
+                    1,
+                    "s_item:10",
+                ),
+            )
         ),
     ],
 )
@@ -144,21 +161,28 @@ def test_only_files_are_read_that_hold_partners(star: Shop, sql: str, files: int
     ("sql", "files"),
     [
         ("SELECT s_item, count(*) FROM sales GROUP BY s_item HAVING s_item IN (31, 32) ORDER BY 1", 1),
-        (
-            "SELECT max(n) FROM (SELECT s_item, row_number() OVER (PARTITION BY s_item ORDER BY price) AS n FROM sales)"
-            " WHERE s_item = 42",
-            1,
-        ),
         ("SELECT count(*) FROM sales WHERE (s_item, s_code) IN ((5, 'FR'), (15, 'DE'), (25, NULL))", 2),
-        ("SELECT count(*) FROM sales JOIN (VALUES 5, 15) AS v (k) ON s_item = k", 2),
-        ("SELECT count(*) FROM sales WHERE s_item IN (SELECT k FROM UNNEST(ARRAY[5, 15]) AS v (k))", 2),
         ("SELECT count(*) FROM sales WHERE s_item IN (SELECT i_key FROM items WHERE i_key BETWEEN 33 AND 42)", 2),
-        ("SELECT count(*) FROM sales WHERE contains(ARRAY[5, 15], s_item)", 2),
-        ("SELECT star.sales.price FROM star.sales WHERE star.sales.s_item = 5 ORDER BY 1", 1),
         (
             "SELECT s_item, price FROM sales s WHERE s_item = 42 AND price > "
             "(SELECT avg(price) FROM sales a WHERE a.s_item = s.s_item) ORDER BY 2",
             1,
+        ),
+        # These shapes are tested without Trino, too, in tests/connector/trino/statements/.
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (
+                (
+                    "SELECT max(n) FROM "
+                    "(SELECT s_item, row_number() OVER (PARTITION BY s_item ORDER BY price) AS n FROM sales)"
+                    " WHERE s_item = 42",
+                    1,
+                ),
+                ("SELECT count(*) FROM sales JOIN (VALUES 5, 15) AS v (k) ON s_item = k", 2),
+                ("SELECT count(*) FROM sales WHERE s_item IN (SELECT k FROM UNNEST(ARRAY[5, 15]) AS v (k))", 2),
+                ("SELECT count(*) FROM sales WHERE contains(ARRAY[5, 15], s_item)", 2),
+                ("SELECT star.sales.price FROM star.sales WHERE star.sales.s_item = 5 ORDER BY 1", 1),
+            )
         ),
     ],
 )
@@ -174,8 +198,14 @@ def test_conditions_of_more_shapes_leave_files_out(star: Shop, sql: str, files: 
         "SELECT count(*) FROM sales LEFT JOIN items ON s_item = i_key AND color = 'c7'",
         "SELECT count(*) FROM sales WHERE s_item NOT IN (SELECT i_key FROM items WHERE color = 'c7')",
         "SELECT count(*) FROM sales, items WHERE s_item = i_key AND color = 'c7' OR price < 50",
-        "SELECT count(*) FROM sales FULL JOIN items ON s_item = i_key AND color = 'c7'",
-        "SELECT count(*), count(code) FROM sales JOIN nations ON s_code = code AND name = 'Italy'",
+        # These shapes are tested without Trino, too, in tests/connector/trino/statements/.
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (
+                "SELECT count(*) FROM sales FULL JOIN items ON s_item = i_key AND color = 'c7'",
+                "SELECT count(*), count(code) FROM sales JOIN nations ON s_code = code AND name = 'Italy'",
+            )
+        ),
     ],
 )
 def test_where_all_files_can_matter_all_are_read(star: Shop, sql: str) -> None:

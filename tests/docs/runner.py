@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.docs.pages import Block, Page, all_pages
 from tests.services.forking_command import forking_command
@@ -28,6 +29,16 @@ from tests.services.process import ManagedProcess, free_port, http_ok
 RUNNING = [page for page in all_pages() if any(block.mark for block in page.blocks)]
 CATALOG = "sea"
 """The catalog's name in all pages."""
+SLOW = {
+    f"docs/how-to/{name}.md"
+    for name in (
+        *("buckets", "catalog-commands", "cluster", "commit-api", "explain-and-lookups", "lookups"),
+        *("merge-files-and-drop-columns", "operate", "plan-on-the-server", "plan-tables", "postgresql-and-replicas"),
+        *("table-services", "undrop-and-purge", "upsert-without-looking", "webhooks", "write-from-spark"),
+    )
+}
+"""Pages of single features, each with tests of its own. What every reader comes upon first is in the fast tier: how to
+connect, log in, write, index and ask in SQL."""
 
 
 @dataclass
@@ -185,6 +196,12 @@ def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
     with page_run(page, folder, replace, spark) as run:
         for block in page.blocks:
             run.block(block)
+
+
+def running_pages(*, with_spark: bool) -> list[ParameterSet]:
+    """Parameters of the pages that ask for Spark, or of the others."""
+    pages = [page for page in RUNNING if asks_for_spark(page) is with_spark]
+    return [pytest.param(page, marks=[pytest.mark.slow] if str(page) in SLOW else []) for page in pages]
 
 
 def asks_for_spark(page: Page) -> bool:

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import Block, Page
-from tests.docs.runner import RUNNING, asks_for_spark, page_run, run_page
+from tests.docs.runner import RUNNING, SLOW, page_run, run_page, running_pages
 
 
 @pytest.mark.filterwarnings("ignore")  # clients' own; ours are errors in every other test
-@pytest.mark.parametrize("page", [page for page in RUNNING if not asks_for_spark(page)], ids=str)
+@pytest.mark.parametrize("page", running_pages(with_spark=False), ids=str)
 def test_a_page_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run_page(page, tmp_path, request)
+
+
+def test_pages_that_are_slow_exist() -> None:
+    assert SLOW - {str(page) for page in RUNNING} == set()
 
 
 def test_a_command_that_fails_fails_its_page(tmp_path: Path) -> None:

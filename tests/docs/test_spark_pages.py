@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import Page
-from tests.docs.runner import RUNNING, asks_for_spark, run_page
+from tests.docs.runner import run_page, running_pages
 
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore")  # clients' own; ours are errors in every other test
-@pytest.mark.parametrize("page", [page for page in RUNNING if asks_for_spark(page)], ids=str)
+@pytest.mark.parametrize("page", running_pages(with_spark=True), ids=str)
 def test_a_page_with_spark_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run_page(page, tmp_path, request)

@@ -67,7 +67,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.parametrize(
     ("version", "partitioned"),
     [
-        (2, ""),
+        pytest.param(2, "", marks=pytest.mark.slow),
         (3, "PARTITIONED BY (day, bucket(2, id))"),
         pytest.param(2, "PARTITIONED BY (day, bucket(2, id))", marks=pytest.mark.slow),
         pytest.param(3, "", marks=pytest.mark.slow),
@@ -192,6 +192,7 @@ def test_indexes_are_built_of_the_new_files_on_the_way(rig: Rig) -> None:
     assert told.files == len(holding) < report.files
 
 
+@pytest.mark.slow
 def test_attributes_two_tables_away_count(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.nations (code int, name string) USING iceberg")
     rig.sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")

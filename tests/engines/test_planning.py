@@ -220,7 +220,14 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+SPARKS = {"eq", "in", "starts-with", "is-null", "not", "a transform", "nested", "a timestamp"}
+"""What Spark asks for otherwise than PyIceberg, which has all cases: the others are slow with Spark."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(one, id=one.name, marks=[] if one.name in SPARKS else pytest.mark.slow) for one in CASES],
+)
 def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
     query = f"SELECT * FROM {{db}}.{case.table} WHERE {case.sql} ORDER BY id"
     expected = engines.sql_by_itself(query)
@@ -292,7 +299,7 @@ def test_a_limit_is_planned(engines: Engines) -> None:
     assert len(engines.sql("SELECT * FROM {db}.ranges LIMIT 1000")) == 60
 
 
-@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+@pytest.mark.parametrize("mode", [pytest.param("copy-on-write", marks=pytest.mark.slow), "merge-on-read"])
 def test_deleted_rows_stay_deleted(engines: Engines, mode: str) -> None:
     table = f"deleted_{mode[:4]}".replace("-", "_")
     engines.sql(
@@ -481,7 +488,7 @@ HELD = [
 ]
 
 
-QUICK = {("text", "copy-on-write"), ("exchanged", "merge-on-read")}
+QUICK = {("exchanged", "merge-on-read")}
 
 
 @pytest.mark.parametrize("fresh", HELD)

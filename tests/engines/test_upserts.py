@@ -32,7 +32,7 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         pytest.param(3, "", marks=pytest.mark.slow),
         pytest.param(3, "PARTITIONED BY (bucket(4, id))", marks=pytest.mark.slow),
         (3, "PARTITIONED BY (land)"),
-        (2, "PARTITIONED BY (bucket(4, id))"),
+        pytest.param(2, "PARTITIONED BY (bucket(4, id))", marks=pytest.mark.slow),
     ],
 )
 def test_spark_and_we_change_one_table_in_turn(lake: SparkTables, version: int, partitioned: str) -> None:

@@ -15,7 +15,8 @@ from tests.faults.rigs.linear import Event, violations
 from tests.services.postgres import Postgres
 from tests.services.seamark import Seamark
 
-_SPAWN = multiprocessing.get_context("spawn")
+# A new process has all modules from the server of forks: to import them in each costs more than what it does.
+_FORKS = multiprocessing.get_context("forkserver")
 
 
 def _client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
@@ -45,7 +46,8 @@ def _client(base_url: str, number: int, commits: int) -> tuple[list[Event], Coun
 
 def _race(base_urls: list[str], processes: int, commits: int) -> None:
     Client(base_urls[0]).create_table()
-    with ProcessPoolExecutor(processes, mp_context=_SPAWN) as pool:
+    _FORKS.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(processes, mp_context=_FORKS) as pool:
         work = [
             pool.submit(_client, base_urls[number % len(base_urls)], number + 1, commits) for number in range(processes)
         ]

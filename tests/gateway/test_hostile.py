@@ -148,6 +148,23 @@ def test_errors_name_no_path_of_the_server(folder_rig: Rig) -> None:
     assert str(folder_rig.folder).encode() not in answer
 
 
+def test_a_written_object_has_no_checksums_of_an_older_file(folder_rig: Rig) -> None:
+    """Spark keeps them beside files that it writes without the gateway, and would refuse to read the new object."""
+    keys = folder_rig.create_table(f"checksums{next(_numbers)}")
+    at = folder_rig.folder / keys.bucket / keys.prefix / "data"
+    at.mkdir(parents=True, exist_ok=True)
+    client = keys.client()
+    try:
+        for name in ("replaced", "deleted"):
+            (at / name).write_bytes(b"old")
+            (at / f".{name}.crc").write_bytes(b"crc\0" + bytes(8))
+        client.put_object(Bucket=keys.bucket, Key=f"{keys.prefix}data/replaced", Body=b"new")
+        client.delete_object(Bucket=keys.bucket, Key=f"{keys.prefix}data/deleted")
+    finally:
+        client.close()
+    assert {path.name: path.read_bytes() for path in at.iterdir()} == {"replaced": b"new"}
+
+
 def test_no_object_is_hidden_from_listings(folder_rig: Rig) -> None:
     keys = folder_rig.create_table(f"hidden{next(_numbers)}")
     for name in (".seamark-tmp-a", "data/.seamark-tmp-a", "data/.seamark-tmp-a/b"):

@@ -77,6 +77,25 @@ async def test_bytes_are_synced_before_the_name_and_the_name_before_the_return(
     assert steps == ["sync bytes", "link", f"sync {folder}"], "known folders are synced again"
 
 
+async def test_the_checksums_of_hadoop_go_with_their_file_and_nothing_else_does(
+    store: ObjectStore, base: str, tmp_path: Path
+) -> None:
+    """Spark refuses to read another file under the name, and nothing else would ever delete them."""
+    folder = tmp_path / "warehouse" / "corner"
+    names = ("a.parquet", "b.parquet", "c.parquet", "d.parquet", "x" * 251)  # with the longest, `.….crc` is too long
+    for name in names:
+        await store.create(f"{base}/{name}", b"x")
+    (folder / ".a.parquet.crc").write_bytes(b"crc\0" + bytes(12))
+    (folder / ".b.parquet.crc").write_bytes(b"a file of somebody")
+    (tmp_path / "elsewhere").write_bytes(b"crc\0" + bytes(12))
+    (folder / ".c.parquet.crc").symlink_to(tmp_path / "elsewhere")
+    (folder / ".d.parquet.crc").mkdir()
+    for name in names:
+        await store.delete(f"{base}/{name}")
+    assert {path.name for path in folder.iterdir()} == {".b.parquet.crc", ".c.parquet.crc", ".d.parquet.crc"}
+    assert (tmp_path / "elsewhere").exists()
+
+
 async def test_a_folder_deleted_and_made_again_is_synced_again(
     store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

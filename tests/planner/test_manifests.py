@@ -22,9 +22,8 @@ from seamark.metaserver.iceberg.manifests.manifest import FieldSummary, Manifest
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.types.values import Value
 from seamark.metaserver.index.blocks.packing import Form, key_of
-from seamark.metaserver.planner.plan import planner
 from seamark.metaserver.planner.pruning import manifest_pruning as manifests
-from seamark.metaserver.planner.pruning.manifest_pruning import needed_manifests
+from seamark.metaserver.planner.pruning.manifest_pruning import ManifestSummaries, needed_manifests
 from tests.iceberg.expressions.predicates import VALUES, expressions, javas_order, matches, pythons_order
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.tables import Table, numbers, planning
@@ -163,6 +162,32 @@ def test_what_the_manifest_list_does_not_say_rules_nothing_out() -> None:
     assert needed_manifests(listed, {3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
+@settings(max_examples=150)
+@given(data=st.data())
+def test_manifests_together_are_needed_as_each_alone(data: st.DataObject) -> None:
+    """Of several specs, of which some have no summary, or fewer fields; and with what earlier expressions decoded."""
+    kinds = list(KINDS.items())
+    turned = PartitionSpec(4, tuple(reversed(SPEC.fields)))
+    listed = []
+    for _ in range(data.draw(st.integers(0, 12))):
+        spec_id = data.draw(st.sampled_from([3, 3, 4, 5]))
+        rows = data.draw(PARTITIONS)
+        summaries = [summary(kind, [row[field] for row in rows], javas=True, terse=False) for field, kind in kinds]
+        if spec_id == 4:
+            summaries.reverse()
+        told = data.draw(st.sampled_from([len(kinds), len(kinds), len(kinds) // 2, None]))
+        listed.append(manifest(None if told is None else summaries[:told], spec_id=spec_id))
+    together = ManifestSummaries(listed)
+    for _ in range(4):
+        by_spec = {
+            spec_id: data.draw(expressions(KINDS, terms=False))
+            for spec_id in data.draw(st.sets(st.sampled_from([3, 4])))
+        }
+        alone = [number for number, one in enumerate(listed) if needed_manifests([one], by_spec, [SPEC, turned])]
+        assert together.needed(by_spec, [SPEC, turned]) == alone
+        assert together.needed(by_spec, [SPEC, turned]) == alone
+
+
 def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
     turned = PartitionSpec(4, tuple(reversed(SPEC.fields)))
     field = 1000 + list(VALUES).index("string")
@@ -195,11 +220,13 @@ def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyP
 async def test_a_long_list_is_looked_for_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
+    needed = ManifestSummaries.needed
+
     def watched(*asked: Any) -> list[int]:
         threads.append(threading.current_thread())
-        return needed_manifests(*asked)
+        return needed(*asked)
 
-    monkeypatch.setattr(planner, "needed_manifests", watched)
+    monkeypatch.setattr(ManifestSummaries, "needed", watched)
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
     async with planning(tmp_path) as opened:

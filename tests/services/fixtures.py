@@ -21,7 +21,6 @@ from tests.services.java import java_fixture
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3, s3_server
 from tests.services.seamark import Seamark
-from tests.services.trino_lake import TrinoLake, open_trino_lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,14 +86,6 @@ def java_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("java")
     with java_fixture(folder / "warehouse", log=folder / "java.log") as base_url:
         yield base_url
-
-
-@pytest.fixture(scope="session")
-def trino_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[TrinoLake]:
-    """The session's one Trino, over a server with tables on local files and one with tables in S3. A namespace that a
-    test makes is its own; whoever stops any part of it starts it again."""
-    with open_trino_lake(tmp_path_factory.mktemp("trino"), s3) as lake:
-        yield lake
 
 
 @pytest.fixture(scope="session")

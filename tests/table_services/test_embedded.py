@@ -148,6 +148,7 @@ def test_a_job_that_exceeds_its_memory_fails_alone(tmp_path: Path) -> None:
         assert client.index("db.t", "by_name").lag_files == 2
 
 
+@pytest.mark.slow  # as the compaction above: by a policy, in a worker
 def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")

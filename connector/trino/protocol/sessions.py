@@ -63,6 +63,11 @@ def session_of(headers: CIMultiDictProxy[str]) -> Session:
     )
 
 
+def prepared_characters(headers: CIMultiDictProxy[str]) -> int:
+    """How much `session_of` decodes."""
+    return sum(map(len, headers.getall(_PREPARED, [])))
+
+
 def is_hinted_off(statement: str) -> bool:
     return _OFF_HINT.search(statement) is not None
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from seamark.connector.plans.conditions import (
+    LEAVES_MAX,
     All,
     ColumnComparison,
     Condition,
@@ -53,6 +54,7 @@ from seamark.connector.trino.statements.partners import (
     Equal,
     across,
     comparable,
+    groups_of,
     matches,
     pairs_by_partner,
     partner_values,
@@ -398,19 +400,16 @@ class Block:
 
     def _implied(self, condition: Condition | None, equal: list[Equal]) -> Condition | None:
         """The condition, and its parts on single columns also for the columns that are equal to these."""
-        same = [frozenset(pair) for pair in equal if self._kind(pair[0]) == self._kind(pair[1])]
-        if condition is None or not same:
+        groups = groups_of(one for one in equal if self._kind(one[0]) == self._kind(one[1]))
+        if condition is None or not groups:
             return condition
         given = condition.parts if isinstance(condition, All) else (condition,)
         parts: list[Condition | None] = list(given)
         for part in given:
             places = places_of(part)
-            if len(places) != 1:
-                continue
-            equals = set(places)
-            while more := {place for group in same if group & equals for place in group} - equals:
-                equals |= more
-            parts += [_at(part, place) for place in sorted(equals - places)]
+            if len(places) == 1 and len(parts) < LEAVES_MAX:  # `all_of` takes no more
+                (place,) = places
+                parts += [_at(part, other) for other in sorted(groups.get(place, places) - places)]
         return all_of(parts)
 
     def _output(self, name: str) -> Place | None:

@@ -62,6 +62,19 @@ def partner_values(pairs: list[tuple[Place, str]], partner: Scope) -> list[Condi
     return found
 
 
+def groups_of(equal: Iterable[Equal]) -> dict[Place, set[Place]]:
+    """For each place those that are equal to it, itself too, also by way of others."""
+    groups: dict[Place, set[Place]] = {}
+    for one, other in equal:
+        first, second = (groups.get(place, {place}) for place in (one, other))
+        if first is second:
+            continue
+        small, large = sorted((first, second), key=len)
+        large |= small
+        groups |= dict.fromkeys(small | {one, other}, large)
+    return groups
+
+
 def pairs_by_partner(equal: Iterable[Equal]) -> dict[tuple[int, int], list[tuple[Place, str]]]:
     """By two sources, places of the first and the equal columns of the second."""
     pairs: defaultdict[tuple[int, int], list[tuple[Place, str]]] = defaultdict(list)

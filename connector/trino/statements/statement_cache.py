@@ -1,18 +1,20 @@
 """Parses statements (`scans.py`) outside of the event loop, and caches the results. A result depends on the text and on
 the columns of its tables.
 
-Parsing takes milliseconds of Python, so one thread does it, and concurrent requests for a text share one result. A
+Parsing is Python: milliseconds for most texts, seconds for the longest. So one thread parses short texts, another long
+ones, and clients take turns: who sends much waits for its own. Concurrent requests for a text share one result. A
 request that is cancelled while it is queued is not parsed; a result that is already being computed is cached.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import date
+from typing import TypeVar
 
 import structlog
 
@@ -23,7 +25,14 @@ from seamark.connector.plans.scan import Scan
 from seamark.connector.trino.statements.queries import Names
 from seamark.connector.trino.statements.scans import find_scans, result_types
 from seamark.connector.trino.statements.scopes import Columns
+from seamark.metaserver.turns import FairLock
 
+T = TypeVar("T")
+
+IN_LOOP_CHARACTERS = 10_000
+"""To split so many into tokens, or to search them, takes some milliseconds."""
+SHORT_CHARACTERS = 4_000
+"""To parse so many takes tens of milliseconds."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_SCAN = 2000
 _log = structlog.get_logger("seamark.trino-proxy")
@@ -53,6 +62,20 @@ class ReadStatement:
     """The types of `StatementText.columns` (`scans.result_types`)."""
 
 
+_CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", "user"))
+
+
+@contextmanager
+def on_behalf_of(address: str, who: str) -> Iterator[None]:
+    """Whose turn the readings within the block take, in this task and those that it starts: that of the address, and
+    within it that of the user. Nobody has checked who the user is."""
+    token = _CLIENT.set((f"address {address}", f"user {who} at {address}"))
+    try:
+        yield
+    finally:
+        _CLIENT.reset(token)
+
+
 _Key = tuple[StatementText, tuple[tuple[str, str], ...]]
 
 
@@ -62,11 +85,8 @@ class StatementReader:
     def __init__(self) -> None:
         self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
         self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
-        # One: sqlglot holds the interpreter, and a second thread would only take more of it from the event loop.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sql")
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._short = FairLock()
+        self._long = FairLock()
 
     async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
         """Parses with the columns of `tables`. TimeoutError after `until_s` on the clock of the event loop."""
@@ -78,17 +98,29 @@ class StatementReader:
                 found = await self._flights.run(key, lambda: self._in_thread(key, columns))
         return found
 
+    async def run(self, characters: int, work: Callable[[], T], until_s: float) -> T:
+        """The result of `work` on a text of so many characters; outside of the event loop if it is long. TimeoutError
+        as for `read`."""
+        if characters <= IN_LOOP_CHARACTERS:
+            return work()
+        async with asyncio.timeout_at(until_s):
+            return await self._in_turn(characters, work)
+
+    async def _in_turn(self, characters: int, work: Callable[[], T]) -> T:
+        address, who = _CLIENT.get()
+        turns = self._short if characters <= SHORT_CHARACTERS else self._long
+        return await turns.run(who, work, within=address)
+
     async def _in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
-        loop = asyncio.get_running_loop()
-        reading = self._thread.submit(_read, key[0], columns)
+        loop, text = asyncio.get_running_loop(), key[0]
 
-        def done(future: Future[ReadStatement]) -> None:
-            if not future.cancelled():
-                with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(self._keep, key, future.result())
+        def work() -> ReadStatement:
+            reading = _read(text, columns)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._keep, key, reading)
+            return reading
 
-        reading.add_done_callback(done)
-        return await asyncio.wrap_future(reading)
+        return await self._in_turn(len(text.text) + sum(map(len, text.parameters)), work)
 
     def _keep(self, key: _Key, reading: ReadStatement) -> None:
         self._known.put(key, reading, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(reading.scans)))

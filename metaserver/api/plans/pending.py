@@ -16,39 +16,41 @@ PENDING_LIMIT = 64
 FINISHED_LIMIT = 4
 """The number of finished plans that are kept for polling clients, each with its view of the snapshot."""
 
+_Key = tuple[str, str]
+"""Principal and plan id."""
+
 
 class PendingPlans:
-    """Belongs to one worker; no result depends on it."""
+    """Belongs to one worker; no result depends on it. Equal requests have the same plan id, so a principal has plans of
+    its own, which it can cancel without those of others; the planner computes equal plans once."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[Scan]] = {}
-        self._owners: dict[str, str] = {}
+        self._tasks: dict[_Key, asyncio.Task[Scan]] = {}
 
     def is_full(self, who: str) -> bool:
         """Whether `who` has reached the limit: with logins, a principal has at most half of the places."""
-        owners = [self._owners[plan_id] for plan_id, task in self._tasks.items() if not task.done()]
+        owners = [owner for (owner, _), task in self._tasks.items() if not task.done()]
         share = PENDING_LIMIT if who == ANONYMOUS_NAME else PENDING_LIMIT // 2
         return len(owners) >= PENDING_LIMIT or owners.count(who) >= share
 
     def start(self, plan_id: str, who: str, make: Callable[[], Awaitable[Scan]]) -> asyncio.Task[Scan]:
         """Starts the plan's task, which runs independently of the request. Also starts a plan that another worker has
         begun. TooManyRequests above the limit."""
-        task = self._tasks.get(plan_id)
+        key = (who, plan_id)
+        task = self._tasks.get(key)
         if task is None:
             if self.is_full(who):
                 raise TooManyRequests("The limit of running plans of this principal is reached; retry in 5 s", 5)
-            self._owners[plan_id] = who
 
             async def run() -> Scan:
                 return await make()
 
-            task = self._tasks[plan_id] = asyncio.create_task(run(), name="plan")
-            task.add_done_callback(lambda done: self._finish(plan_id, done))
+            task = self._tasks[key] = asyncio.create_task(run(), name="plan")
+            task.add_done_callback(lambda done: self._finish(key, done))
         return task
 
-    def cancel(self, plan_id: str) -> None:
-        task = self._tasks.pop(plan_id, None)
-        self._owners.pop(plan_id, None)
+    def cancel(self, plan_id: str, who: str) -> None:
+        task = self._tasks.pop((who, plan_id), None)
         if task is not None:
             task.cancel()
 
@@ -58,14 +60,14 @@ class PendingPlans:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _finish(self, plan_id: str, task: asyncio.Task[Scan]) -> None:
+    def _finish(self, key: _Key, task: asyncio.Task[Scan]) -> None:
         """Keeps the latest plans for polling clients, because the planner may have evicted a large plan."""
-        if self._tasks.get(plan_id) is not task:
+        if self._tasks.get(key) is not task:
             return
         if task.cancelled() or task.exception() is not None:  # a poll repeats the plan and gets the error
-            del self._tasks[plan_id], self._owners[plan_id]
+            del self._tasks[key]
             return
-        self._tasks[plan_id] = self._tasks.pop(plan_id)
-        finished = [key for key, kept in self._tasks.items() if kept.done()]
-        for key in finished[:-FINISHED_LIMIT]:
-            del self._tasks[key], self._owners[key]
+        self._tasks[key] = self._tasks.pop(key)
+        finished = [one for one, kept in self._tasks.items() if kept.done()]
+        for one in finished[:-FINISHED_LIMIT]:
+            del self._tasks[one]

@@ -177,7 +177,7 @@ async def fetch_planning_result(call: Call) -> Answer:
     done, _ = await asyncio.wait({task}, timeout=POLL_S)
     if not done:
         return {"status": "submitted"}
-    if task.cancelled():  # by another client with the same plan; the next poll starts it again
+    if task.cancelled():  # by another client of the principal; the next poll starts it again
         return {"status": "submitted"}
     try:
         scan = task.result()
@@ -192,7 +192,7 @@ async def cancel_planning(call: Call) -> None:
     loaded = await _loaded(call)
     plan_id = call.variables["plan_id"]
     _open_plan_id(call, plan_id, loaded)
-    call.app[PENDING].cancel(plan_id)
+    call.app[PENDING].cancel(plan_id, call.principal.name)
 
 
 @Route("POST", f"{_TABLE}/tasks", "fetchScanTasks", streams=True).takes(_FetchScanTasks)

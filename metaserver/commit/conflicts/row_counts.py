@@ -30,8 +30,10 @@ async def check_row_counts(
     removes: they have more, or fewer than are left by the deletes of positions. How many rows equality deletes delete
     is unknown; a number of rows below 0 means unknown, too. The change may also add deletes of rows of the new files,
     which other writers have replaced meanwhile. `listed`: the head's manifests."""
+    if change.operation != REPLACE:
+        return
     removed = [file for file in found.files if file.content == DATA]
-    if change.operation != REPLACE or any(file.record_count < 0 for file in removed):
+    if any(file.record_count < 0 for file in removed):
         return
     before, after = (sum(file.record_count for file in files) for files in (removed, change.data))
     dead = sum(file.record_count for file in change.deletes)

@@ -13,11 +13,12 @@ vectors. The removal of the last vector is marked, so that the clean-up finally 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from seamark.metaserver.commit.changes.change import Remove
 from seamark.metaserver.commit.changes.collision import Collision
-from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest
 from seamark.metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
@@ -50,10 +51,8 @@ class FilesToRemove(NamedTuple):
     listing: tuple[tuple[ManifestFile, Sequence[ManifestEntry]], ...]
     in_use: frozenset[str] = frozenset()
     """The Puffin files of removed deletion vectors that also hold vectors that stay."""
-
-    @property
-    def files(self) -> list[ContentFile]:
-        return [entry.file for _, entries in self.listing for entry in entries if key_of(entry.file) in self.removed]
+    files: Sequence[ContentFile] = ()
+    """Those to remove, in the order of `listing`."""
 
 
 async def find_files(
@@ -67,7 +66,7 @@ async def find_files(
     missing, data = set(requested), set()
     for manifest in await manifests.listing(live(listed), {remove.file_path for remove in requested}):
         entries = await manifests.entries(manifest, metadata)
-        matches = {key_of(entry.file): entry.file for entry in entries if key_of(entry.file) in removed}
+        matches = await run_by_count(len(entries), partial(_named, entries, removed))
         if matches:
             listing[manifest.manifest_path] = manifest, entries
             missing -= matches.keys()
@@ -79,14 +78,16 @@ async def find_files(
             "again from the current snapshot (a deletion vector is named by path and content-offset)",
         )
     for manifest, entries in await referring(manifests, listed, data, metadata):
-        attached = {key_of(entry.file) for entry in entries if _applies_to_one(entry.file, data)}
+        attached = await run_by_count(len(entries), partial(_attached, entries, data))
         if attached:
             listing.setdefault(manifest.manifest_path, (manifest, entries))
             removed |= attached
     in_use = await puffins_in_use(
         manifests, listed, removed, metadata, {path: entries for path, (_, entries) in listing.items()}
     )
-    return FilesToRemove(frozenset(removed), tuple(listing.values()), in_use)
+    count = sum(len(entries) for _, entries in listing.values())
+    files = await run_by_count(count, partial(_removed, tuple(listing.values()), removed))
+    return FilesToRemove(frozenset(removed), tuple(listing.values()), in_use, files)
 
 
 async def puffins_in_use(
@@ -98,7 +99,7 @@ async def puffins_in_use(
 ) -> frozenset[str]:
     """The Puffin files of the removed deletion vectors with other live vectors. `listed`: the manifests of which the
     removed files are left out. `known`: live entries by manifest, which need not be read again."""
-    paths = {remove.file_path for remove in removed if remove.content_offset is not None}
+    paths = await run_by_count(len(removed), partial(_puffins, removed))
     if not paths:
         return frozenset()
     found: set[str] = set()
@@ -122,6 +123,25 @@ async def referring(
     deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
     candidates = await manifests.listing(deletes, paths, referenced=True)
     return [(manifest, await manifests.entries(manifest, metadata)) for manifest in candidates]
+
+
+def _named(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> dict[Remove, ContentFile]:
+    found = ((key_of(entry.file), entry.file) for entry in entries)
+    return {key: file for key, file in found if key in named}
+
+
+def _attached(entries: Sequence[ManifestEntry], paths: Collection[str]) -> set[Remove]:
+    return {key_of(entry.file) for entry in entries if _applies_to_one(entry.file, paths)}
+
+
+def _removed(
+    listing: Sequence[tuple[ManifestFile, Sequence[ManifestEntry]]], removed: Collection[Remove]
+) -> list[ContentFile]:
+    return [entry.file for _, entries in listing for entry in entries if key_of(entry.file) in removed]
+
+
+def _puffins(removed: Collection[Remove]) -> set[str]:
+    return {remove.file_path for remove in removed if remove.content_offset is not None}
 
 
 def _applies_to_one(file: ContentFile, paths: Collection[str]) -> bool:
@@ -172,26 +192,33 @@ class ManifestFilter:
         found: FilesToRemove,
         metadata: TableMetadata,
     ) -> _Rewritten:
-        own = frozenset(named for entry in entries if (named := key_of(entry.file)) in found.removed)
-        unmarked = frozenset(
-            named for named in own if named.content_offset is not None and named.file_path in found.in_use
-        )
+        def named() -> tuple[frozenset[Remove], frozenset[Remove]]:
+            keys = (key_of(entry.file) for entry in entries)
+            own = frozenset(key for key in keys if key in found.removed)
+            return own, frozenset(
+                key for key in own if key.content_offset is not None and key.file_path in found.in_use
+            )
+
+        own, unmarked = await run_by_count(len(entries), named)
         # The new manifest stores what its files inherit.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
         made = self._made.get(key)
         if made is None or (made.removed, made.unmarked) != (own, unmarked):
-            written = [
-                self._carry_over(entry, named in own)
-                for entry in entries
-                if (named := key_of(entry.file)) not in unmarked
-            ]
+            written, files = await run_by_count(len(entries), partial(self._divided, entries, own, unmarked))
             content = 0 if entries[0].file.content == DATA else 1
             stored = None
             if written:
                 stored = await self._writer.manifest(written, metadata, manifest.partition_spec_id, content)
-            files = tuple(entry.file for entry in entries if key_of(entry.file) in own)
             made = self._made[key] = _Rewritten(own, unmarked, stored, files)
         return made
+
+    def _divided(
+        self, entries: Sequence[ManifestEntry], own: Collection[Remove], unmarked: Collection[Remove]
+    ) -> tuple[list[ManifestEntry], tuple[ContentFile, ...]]:
+        """The entries to write, and the files that are removed."""
+        keyed = [(entry, key_of(entry.file)) for entry in entries]
+        written = [self._carry_over(entry, key in own) for entry, key in keyed if key not in unmarked]
+        return written, tuple(entry.file for entry, key in keyed if key in own)
 
     def _carry_over(self, entry: ManifestEntry, is_removed: bool) -> ManifestEntry:
         return ManifestEntry(

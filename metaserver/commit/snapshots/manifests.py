@@ -48,6 +48,7 @@ _SHARES = 4
 _ENTRY_BYTES = 2048
 _ENTRY_FACTOR = 16
 """Memory of a fully decoded manifest: for each entry, and for each encoded byte, because metrics take much of it."""
+_IN_LOOP_ENTRIES = 2_000
 _IN_THREAD_BYTES = 64 << 10
 """Larger manifests are decoded in a thread."""
 
@@ -280,6 +281,12 @@ def _names(manifest: ManifestFile, block: Block) -> PathHashes:
         hashes = _hash.hash_spans(texts.data, texts.ends, _SEED)
         hashed.append(np.unique(hashes[texts.present != 0]))
     return PathHashes(*hashed)
+
+
+async def run_by_count(entries: int, work: Callable[[], T]) -> T:
+    """The result of pure `work` on so many entries of manifests, in a thread if it takes more than a few
+    milliseconds: a change may add or remove hundreds of thousands of files."""
+    return work() if entries <= _IN_LOOP_ENTRIES else await asyncio.to_thread(work)
 
 
 async def _maybe_in_thread(size: int, work: Callable[[], T]) -> T:

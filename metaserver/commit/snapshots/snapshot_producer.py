@@ -9,6 +9,7 @@ engine had committed the snapshot (Iceberg spec: "Snapshots", "Sequence Numbers"
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from seamark.metaserver.commit.changes.change import Producer
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
+from seamark.metaserver.commit.snapshots.manifests import run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest
 from seamark.metaserver.commit.snapshots.summary import SummaryCounts, counts_of, summary_of
 from seamark.metaserver.errors import BadRequest
@@ -80,10 +82,11 @@ async def produce(
             )
     parent_id = None if parent is None else parent.snapshot_id
     location = await writer.manifest_list(tuple(listed), metadata, parent_id, sequence)
+    gone = await run_by_count(len(removed.files), partial(counts_of, removed.files))
     summary = summary_of(
         terms.operation,
         counts,
-        counts_of(removed.files),
+        gone,
         None if parent is None else parent.summary_map(),
         terms.summary,
         terms.producer,

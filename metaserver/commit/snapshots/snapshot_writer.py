@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ from seamark.metaserver.catalog.ownership.claims import check_own
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.changes.change import Change
-from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, PathHashes, names_of
+from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, PathHashes, names_of, run_by_count
 from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.manifests.content_file import ContentFile
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
@@ -153,14 +153,14 @@ async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMet
     """Writes the manifests of the added files, separate by spec and by content. No manifest list refers to them yet."""
     stored: list[StoredManifest] = []
     for content, files in ((0, change.data), (1, change.deletes)):
-        for spec_id, members in _by_spec(files):
-            entries = [ManifestEntry(ADDED, writer.snapshot_id, None, None, file) for file in members]
+        groups = await run_by_count(len(files), partial(_by_spec, files, writer.snapshot_id))
+        for spec_id, entries in groups.items():
             stored += await writer.several(entries, metadata, spec_id, content)
     return tuple(stored)
 
 
-def _by_spec(files: Iterable[ContentFile]) -> Iterator[tuple[int, list[ContentFile]]]:
-    groups: dict[int, list[ContentFile]] = {}
+def _by_spec(files: Sequence[ContentFile], snapshot_id: int) -> dict[int, list[ManifestEntry]]:
+    groups: dict[int, list[ManifestEntry]] = {}
     for file in files:
-        groups.setdefault(file.spec_id, []).append(file)
-    return iter(groups.items())
+        groups.setdefault(file.spec_id, []).append(ManifestEntry(ADDED, snapshot_id, None, None, file))
+    return groups

@@ -57,6 +57,7 @@ _COMPARED: dict[type[exp.Expr], Op] = {
 _FLIPPED = {Op.LT: Op.GT, Op.LT_EQ: Op.GT_EQ, Op.GT: Op.LT, Op.GT_EQ: Op.LT_EQ}
 _CONSTANT = {Op.EQ: eq, Op.NOT_EQ: ne, Op.LT: lt, Op.LT_EQ: le, Op.GT: gt, Op.GT_EQ: ge}
 _PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
+_ALONE = "Send the predicate alone, without SELECT or WHERE"
 _ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
 """The arguments of sqlglot's nodes that are supported. Others change the meaning, such as BETWEEN SYMMETRIC."""
 
@@ -102,7 +103,8 @@ def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = (), *, nan_
         exact = reader.exact and not reader.unused
         return SqlFilter(expression, tuple(reader.unused), exact, tuple(reader.unused.values()))
     except ParseError as error:
-        raise BadRequest(syntax_message(error, "The predicate")) from None
+        hint = f". {_ALONE}" if text.lstrip()[:6].lower() in ("select", "where ") else ""
+        raise BadRequest(syntax_message(error, "The predicate") + hint) from None
     except SqlglotError as error:
         raise BadRequest(f"The predicate is not valid SQL: {' '.join(str(error).split())[:_SHOWN_MAX]}") from None
     except RecursionError:
@@ -138,7 +140,7 @@ class _Reader(Comparisons):
                 children = [self.read(child, negated=negated) for child in node.flatten()]
                 return all_of(*children) if isinstance(node, exp.And) != negated else any_of(*children)
             case exp.Select() | exp.Subquery():
-                raise BadRequest("Send the predicate alone, without SELECT or WHERE")
+                raise BadRequest(_ALONE)
         try:
             leaf = self._leaf(node, negated)
         except Inconvertible as error:

@@ -35,7 +35,8 @@ _VERSION, _FAMILY = 3, 3
 _READ_ONLY, _EMPTY, _COMPACT, _ORDERED = 2, 4, 8, 16
 _HEAD, _COUNT = struct.Struct("<BBBBBBH"), struct.Struct("<II")
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.uint64)
-_BUFFER = 64 * NOMINAL
+_BUFFER = 8 * NOMINAL
+"""Hashes that wait. With the first reduction, most of the later hashes are above `theta` and need not wait at all."""
 
 
 def hash_bytes(heap: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> Hashes:

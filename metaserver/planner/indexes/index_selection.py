@@ -225,3 +225,14 @@ class IndexSelection:
 
 async def _load_rows(index: RemoteIndexFile, files: Sequence[int], _: RemoteIndexFile) -> bool | None:
     return await index.bitmap.load_rows(files) or None
+
+
+class IndexAccess(NamedTuple):
+    """The indexes that a plan may use."""
+
+    index_selection: IndexSelection
+    definitions: tuple[IndexDefinition, ...]
+    entry: Entry
+
+    async def prepare(self, view: TableView, bound_scan: BoundScan) -> Probe | None:
+        return await self.index_selection.prepare(view, bound_scan, self.definitions, self.entry)

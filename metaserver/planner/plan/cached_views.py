@@ -83,6 +83,15 @@ class CachedViews:
             self._views.move_to_end(key)
         return cached
 
+    def peek(self, key: ViewKey) -> CachedView | None:
+        """The view, which is not used by that."""
+        return self._views.get(key)
+
+    @property
+    def room_bytes(self) -> int:
+        """The rest of the budget."""
+        return self.budget_bytes - self._blocks.live_bytes - self.added_bytes
+
     def put(self, key: ViewKey, cached: CachedView) -> None:
         self._views[key] = cached
         self.charge(cached)

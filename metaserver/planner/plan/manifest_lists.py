@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -12,10 +13,41 @@ from seamark.metaserver.errors import NotFound
 from seamark.metaserver.iceberg.manifests.manifest import DecodedList, ManifestFile
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.index.blocks.blocks import Blocks
+from seamark.metaserver.planner.pruning.manifest_pruning import SUMMARY_BYTES, ManifestSummaries
 from seamark.metaserver.planner.scan.request import BoundScan, appended
 
 _TABLES_MAX = 1024
 """Tables whose latest list is remembered."""
+
+
+class SnapshotManifests:
+    """The manifests of a snapshot, or of the appends of an incremental scan. `decoded`: their list, if it is one."""
+
+    __slots__ = ("_summaries", "all", "data", "decoded")
+
+    def __init__(self, manifests: Sequence[ManifestFile], decoded: DecodedList | None = None) -> None:
+        self.all = manifests
+        self.data = tuple(manifest for manifest in manifests if manifest.content == 0)
+        self.decoded = decoded
+        self._summaries = ManifestSummaries(self.data)
+
+    @property
+    def deletes(self) -> list[ManifestFile]:
+        return [manifest for manifest in self.all if manifest.content != 0]
+
+    @property
+    def size_bytes(self) -> int:
+        """With the summaries of all partition fields, which plans decode later."""
+        fields = sum(len(manifest.partitions or ()) for manifest in self.data)
+        return object_bytes((self.decoded, self.all, self.data)) + SUMMARY_BYTES * fields
+
+    async def needed(self, bound_scan: BoundScan) -> list[int]:
+        """Indexes, in `data`, of the manifests that the filter needs."""
+
+        def find() -> list[int]:
+            return self._summaries.needed(bound_scan.partition_filters, bound_scan.metadata.partition_specs)
+
+        return await asyncio.to_thread(find) if bound_scan.is_long else find()
 
 
 class ManifestLists:
@@ -24,8 +56,8 @@ class ManifestLists:
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
         """`budget_bytes`: for cached lists, which plans use that need only some of their manifests."""
         self._blocks = blocks
-        self._cache: MemoryCache[str, DecodedList] = MemoryCache(budget_bytes, "manifest-lists")
-        self._reading: SingleFlight[str, DecodedList] = SingleFlight()
+        self._cache: MemoryCache[str, SnapshotManifests] = MemoryCache(budget_bytes, "manifest-lists")
+        self._reading: SingleFlight[str, SnapshotManifests] = SingleFlight()
         self._latest: OrderedDict[str, str] = OrderedDict()
         """The list that was read last, by the location of the table: the list of the next snapshot has most of its
         manifests. What they share counts for both, because either may be evicted first."""
@@ -34,39 +66,40 @@ class ManifestLists:
     def used_bytes(self) -> int:
         return self._cache.used_bytes
 
-    async def manifests(self, bound_scan: BoundScan) -> Sequence[ManifestFile]:
+    async def manifests(self, bound_scan: BoundScan) -> SnapshotManifests:
         """The manifests of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
         if not bound_scan.request.incremental:
-            return (
-                () if bound_scan.snapshot is None else await self._of(bound_scan.snapshot, bound_scan.metadata.location)
-            )
+            if bound_scan.snapshot is None:
+                return SnapshotManifests(())
+            return await self._of(bound_scan.snapshot, bound_scan.metadata.location)
         snapshots = appended(bound_scan.metadata, bound_scan.request)
         ids = {snapshot.snapshot_id for snapshot in snapshots}
         manifests: dict[str, ManifestFile] = {}
         for snapshot in snapshots:
-            for manifest in await self._of(snapshot, bound_scan.metadata.location):
-                if manifest.content == 0 and manifest.added_snapshot_id in ids:
+            for manifest in (await self._of(snapshot, bound_scan.metadata.location)).data:
+                if manifest.added_snapshot_id in ids:
                     manifests[manifest.manifest_path] = manifest
-        return tuple(manifests.values())
+        return SnapshotManifests(tuple(manifests.values()))
 
-    async def _of(self, snapshot: Snapshot, table: str) -> Sequence[ManifestFile]:
+    async def _of(self, snapshot: Snapshot, table: str) -> SnapshotManifests:
         if snapshot.manifest_list is not None:
             location = snapshot.manifest_list
             kept = self._cache.get(location)
             if kept is None:
                 kept = await self._reading.run(location, lambda: self._read(location, table))
-            return kept.manifests
+            return kept
         if snapshot.manifests is None:
             raise NotFound(
                 f"Snapshot {snapshot.snapshot_id} has neither manifest-list nor manifests; its metadata is invalid"
             )
-        return [_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests]
+        return SnapshotManifests([_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests])
 
-    async def _read(self, location: str, table: str) -> DecodedList:
+    async def _read(self, location: str, table: str) -> SnapshotManifests:
         latest = self._latest.get(table)
         known = None if latest is None else self._cache.get(latest)
-        kept = await self._blocks.manifest_list(location, known)
-        self._cache.put(location, kept, object_bytes(kept))
+        decoded = await self._blocks.manifest_list(location, None if known is None else known.decoded)
+        kept = SnapshotManifests(decoded.manifests, decoded)
+        self._cache.put(location, kept, kept.size_bytes)
         self._latest[table] = location
         self._latest.move_to_end(table)
         if len(self._latest) > _TABLES_MAX:

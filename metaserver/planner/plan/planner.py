@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -26,23 +26,20 @@ from seamark.cache.opening import open_stack
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.stack import Stack
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
-from seamark.metaserver.catalog.pointers import table_uuid
+from seamark.metaserver.catalog.pointers import table_uuid, uuid_of
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import CacheDamaged
 from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.index.blocks.decoding import Decoders
-from seamark.metaserver.index.files.definitions import IndexDefinition
 from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
-from seamark.metaserver.planner.indexes.index_selection import IndexSelection
-from seamark.metaserver.planner.indexes.probe import Probe
+from seamark.metaserver.planner.indexes.index_selection import IndexAccess, IndexSelection
 from seamark.metaserver.planner.plan.cached_views import CachedView, CachedViews, ViewKey
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.manifest_lists import (
@@ -52,8 +49,8 @@ from seamark.metaserver.planner.plan.manifest_lists import (
     live_entries,
     view_key,
 )
+from seamark.metaserver.planner.plan.planned_tables import PlannedTable, PlannedTables
 from seamark.metaserver.planner.plan.stages import prune
-from seamark.metaserver.planner.pruning.manifest_pruning import needed_manifests
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan import Scan
 from seamark.metaserver.planner.view.view import TableView
@@ -74,27 +71,19 @@ _PART_MAX = 0.5
 """A plan that needs a larger fraction of a snapshot's manifests loads all of them, for the plans that follow."""
 _LISTS_SHARE = 64
 """The part of the planner's memory for manifest lists: 1/64."""
+_DECODED = 8
+"""Bytes of memory that are expected for each byte of a manifest, before it is decoded."""
 _PENDING_BYTES_MIN = 256 << 20
 """Blocks that may wait to be written to the local disk, for any memory budget."""
 _TREE_BYTES = 8
 """Memory of a bound filter for each character of its text, including the text; rounded up."""
 
 
-class _IndexAccess(NamedTuple):
-    """The indexes that a plan may use."""
-
-    index_selection: IndexSelection
-    definitions: tuple[IndexDefinition, ...]
-    entry: Entry
-
-    async def prepare(self, view: TableView, bound_scan: BoundScan) -> Probe | None:
-        return await self.index_selection.prepare(view, bound_scan, self.definitions, self.entry)
-
-
 @dataclass(frozen=True, slots=True)
 class PlannerStats:
     """`live_bytes`: memory of blocks, including mapped files. `added_bytes`: memory of views and plans in addition.
-    `lists_bytes`: memory of manifest lists. `decoded`: manifests decoded since the start.
+    `lists_bytes`: memory of manifest lists. `decoded`: manifests decoded since the start. `prepared`: views made in
+    advance, since the start.
     """
 
     views: int
@@ -106,6 +95,7 @@ class PlannerStats:
     decoded: int
     plans: int
     plan_hits: int
+    prepared: int
 
 
 class Planner:
@@ -133,7 +123,8 @@ class Planner:
         self._loading: SingleFlight[ViewKey, CachedView] = SingleFlight()
         self._planning: SingleFlight[tuple[object, ...], Scan] = SingleFlight()
         self._lists = ManifestLists(blocks, lists_bytes)
-        self._plans = self._plan_hits = 0
+        self.planned = PlannedTables(clock)
+        self._plans = self._plan_hits = self._prepared = 0
 
     async def scan(self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None) -> Scan:
         """Plans a scan. `entry` is the table's entry in the catalog; without it no index is used.
@@ -172,6 +163,10 @@ class Planner:
     async def _plan(self, bound_scan: BoundScan, entry: Entry | None) -> Scan:
         metadata, request = bound_scan.metadata, bound_scan.request
         cached = await self._load_checked_view(bound_scan, entry)
+        if entry is not None and bound_scan.snapshot_id == metadata.current_snapshot_id:
+            whole = view_key(bound_scan)
+            if whole in self._views and not request.incremental:
+                self.planned.note(entry.uuid, whole)
         # The current schema is part of the key because the answer formats partitions and columns by it; the name
         # mapping, because data files are read by that of the scan.
         schemas = (bound_scan.schema.id, metadata.current_schema_id, metadata.properties.get(NAME_MAPPING))
@@ -205,7 +200,7 @@ class Planner:
             self._views.charge(cached)
             self._views.evict_over_budget(cached)
 
-    def _index_access(self, bound_scan: BoundScan, entry: Entry | None) -> _IndexAccess | None:
+    def _index_access(self, bound_scan: BoundScan, entry: Entry | None) -> IndexAccess | None:
         """None if the plan may use no index."""
         if (
             entry is None
@@ -214,13 +209,13 @@ class Planner:
         ):
             return None
         definitions = self._index_selection.definitions(bound_scan.metadata, entry)
-        return _IndexAccess(self._index_selection, definitions, entry) if definitions else None
+        return IndexAccess(self._index_selection, definitions, entry) if definitions else None
 
     async def _make(
         self,
         cached: CachedView,
         bound_scan: BoundScan,
-        index_access: _IndexAccess | None,
+        index_access: IndexAccess | None,
         *,
         loaded_us: int | None = None,
     ) -> Scan:
@@ -264,12 +259,46 @@ class Planner:
         self._views.evict_over_budget(cached)
         return scan
 
+    async def prepare(
+        self, metadata: TableMetadata, planned: PlannedTable, entry: Entry | None = None, *, limit_bytes: int
+    ) -> ViewKey | None:
+        """Makes the view of the current snapshot in advance, with the columns of the view of `planned`.
+        Returns its key; None if it exists, or if `planned` is no longer in memory, or if its manifests that are not in
+        memory have more than `limit_bytes` or no room in the budget. A view that no plan has used is replaced.
+
+        Corrupt if a file of the table is damaged; Forbidden as `plan`.
+        """
+        bound_scan = BoundScan.bind(metadata, ScanRequest())
+        key, former = view_key(bound_scan), self._views.peek(planned.key)
+        if former is None or bound_scan.snapshot is None or key in self._views:
+            return None
+        await self.check_paths(metadata, uuid_of(entry, metadata), list_locations(bound_scan))
+        missing = self._blocks.missing((await self._lists.manifests(bound_scan)).all)
+        sizes = [manifest.manifest_length for manifest in missing]
+        if sum(sizes) > limit_bytes or 0 in sizes:  # version 1 metadata may not state the length
+            return None
+        if _DECODED * sum(sizes) + former.added_bytes > self._views.room_bytes:
+            return None
+
+        async def make() -> CachedView:
+            made = await self._load_checked_view(bound_scan, entry, whole=True)
+            await asyncio.to_thread(made.view.assemble, former.view)
+            return made
+
+        made = await self._repeat_if_damaged(make)
+        self._prepared += 1
+        if planned.prepared:
+            self._views.evict(planned.key)
+        self._views.charge(made)
+        self._views.evict_over_budget(made)
+        return key
+
     async def unread(self, bound_scan: BoundScan) -> int:
         """The approximate number of manifest entries to decode before the plan can begin; 0 if all are in memory."""
         if view_key(bound_scan) in self._views:
             return 0
         manifests = await self._lists.manifests(bound_scan)
-        chosen = [manifests[number] for number in await _needed(manifests, bound_scan)]
+        chosen = [*manifests.deletes, *(manifests.data[number] for number in await manifests.needed(bound_scan))]
         return sum(entries(manifest) for manifest in self._blocks.missing(chosen))
 
     def stats(self) -> PlannerStats:
@@ -283,6 +312,7 @@ class Planner:
             decoded=self._blocks.decoded,
             plans=self._plans,
             plan_hits=self._plan_hits,
+            prepared=self._prepared,
         )
 
     async def check_paths(self, metadata: TableMetadata, uuid: str, paths: Sequence[str]) -> None:
@@ -319,20 +349,20 @@ class Planner:
         cached = self._views.get(key)
         if cached is None:
             manifests = await self._lists.manifests(bound_scan)
-            data = [manifest for manifest in manifests if manifest.content == 0]
+            data = manifests.data
             ordinals = list(range(len(data)))
             if not whole:
-                needed_ordinals = await _needed(data, bound_scan)
+                needed_ordinals = await manifests.needed(bound_scan)
                 if len(needed_ordinals) <= len(data) * _PART_MAX:
                     ordinals = needed_ordinals
                     key = (*key, "part", *map(str, ordinals))
-                    cached = self._views.get(key)
+            cached = self._views.get(key)  # another request may have made it during the read of the lists
         if cached is not None:
             return cached
 
         async def load() -> CachedView:
             chosen = [data[ordinal] for ordinal in ordinals]
-            deletes = [manifest for manifest in manifests if manifest.content != 0]
+            deletes = manifests.deletes
             known = self._views.known_blocks(chosen)
             unknown = [manifest for manifest, block in zip(chosen, known, strict=True) if block is None]
             loaded = await self._blocks.load([*unknown, *deletes])
@@ -390,15 +420,6 @@ def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
             return False  # its statistics are assembled first
         comparisons += (view.rows if column is None else column.rows_read) * max(1, len(predicate.values))
     return comparisons <= _QUICK_COMPARISONS
-
-
-async def _needed(manifests: Sequence[ManifestFile], bound_scan: BoundScan) -> list[int]:
-    """Indexes, in `manifests`, of those that the filter needs."""
-
-    def find() -> list[int]:
-        return needed_manifests(manifests, bound_scan.partition_filters, bound_scan.metadata.partition_specs)
-
-    return await asyncio.to_thread(find) if bound_scan.is_long else find()
 
 
 def _has_same_schemas(kept: Scan, metadata: TableMetadata) -> bool:

@@ -2,6 +2,9 @@
 
 Plans on snapshots that are not in memory do not read a manifest that its summaries rule out. A summary that is missing
 or does not decode rules out nothing.
+
+A list may have 100,000 manifests, and each plan selects those that it needs. The summaries of a field of numbers are
+therefore decoded once for all plans, into arrays; those of other fields for each plan.
 """
 
 from __future__ import annotations
@@ -10,30 +13,98 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from seamark.metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.iceberg.types.values import Value, decode
-from seamark.metaserver.index.blocks.packing import Form, form_of, key_of
+from seamark.metaserver.index.blocks.packing import LONG_MAX, Form, Longs, form_of, key_of
 
 Key = int | float | bytes
+Flags = npt.NDArray[np.bool_]
+Places = Mapping[int | None, int]
+
+SUMMARY_BYTES = 32
+"""Memory of `ManifestSummaries` for each manifest and partition field, at most."""
+_NO, _YES, _UNKNOWN = 0, 1, 2
+_NOTHING = FieldSummary(None, None, None, None)
+_OF_ABSENT = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
+"""What null satisfies, beside IS_NULL."""
 
 
 def needed_manifests(
     manifests: Sequence[ManifestFile], by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]
 ) -> list[int]:
     """Indexes of the manifests that may list a file whose partition satisfies the expression of its spec."""
-    if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
-        return list(range(len(manifests)))
-    fields = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
-    keys = _Keys()
-    return [
-        number
-        for number, manifest in enumerate(manifests)
-        if manifest.partition_spec_id not in by_spec
-        or manifest.partitions is None
-        or _may_hold(by_spec[manifest.partition_spec_id], manifest.partitions, fields[manifest.partition_spec_id], keys)
-    ]
+    return ManifestSummaries(manifests).needed(by_spec, specs)
+
+
+class ManifestSummaries:
+    """The partition summaries of some manifests. Threads may share it."""
+
+    def __init__(self, manifests: Sequence[ManifestFile]) -> None:
+        self._manifests = manifests
+        self._numbers: dict[int, Longs] = {}
+        self._columns: dict[tuple[int, int, str], _Column] = {}
+        self._columns_max = 0
+
+    def needed(self, by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]) -> list[int]:
+        """See `needed_manifests`."""
+        if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
+            return list(range(len(self._manifests)))
+        places = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
+        needed, keys = np.ones(len(self._manifests), dtype=np.bool_), _Keys()
+        for spec_id, numbers in self._of_specs().items():
+            if spec_id in by_spec:
+                needed[numbers] = self._may_hold(by_spec[spec_id], spec_id, places[spec_id], keys)
+        found: list[int] = np.flatnonzero(needed).tolist()
+        return found
+
+    def _of_specs(self) -> dict[int, Longs]:
+        """By spec id, int64[manifests] that have summaries."""
+        if not self._numbers:
+            numbers: dict[int, list[int]] = {}
+            fields: dict[int, int] = {}
+            for number, manifest in enumerate(self._manifests):
+                if manifest.partitions is not None:
+                    numbers.setdefault(manifest.partition_spec_id, []).append(number)
+                    most = max(fields.get(manifest.partition_spec_id, 0), len(manifest.partitions))
+                    fields[manifest.partition_spec_id] = most
+            self._columns_max = sum(fields.values())
+            self._numbers = {spec_id: np.array(of_spec, dtype=np.int64) for spec_id, of_spec in numbers.items()}
+        return self._numbers
+
+    def _may_hold(self, expression: Expression, spec_id: int, places: Places, keys: _Keys) -> Flags:
+        """bool[manifests of the spec]."""
+        if isinstance(expression, (And, Or)):
+            first, *others = (self._may_hold(child, spec_id, places, keys) for child in expression.children)
+            for other in others:
+                first = first & other if isinstance(expression, And) else first | other
+            return first
+        if isinstance(expression, Bound):
+            place = places.get(expression.column_id)
+            if place is not None:
+                return self._column(spec_id, place, expression.kind).may_match(expression, keys)
+        assert isinstance(expression, Always | Bound)
+        is_possible = not isinstance(expression, Always) or expression.value
+        return np.full(len(self._numbers[spec_id]), is_possible, dtype=np.bool_)
+
+    def _column(self, spec_id: int, place: int, kind: str) -> _Column:
+        """`place`: of the field in the spec."""
+        key = (spec_id, place, kind)
+        column = self._columns.get(key)
+        if column is None:
+            summaries = [
+                partitions[place] if place < len(partitions := self._manifests[number].partitions or ()) else None
+                for number in self._numbers[spec_id].tolist()
+            ]
+            column = _Column(summaries, kind)
+            if len(self._columns) >= self._columns_max:  # tables that share the list may have fields of other types
+                self._columns.clear()
+            self._columns[key] = column
+        return column
 
 
 class _Keys:
@@ -49,33 +120,78 @@ class _Keys:
         return keys
 
 
-def _may_hold(
-    expression: Expression, summaries: Sequence[FieldSummary], places: Mapping[int | None, int], keys: _Keys
-) -> bool:
-    if isinstance(expression, Always):
-        return expression.value
-    if isinstance(expression, And):
-        return all(_may_hold(child, summaries, places, keys) for child in expression.children)
-    if isinstance(expression, Or):
-        return any(_may_hold(child, summaries, places, keys) for child in expression.children)
-    assert isinstance(expression, Bound)
-    place = places.get(expression.column_id, len(summaries))
-    return place >= len(summaries) or _may_match(expression, summaries[place], keys)
+class _Column:
+    """The summaries of one field, with bounds of type `kind`: None for a manifest that has none of the field.
+
+    `nulls` and `nans`, uint8[manifests]: whether there are any. `unbounded`: no bound is stated. `is_known`: both
+    bounds are decoded, in `low` and `high`; only of fields of numbers.
+    """
+
+    __slots__ = ("form", "high", "is_known", "kind", "low", "nans", "nulls", "summaries", "unbounded")
+
+    def __init__(self, summaries: Sequence[FieldSummary | None], kind: str) -> None:
+        self.kind = kind
+        self.form = form_of(kind)
+        self.nulls = np.array([_state(one and one.contains_null) for one in summaries], dtype=np.uint8)
+        self.nans = np.array([_state(one and one.contains_nan) for one in summaries], dtype=np.uint8)
+        unbounded = [one is not None and one.lower is None and one.upper is None for one in summaries]
+        self.unbounded: Flags = np.array(unbounded, dtype=np.bool_)
+        self.summaries = summaries if self.form is Form.STRINGS and kind != "uuid" else ()
+        if self.form is Form.INTEGERS:
+            stated = [_NOTHING if one is None else one for one in summaries]
+            low, high = ([_key(Form.INTEGERS, kind, data) for data in side] for side in _sides(stated))
+            known = [one is not None and other is not None for one, other in zip(low, high, strict=True)]
+            self.is_known: Flags = np.array(known, dtype=np.bool_)
+            self.low: Longs = np.array([key or 0 for key in low], dtype=np.int64)
+            self.high: Longs = np.array([key or 0 for key in high], dtype=np.int64)
+
+    def may_match(self, bound: Bound, keys: _Keys) -> Flags:
+        found: Flags
+        if bound.op in (Op.IS_NULL, Op.IS_NAN):
+            found = (self.nulls if bound.op is Op.IS_NULL else self.nans) != _NO
+            return found
+        if self.form is Form.INTEGERS:
+            found = ~self.is_known | self._overlaps(bound.op, keys.of(bound, self.form))
+        elif self.summaries:
+            found = np.array([_may_match(bound, one, keys) for one in self.summaries], dtype=np.bool_)
+        else:  # NaN, the zeros and the order of UUIDs: only the values themselves decide
+            return np.ones(len(self.nulls), dtype=np.bool_)
+        if bound.op not in _OF_ABSENT:  # writers omit both bounds if every value is null
+            found &= ~(self.unbounded & (self.nulls == _YES))
+        return found
+
+    def _overlaps(self, op: Op, keys: Sequence[int]) -> Flags:
+        """As the function below, of each manifest."""
+        found: Flags = np.ones(len(self.low), dtype=np.bool_)
+        if op is Op.LT:
+            found = self.low < keys[0]
+        elif op is Op.LT_EQ:
+            found = self.low <= keys[0]
+        elif op is Op.GT:
+            found = self.high > keys[0]
+        elif op is Op.GT_EQ:
+            found = self.high >= keys[0]
+        elif op is Op.EQ or op is Op.IN:
+            literals = np.array([*keys, LONG_MAX], dtype=np.int64)
+            places = np.searchsorted(literals[:-1], self.low)
+            found = (literals[places] <= self.high) & (places < len(keys))
+        return found
 
 
-def _may_match(bound: Bound, summary: FieldSummary, keys: _Keys) -> bool:
-    form = form_of(bound.kind)
-    if bound.op is Op.IS_NULL:
-        return summary.contains_null is not False
-    if bound.op is Op.IS_NAN:
-        return summary.contains_nan is not False
-    if form is None or form is Form.FLOATS or bound.kind == "uuid":
-        return True  # NaN, the zeros and the order of UUIDs: only the values themselves decide
-    if summary.lower is None and summary.upper is None:
-        # Writers omit both if every value is null.
-        return bound.op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH) or summary.contains_null is not True
-    low, high = _key(form, bound.kind, summary.lower), _key(form, bound.kind, summary.upper)
-    return low is None or high is None or _overlaps(bound.op, keys.of(bound, form), low, high)
+def _state(stated: bool | FieldSummary | None) -> int:
+    return _UNKNOWN if stated is None else _YES if stated else _NO
+
+
+def _sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[bytes | None]]:
+    return [one.lower for one in summaries], [one.upper for one in summaries]
+
+
+def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:
+    """Of a field of texts or bytes."""
+    if summary is None:
+        return True
+    low, high = (_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))
+    return low is None or high is None or _overlaps(bound.op, keys.of(bound, Form.STRINGS), low, high)
 
 
 def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:

@@ -333,6 +333,13 @@ class TableView:
             column = self._partition[key] = PartitionValues(self, field_id, kind, known)
         return column
 
+    def assemble(self, known: TableView) -> None:
+        """Computes the columns that another view has computed. In any thread."""
+        for column_id, kind in list(known._stats):
+            self.stats(column_id, kind)
+        for field_id, kind in list(known._partition):
+            self.partition(field_id, kind)
+
     def unknown_blocks(self, known: object) -> Sequence[int]:
         """The numbers of the blocks that something must be computed for: all, if it is not known (None) of the base."""
         return range(len(self.blocks)) if known is None else self.new_blocks

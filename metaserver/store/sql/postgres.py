@@ -11,6 +11,7 @@ The rules:
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
@@ -56,6 +57,11 @@ _LOST = (
     asyncpg.InternalClientError,  # an idle connection that the server has shut down is used before it is seen closed
     OSError,  # includes TimeoutError and ConnectionError
 )
+_REASONS: dict[type[Exception], str] = {
+    ConnectionRefusedError: "connection refused",
+    socket.gaierror: "the name of the host is not known",
+    TimeoutError: "no answer in time",
+}
 _UNDONE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 _REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 
@@ -130,7 +136,7 @@ async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout
             raise ConfigError("The PostgreSQL URL is invalid; write postgresql://user@host:port/database") from None
         except _LOST as error:
             if loop.time() > deadline:
-                raise RetryLater(f"{where} does not answer ({type(error).__name__})") from None
+                raise RetryLater(f"{where} does not answer ({_why(error)})") from None
             await asyncio.sleep(0.2)
         except asyncpg.PostgresError as error:
             raise ConfigError(f"{where} cannot be used: {error}") from None
@@ -150,7 +156,15 @@ async def _prepare(pool: Any, where: str) -> None:
     except asyncpg.PostgresError as error:
         raise ConfigError(f"{where}: the migration of the schema failed: {error}") from None
     except _LOST as error:
-        raise RetryLater(f"{where} does not answer ({type(error).__name__})") from None
+        raise RetryLater(f"{where} does not answer ({_why(error)})") from None
+
+
+def _why(error: Exception) -> str:
+    """Why a connection was lost, in words; the error's own text may be empty, or list each address that was tried."""
+    for kind, words in _REASONS.items():
+        if isinstance(error, kind):
+            return words
+    return type(error).__name__
 
 
 async def _drive(connection: Any, steps: Steps[T]) -> T:
@@ -219,7 +233,7 @@ class _PostgresStore(GeneratorStore):
         except asyncpg.TooManyConnectionsError:
             raise RetryLater(f"{self._where} accepts no more connections; retry") from None
         except (*_LOST, asyncpg.PostgresError) as error:
-            raise RetryLater(f"{self._where} does not answer ({type(error).__name__})") from None
+            raise RetryLater(f"{self._where} does not answer ({_why(error)})") from None
 
     async def _release(self, connection: Any) -> None:
         """Never fails: the outcome of the transaction is known and must be returned."""
@@ -243,7 +257,7 @@ class _PostgresStore(GeneratorStore):
             raise
         except _LOST as error:
             _terminate(connection)
-            raise CommitUnknown(f"{self._where} was lost while committing ({type(error).__name__})") from error
+            raise CommitUnknown(f"{self._where} was lost while committing ({_why(error)})") from error
         return result
 
     def _jitter_s(self, attempt: int) -> float:

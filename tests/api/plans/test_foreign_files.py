@@ -111,7 +111,7 @@ async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grants in GRANTS.items():
             secrets[name] = await create_token(store, clock, name, None, grants)
-    async with running(tmp_path, auth="token") as server:
+    async with running(tmp_path, auth="token", plan_prepare_bytes=0) as server:
         lake = Lake(Api(server), secrets)
         for namespace in ("mine", "theirs"):
             assert (await lake("root", "POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200

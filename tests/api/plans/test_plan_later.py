@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,9 +13,10 @@ from seamark.metaserver.api.plans import planning
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.store.model import Entry
-from tests.api.client import Api
+from tests.api.client import SCHEMA, Api
 from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, numbers, tens
 from tests.server.rig import running
+from tests.server.test_bodies import make_tokens
 
 
 class Slow:
@@ -83,6 +85,31 @@ async def test_a_cancelled_plan_is_made_no_further(planned: Api, monkeypatch: py
     await asyncio.sleep(0.05)
     assert slow.made == 0
     assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204, "a repeat is answered alike"
+
+
+async def test_a_principal_cancels_its_own_plan_and_not_that_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal requests of a table have equal ids."""
+    slow, secrets = Slow(monkeypatch, 10_000_000), await make_tokens(tmp_path)
+    async with running(tmp_path, auth="token") as server:
+        api = Api(server)
+
+        async def by(who: str, method: str, path: str, body: Any = None) -> Any:
+            return await api(method, path, body, headers={"Authorization": f"Bearer {secrets[who]}"})
+
+        assert (await by("root", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
+        await append(cast(Api, partial(by, "root")), "t", tens(3), snapshot_id=1)
+        rita, ron = [(await by(who, "POST", f"{T}/plan", {})).json["plan-id"] for who in ("rita", "ron")]
+        assert rita == ron
+        monkeypatch.setattr(planning, "POLL_S", 60)
+        asked = asyncio.create_task(by("rita", "GET", f"{T}/plan/{rita}"))
+        await asyncio.sleep(0)
+        assert (await by("ron", "DELETE", f"{T}/plan/{ron}")).status == 204
+        slow.go.set()
+        done = await asked
+        assert done.json["status"] == "completed"
+        assert numbers(done) == [0, 1, 2]
 
 
 async def test_pyiceberg_which_does_not_come_back_waits_for_its_plan(

@@ -97,7 +97,13 @@ def layers(client: IndexClient) -> Counter[str]:
     ("within_max", "names"),
     [pytest.param(25, 8, id="short"), pytest.param(10_000, 100, id="long", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize(("seed", "version"), seeds_by_version(first_seed() + number for number in range(3)))
+@pytest.mark.parametrize(
+    ("seed", "version"),
+    [
+        *seeds_by_version(first_seed() + number for number in range(2)),
+        *(pytest.param(first_seed() + 2, version, marks=pytest.mark.slow) for version in (2, 3)),
+    ],
+)
 def test_random_histories_with_clusterings_between_and_within(
     client: IndexClient,
     served: Served,
@@ -163,7 +169,7 @@ CURVE_OF = [{"seamark.clustering.curve": curve} for curve in CURVES]
 @pytest.mark.parametrize(
     ("curve", "ranges"),
     [
-        ("hilbert", 1),
+        pytest.param("hilbert", 1, marks=pytest.mark.slow),
         ("hilbert", 7),
         ("zorder", 7),
         ("linear", 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -238,6 +239,40 @@ def test_a_merge_that_fails_leaves_the_table_and_no_file(
         merge_files(client, "db.t")
     assert (read(client), _paths(client)) == (before, files)
     assert Counter(folder.rglob("*.parquet")) == on_disk
+
+
+def test_partitions_that_are_copied_at_once_share_an_index_file_and_fail_together(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    create(served, 2)
+    with catalog_at(served.url) as catalog, catalog.load_table("db.t").transaction() as change:
+        change.set_properties({"seamark.index.ids": "bitmap(id)"})
+    for part in range(3):
+        append(client, "db.t", rows(random.Random(part), range(part * 900, part * 900 + 900)))
+    before, files = read(client), _paths(client)
+    folder = Path(min(files).removeprefix("file://")).parents[2]
+    (broken, content), on_disk = _break(max(files)), {path for path in folder.rglob("*") if path.is_file()}
+    report = merge_files(client, "db.t")
+    assert report.commits == 0
+    assert str(broken) in report.errors[0]
+    assert {path for path in folder.rglob("*") if path.is_file()} == on_disk
+    broken.write_bytes(content)
+    known = len(client.index("db.t", "ids").json["index-files"])
+    report = merge_files(client, "db.t")
+    assert (report.commits, report.files_before, report.files_after, report.row_groups_copied) == (1, 6, 2, 6)
+    assert read(client) == before
+    after = client.index("db.t", "ids")
+    assert (after.lag_files, len(after.json["index-files"]) - known) == (0, 1)
+    assert client.explain("db.t", "id = 1203").files == 1
+
+
+def _break(location: str) -> tuple[Path, bytes]:
+    """Damages a file's footer; returns its path and what was in it."""
+    path = Path(location.removeprefix("file://"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-20] + b"x" * 20)
+    return path, content
 
 
 def _paths(client: IndexClient) -> set[str]:

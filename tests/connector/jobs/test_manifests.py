@@ -35,7 +35,7 @@ from tests.connector.jobs.test_orphan_files import all_files
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
-from tests.seeds import first_seed
+from tests.seeds import first_seed, seeds_by_version
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(8), "id_bucket"))
 NO_MERGE = {"commit_manifest-merge_enabled": "false"}
@@ -87,8 +87,7 @@ def touched(table: Table, column: str, value: int) -> int:
     )
 
 
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("case", range(2))
+@pytest.mark.parametrize(("case", "version"), seeds_by_version(range(2)))
 def test_live_entries_stay_the_same_in_random_histories(
     client: IndexClient, served: Served, version: int, case: int
 ) -> None:

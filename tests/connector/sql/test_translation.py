@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from datetime import UTC, datetime
@@ -13,10 +14,11 @@ import pytest
 from sqlglot import exp
 
 from seamark.connector.client.errors import BadRequest
+from seamark.connector.sql import scopes
 from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Demand, choose
 from seamark.connector.sql.duckdb_engine import DuckDBLimits, open_connection
 from seamark.connector.sql.queries import DuckDBQuery, translate
-from seamark.connector.sql.scopes import UnsupportedInDuckDB
+from seamark.connector.sql.scopes import Field, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import spark_text
 from seamark.connector.sql.statement import Kind, parse
 from seamark.connector.sql.types import BIGINT, DATE, DOUBLE, INTEGER, VARCHAR, SqlType, decimal, duckdb_name
@@ -62,6 +64,22 @@ def translated(text: str) -> DuckDBQuery:
 def test_what_is_not_listed_is_not_translated(text: str) -> None:
     with pytest.raises((UnsupportedInDuckDB, BadRequest)):
         translated(text)
+
+
+def test_names_are_looked_up_once_however_many_columns_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Counter[str]()
+
+    def counted(field: Field, qualifiers: tuple[str, ...]) -> bool:
+        calls[field.name] += 1
+        return is_qualified(field, qualifiers)
+
+    is_qualified = scopes._is_qualified
+    monkeypatch.setattr(scopes, "_is_qualified", counted)
+    names = [f"c{number}" for number in range(300)]
+    outputs = ", ".join(f"id AS {name}" for name in names)
+    translated(f"SELECT {outputs} FROM s.t ORDER BY {', '.join(f'{name} + 1' for name in names)}")
+    assert calls["id"] == len(names)
+    assert {calls[name] for name in names} == {1}
 
 
 @pytest.mark.parametrize(

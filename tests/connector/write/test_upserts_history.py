@@ -236,8 +236,14 @@ def play(
     judge(client, name, taken, note, version=shape.version, every=every, writers=writers)
 
 
+QUICK = (1, 3, 4)
+"""Among them have both versions, both kinds of indexes, no bucket and buckets that become more."""
+
+
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("number", range(len(SHAPES)))
+@pytest.mark.parametrize(
+    "number", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in range(len(SHAPES))]
+)
 def test_a_table_is_what_its_history_says_at_every_snapshot(client: IndexClient, number: int, writers: int) -> None:
     play(client, 100 * writers + number, SHAPES[number], 30, writers=writers, every=1)
 

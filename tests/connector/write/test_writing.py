@@ -83,18 +83,38 @@ def check(metadata: TableMetadata, written: WrittenFiles, given: pa.Table) -> No
                 assert apply(field.transform, column.type, forms[column.id]) == value
 
 
+LIMITS = {
+    "at leisure": WriteLimits(),
+    "little memory": WriteLimits(buffered_bytes=10_000),
+    "few files open": WriteLimits(buffered_bytes=10_000, open_files=2, index_bytes=99),
+}
+SPECS: dict[str, Any] = {
+    "unpartitioned": (),
+    "buckets": (("bucket[4]", 1),),
+    "many partitions": (("identity", 3), ("truncate[1]", 2)),
+}
+ORDERS: dict[str, Any] = {
+    "unsorted": (),
+    "sorted": (("identity", 2, "desc", "nulls-last"), ("bucket[4]", 1, "asc", "nulls-first")),
+}
+LONG = {("little memory", "many partitions", "sorted"), ("few files open", "many partitions", "unsorted")}
+"""These write the most files. That each of their limits holds of many partitions is in the fast tier."""
+
+
 @pytest.mark.parametrize(
-    "sorted_by", [(), (("identity", 2, "desc", "nulls-last"), ("bucket[4]", 1, "asc", "nulls-first"))]
-)
-@pytest.mark.parametrize("fields", [(), (("bucket[4]", 1),), (("identity", 3), ("truncate[1]", 2))])
-@pytest.mark.parametrize(
-    "limits",
+    ("limits", "fields", "sorted_by"),
     [
-        WriteLimits(),
-        WriteLimits(buffered_bytes=10_000),
-        WriteLimits(buffered_bytes=10_000, open_files=2, index_bytes=99),
+        pytest.param(
+            LIMITS[one],
+            SPECS[other],
+            ORDERS[third],
+            id=f"{one}, {other}, {third}",
+            marks=[pytest.mark.slow] if (one, other, third) in LONG else [],
+        )
+        for one in LIMITS
+        for other in SPECS
+        for third in ORDERS
     ],
-    ids=["at leisure", "little memory", "few files open"],
 )
 def test_every_row_is_written_once_into_its_partition(
     tmp_path: Path, fields: Any, sorted_by: Any, limits: WriteLimits

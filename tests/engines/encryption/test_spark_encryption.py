@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ SCHEMA = pa.schema(
         pa.field("tags", pa.list_(pa.field("element", pa.string())), metadata={"PARQUET:field_id": "201"}),
     ]
 )
+REPLACED = ("uniform", "columns", "signed", "plain")
 EXPECTED = [2 * ROWS, 2 * sum(range(ROWS)), 2 * 97, 2 * sum(n % 3 for n in range(ROWS)), "998", 31, 6, 8]
 """Of two files that Spark has written."""
 
@@ -74,10 +76,20 @@ def test_spark_reads_what_is_made_of_its_encrypted_files(tmp_path: Path) -> None
             if name != "version2":  # Arrow cannot read such pages of parquet-java
                 with pq.ParquetFile(out, decryption_properties=KEYS.decryption_properties()) as file:
                     assert file.read().num_rows == 2 * ROWS
+        # What Spark has written is replaced under its name; its checksums of the old bytes stay until they are dropped.
+        for name in REPLACED:
+            old = next((tmp_path / f"{name}-0").glob("*.parquet"))
+            place = tmp_path / f"replaced-{name}"
+            shutil.copytree(old.parent, place)
+            (place / old.name).unlink()
+            shutil.copyfile(tmp_path / f"ours-{name}.parquet", place / old.name)
+            assert (place / f".{old.name}.crc").exists()
         process.stdin.write("merged\n")
         process.stdin.flush()
         answers = [json.loads(line) for line in process.stdout]
     assert process.returncode == 0
-    assert sorted(answer[0] for answer in answers) == sorted(path.stem for path in made)
-    for name, *found in answers:
+    read, replaced = ([one for one in answers if one[0].startswith(kind)] for kind in ("ours", "replaced"))
+    assert sorted(answer[0] for answer in read) == sorted(path.stem for path in made)
+    for name, *found in read:
         assert found == EXPECTED, name
+    assert replaced == [[f"replaced-{name}", "ChecksumException", EXPECTED[1]] for name in sorted(REPLACED)]

@@ -78,7 +78,9 @@ def shuffled(spark: SparkSession, query: str) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize(("left", "right"), [("eight", "eleven"), ("eight", "four"), ("four", "eight")])
+@pytest.mark.parametrize(
+    ("left", "right"), [("eight", "eleven"), pytest.param("eight", "four", marks=pytest.mark.slow), ("four", "eight")]
+)
 def test_a_join_on_the_key_of_two_bucketed_tables_has_no_exchange(
     server: Seamark, spark: SparkSession, left: str, right: str
 ) -> None:
@@ -89,7 +91,9 @@ def test_a_join_on_the_key_of_two_bucketed_tables_has_no_exchange(
     assert found == shuffled(spark, query)
 
 
-@pytest.mark.parametrize(("left", "right"), [("eight", "plain"), ("plain", "eight")])
+@pytest.mark.parametrize(
+    ("left", "right"), [("eight", "plain"), pytest.param("plain", "eight", marks=pytest.mark.slow)]
+)
 def test_a_join_with_a_table_that_is_not_bucketed_exchanges_that_one_alone(
     server: Seamark, spark: SparkSession, left: str, right: str
 ) -> None:

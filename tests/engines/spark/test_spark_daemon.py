@@ -97,9 +97,9 @@ def test_nothing_runs_beside_the_process_that_is_forked(spark: SparkSession) -> 
     assert len(sockets) == 1  # on which it listens
 
 
-@pytest.mark.parametrize(
-    "who", ["the worker", pytest.param("the process that it was forked from", marks=pytest.mark.slow)]
-)
+# It takes 20 s. That a forked worker is whole, and what it is forked from holds nothing, is in the fast tier.
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["the worker", "the process that it was forked from"])
 def test_reads_go_on_after_the_death_of(who: str, spark: SparkSession, server: Seamark) -> None:
     forked = who != "the worker"
 

@@ -103,7 +103,9 @@ def test_an_expiration_removes_only_what_icebergs_own_would(spark: SparkSession,
     assert removed > len(names)
 
 
-@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
+# Trino reads our statistics, and Iceberg's planner in Java our manifests, in the fast tier.
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [2, 3])
 def test_icebergs_java_library_reads_our_statistics_and_manifests(
     spark: SparkSession, tmp_path: Path, version: int
 ) -> None:

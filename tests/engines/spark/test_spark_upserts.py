@@ -93,7 +93,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", ["bucketed", pytest.param("by reading", marks=pytest.mark.slow), "by record index"])
+@pytest.mark.parametrize(
+    "shape", ["bucketed", *(pytest.param(one, marks=pytest.mark.slow) for one in ("by reading", "by record index"))]
+)
 def test_a_table_is_at_every_snapshot_what_its_history_says(
     rig: Rig, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +142,7 @@ def executed(frame: DataFrame) -> str:
     return plan.partition("== Initial Plan ==")[0]
 
 
-@pytest.mark.parametrize("row_mode", MODES)
+@pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
 def test_rows_are_exchanged_once_and_joined_with_nothing_and_only_their_buckets_are_read(
     rig: Rig, row_mode: str, collected: list[DataFrame]
 ) -> None:

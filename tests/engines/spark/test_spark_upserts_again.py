@@ -18,7 +18,7 @@ from seamark.connector.client.commits import CommitClient
 from seamark.connector.spark.frames import upserts as upserting
 from seamark.connector.write.latest_rows import column_of
 from seamark.connector.write.row_changes import Report
-from seamark.connector.write.upserts import MODES, upsert
+from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, upsert
 from seamark.spark import write
 from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig
 
@@ -50,7 +50,7 @@ def overtaken(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
     monkeypatch.setattr(CommitClient, "commit", commit)
 
 
-@pytest.mark.parametrize("row_mode", MODES)
+@pytest.mark.parametrize("row_mode", [MERGE_ON_READ, pytest.param(COPY_ON_WRITE, marks=pytest.mark.slow)])
 def test_an_overtaken_upsert_is_done_anew_with_the_same_rows_and_leaves_no_file(
     rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

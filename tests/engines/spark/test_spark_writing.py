@@ -302,6 +302,7 @@ def test_a_stream_that_is_stopped_and_runs_a_batch_again_commits_every_row_once(
     assert summary[0]["seamark.producer-sequence"] == "2"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_older_than_the_table_loses_no_row_unheard_and_a_new_one_drops_none(
     rig: Rig, tmp_path: Path
 ) -> None:

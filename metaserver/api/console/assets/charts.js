@@ -6,6 +6,7 @@ import { clip, compact, count, percent, size } from "./format.js";
 import { Scroll } from "./parts.js";
 
 const AXIS = 26;
+const CHARACTER = 7; // pixels of a digit, in the font of the axes
 
 // A colour of the style sheet as the present theme has it; a canvas knows no custom properties.
 function colour(name) {
@@ -31,7 +32,7 @@ export function PositionChart({ xs, lines, marks, label, unit, height = 240 }) {
         height,
         scales: { x: { time: false, range: [0, 1] }, y: { range: (_, __, most) => [0, Math.max(1, most) * 1.05] } },
         axes: [
-          { ...axis, splits: () => marks.map((mark) => mark.position), values: (_, splits) => splits.map((at) => labelAt(marks, at)), grid: { show: false }, size: AXIS },
+          { ...axis, splits: () => marks.map((mark) => mark.position), values: (plot, splits) => labelsOf(marks, splits, plot.width), grid: { show: false }, size: AXIS },
           { ...axis, size: 56, values: (_, splits) => splits.map((files) => (Number.isInteger(files) ? compact(files) : "")) },
         ],
         series: [
@@ -64,6 +65,13 @@ export function PositionChart({ xs, lines, marks, label, unit, height = 240 }) {
     };
   }, [xs, lines, marks]);
   return html`<div class="chart" ref=${box} role="img" aria-label=${label}></div>`;
+}
+
+// The labels of positions; only the first and the last if the others have no room between them.
+function labelsOf(marks, positions, width) {
+  const labels = positions.map((at) => labelAt(marks, at));
+  const fit = labels.reduce((sum, label) => sum + (label.length + 2) * CHARACTER, 0) < width;
+  return labels.map((label, at) => (fit || at === 0 || at === labels.length - 1 ? label : ""));
 }
 
 // The label of a position.

@@ -159,6 +159,9 @@ class PlanMetrics:
         )
         self._decoded = make.gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
         self._hits = make.gauge("seamark_plan_hits", "Plans that were kept from before, since start.")
+        self._prepared = make.gauge(
+            "seamark_plan_views_prepared", "Snapshots whose manifests were decoded before a plan, since start."
+        )
         refused = make.counter(
             "seamark_plan_tables_refused",
             "Plan tables that were not made, or renewed, by what there was no room in; statements read whole tables.",
@@ -187,6 +190,7 @@ class PlanMetrics:
         self._bytes.set(planner.live_bytes + planner.added_bytes + planner.lists_bytes)
         self._decoded.set(planner.decoded)
         self._hits.set(planner.plan_hits)
+        self._prepared.set(planner.prepared)
 
 
 class CacheMetrics:

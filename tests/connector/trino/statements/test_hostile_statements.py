@@ -14,6 +14,7 @@ from seamark.connector.duckdb.kinds import exchange
 from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.connector.plans import conditions
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
+from seamark.connector.trino.statements.partners import groups_of
 from seamark.connector.trino.statements.scans import find_scans
 from seamark.connector.trino.statements.scopes import RELATIONS_MAX
 
@@ -47,6 +48,39 @@ def test_a_condition_reaches_a_name_that_is_used_twice() -> None:
     text = "WITH c AS (SELECT * FROM s.t) SELECT 1 FROM c WHERE x = 1 UNION ALL SELECT 1 FROM c WHERE x = 2"
     (scan,) = find_scans(text, columns_of=lambda _: COLUMNS)
     assert scan.predicate == '("x" = 1 OR "x" = 2)'
+
+
+def test_a_long_chain_of_joins_makes_no_more_conditions_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each column is equal to all others. Without a bound, the conditions that follow grow with the square."""
+    moved, of_match = Counter[str](), conditions.Match.moved
+
+    def counted(match: conditions.Match, to: Any) -> Any:
+        moved["matches"] += 1
+        return of_match(match, to)
+
+    monkeypatch.setattr(conditions.Match, "moved", counted)
+    joins = "".join(f" JOIN s.t a{number} ON a{number}.x = a{number - 1}.x" for number in range(1, 200))
+    found = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
+    assert len(found) == 200
+    assert found[0].predicate == '"x" = 1'
+    assert moved["matches"] < 10 * conditions.LEAVES_MAX  # without a bound: 89,000
+
+
+def test_equal_columns_are_found_by_way_of_others() -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        places = [(source, name) for source in range(4) for name in "ab"]
+        equal = [(rng.choice(places), rng.choice(places)) for _ in range(rng.randint(0, 7))]
+        expected = {}
+        for start in {place for pair in equal for place in pair}:
+            reached, left = {start}, [start]
+            while left:
+                at = left.pop()
+                more = {other for pair in equal if at in pair for other in pair} - reached
+                reached |= more
+                left += more
+            expected[start] = reached
+        assert groups_of(equal) == expected, equal
 
 
 def test_statements_with_very_many_tables_are_not_read() -> None:

@@ -1,0 +1,59 @@
+"""A compaction with the start of what runs it: of a process of ours, and of a new JVM with a session of Spark.
+
+Who schedules maintenance by cron or a workflow has the start each time. Spark's is that of a local session, which
+`spark-submit` to a cluster does not undercut. The tables are those of `upkeep.py`, rolled back to their small files.
+
+    python -m bench.writing.starts URL TABLE FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from bench.report import OURS
+from bench.writing.session import CATALOG, SPARK
+from seamark.connector.spark.session import connect
+from tests.services.spark import spark_session
+
+_TIMEOUT_S = 600
+REWRITE = "CALL {}.system.rewrite_data_files(table => '{}', options => map('min-input-files', '2'))"
+
+
+def compact_with_start(
+    url: str, spark: SparkSession, tables: Mapping[str, str], before: Mapping[str, int], folder: Path
+) -> dict[str, float]:
+    """Milliseconds until each process has ended. `tables`: ours and Spark's. `before`: their snapshots with the small
+    files, to which they are rolled back first."""
+    for name, table in tables.items():
+        spark.sql(
+            f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{table}', snapshot_id => {before[name]})"
+        ).collect()
+    commands = {
+        name: [str(Path(sys.executable).parent / "seamark"), "run", "compact", table, "--url", url]
+        if name == OURS
+        else [sys.executable, "-m", "bench.writing.starts", url, table, str(folder / "fresh")]
+        for name, table in tables.items()
+    }
+    found = {}
+    for name, command in commands.items():
+        began_s = time.perf_counter()
+        subprocess.run(command, check=True, timeout=_TIMEOUT_S, env=dict(os.environ), stdout=subprocess.DEVNULL)
+        found[name] = 1000 * (time.perf_counter() - began_s)
+    return found
+
+
+def main(url: str, table: str, folder: Path) -> None:
+    with spark_session(folder, SPARK) as spark:
+        connect(spark, CATALOG, url)
+        spark.sql(REWRITE.format(CATALOG, table)).collect()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,120 @@
+"""Makes the view of a new snapshot before the next plan, so that a plan after a commit does not wait until the
+manifests of the commit are read and decoded.
+
+Commits of this server and of others are found on the timeline, which is followed only while tables are planned. The
+rules: only the current snapshot of tables that were planned lately, and only while the view of that plan is in memory;
+only a commit whose new manifests are small, and have room in the budget, so that nothing is evicted for it; one table
+at a time, the newest commit of each. A view that no plan has used is replaced by the next, and a table whose commits
+are more frequent than its plans takes at most a tenth of the time. A plan that comes meanwhile joins the work. What
+fails here is tried again by the plan, which reports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.planner.plan.planned_tables import LATELY_S
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.store.model import EntryKind, InstantState, NamespacePath
+from seamark.metaserver.store.port import InstantFilter, PointerStore
+from seamark.metaserver.timeline.timeline import Timeline
+
+_BATCH = 500
+_PAUSE = 9
+"""Times the duration of a preparation that no plan has used yet, before the next of that table."""
+_log = structlog.get_logger("seamark.planner")
+
+
+class Preparation:
+    """Belongs to one event loop. `load` reads a metadata file. `limit_bytes`: of the new manifests of a commit."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        store: PointerStore,
+        timeline: Timeline,
+        load: Callable[[str], Awaitable[TableMetadata]],
+        clock: Clock,
+        *,
+        limit_bytes: int,
+    ) -> None:
+        self._planner = planner
+        self._planned = planner.planned
+        self._store = store
+        self._timeline = timeline
+        self._load = load
+        self._clock = clock
+        self._limit_bytes = limit_bytes
+        self._waiting: OrderedDict[str, tuple[NamespacePath, str]] = OrderedDict()
+        """Names of tables that have changed, by UUID; at most as many as are known to be planned."""
+        self._news = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Until cancelled: notes the commits to tables that were planned lately."""
+        while True:
+            await self._planned.noted.wait()
+            self._planned.noted.clear()
+            since = InstantFilter(since=await self._timeline.head())
+            async with self._timeline.watching(since, counted=False) as watcher:
+                while not self._planned.is_empty:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LATELY_S):
+                            for instant in await self._timeline.next(watcher, _BATCH):
+                                if instant.kind is EntryKind.TABLE and instant.state is InstantState.COMPLETED:
+                                    self._note(instant.uuid, instant.namespace, instant.name)
+
+    def _note(self, uuid: str, namespace: NamespacePath, name: str) -> None:
+        if self._planned.get(uuid) is None:
+            return
+        self._waiting[uuid] = namespace, name
+        self._news.set()
+
+    async def work(self) -> None:
+        """Until cancelled: makes the views, one after another."""
+        while True:
+            uuid, wait_s = self._next()
+            if uuid is not None and wait_s <= 0:
+                await self._prepare(uuid, *self._waiting.pop(uuid))
+                continue
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if uuid is None else wait_s):
+                    await self._news.wait()
+
+    def _next(self) -> tuple[str | None, float]:
+        """The table that is due first, the longest waiting of several, and the seconds until then."""
+        now_s, first, least_s = self._clock.monotonic(), None, 0.0
+        for uuid in list(self._waiting):
+            planned = self._planned.get(uuid)
+            if planned is None:  # not planned for long
+                del self._waiting[uuid]
+                continue
+            wait_s = max(0.0, planned.due_s - now_s)
+            if first is None or wait_s < least_s:
+                first, least_s = uuid, wait_s
+        return first, least_s
+
+    async def _prepare(self, uuid: str, namespace: NamespacePath, name: str) -> None:
+        planned, began_s = self._planned.get(uuid), self._clock.monotonic()
+        if planned is None:
+            return
+        try:
+            entry = await self._store.entry(EntryKind.TABLE, namespace, name)
+            if entry is None or entry.uuid != uuid:  # dropped, renamed or replaced
+                return
+            metadata = await self._load(entry.metadata_location)
+            key = await self._planner.prepare(metadata, planned, entry, limit_bytes=self._limit_bytes)
+        except SeamarkError as error:
+            _log.debug("snapshot not prepared", namespace=namespace, table=name, reason=error.message)
+            return
+        if key is not None:
+            now_s = self._clock.monotonic()
+            self._planned.prepare(uuid, planned, key, now_s + _PAUSE * (now_s - began_s))

@@ -1,0 +1,127 @@
+"""Clients that leave at any point of their requests and answers: what they held is given back, and others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.api import app
+from seamark.metaserver.api.http.slots import WorkerLimits
+from tests.api.client import SCHEMA, Api
+from tests.api.plans.planned import append, tens
+from tests.server.rig import Running, running
+from tests.server.test_bodies import chunked, head_of, make_tokens
+from tests.server.test_connections import Wire
+from tests.waits import until
+
+NAMES, OURS = "/v1/namespaces/db/tables", "/api/v1/tables/db/t"
+LONG_FILTER = {"filter": {"type": "in", "term": "id", "values": list(range(60_000))}}
+PROPERTIES = {"action": "set-properties", "updates": {f"k{number}": "v" * 30 for number in range(4_000)}}
+WHERE = " OR ".join(["id = 1"] * 200)
+REQUESTS: tuple[tuple[str, str, str, Any], ...] = (
+    ("rita", "POST", f"{NAMES}/t/plan", {}),
+    ("rita", "POST", f"{NAMES}/t/plan", LONG_FILTER),
+    ("rita", "POST", f"{OURS}/explain", {"where": WHERE}),
+    ("rita", "POST", f"{OURS}/plan-tables", LONG_FILTER),
+    ("rita", "GET", f"{OURS}/timeline?since=latest&wait=1", None),
+    ("rita", "GET", f"{NAMES}/t", None),
+    ("wendy", "POST", f"{NAMES}/mine", {"requirements": [], "updates": [PROPERTIES]}),
+    ("wendy", "POST", f"{NAMES}/mine", {"requirements": [], "updates": [{**PROPERTIES, "updates": {"k": "v"}}]}),
+    ("wendy", "POST", "/v1/namespaces/db/properties", {"updates": PROPERTIES["updates"]}),
+    ("nobody", "POST", f"{NAMES}/t/plan", LONG_FILTER),
+)
+
+
+def request_of(rng: random.Random, secrets: dict[str, str]) -> bytes:
+    """A whole request in one of the forms in which clients send bodies."""
+    who, method, path, body = rng.choice(REQUESTS)
+    headers = [f"Authorization: Bearer {secrets[who]}", "Content-Type: application/json", "User-Agent: Java/17"]
+    if body is None:
+        return head_of(method, path, *headers)
+    data = json.dumps(body).encode()
+    if rng.random() < 0.3:
+        data = gzip.compress(data, 1)
+        headers.append("Content-Encoding: gzip")
+    if rng.random() < 0.3:
+        pieces = [data[at : at + 50_000] for at in range(0, len(data), 50_000)]
+        return head_of(method, path, *headers, "Transfer-Encoding: chunked") + b"".join(
+            [*map(chunked, pieces), b"0\r\n\r\n"]
+        )
+    return head_of(method, path, *headers, f"Content-Length: {len(data)}") + data
+
+
+async def leave(server: Running, secrets: dict[str, str], seed: int) -> None:
+    rng = random.Random(seed)
+    data = request_of(rng, secrets)
+    async with await Wire.open(server) as wire:
+        try:
+            async with asyncio.timeout(60):
+                match rng.randrange(4):
+                    case 0:  # amid the request
+                        await wire.send(data[: rng.randrange(len(data))])
+                        await asyncio.sleep(rng.choice((0, 0.01, 0.05)))
+                    case 1:  # amid the work
+                        await wire.send(data)
+                        await asyncio.sleep(rng.choice((0, 0.01, 0.1)))
+                    case 2:  # amid the answer
+                        await wire.send(data)
+                        await wire.reader.readexactly(rng.randrange(1, 20))
+                    case _:  # with half of the next request
+                        await wire.send(data + data[: rng.randrange(len(data))])
+                        await asyncio.sleep(rng.choice((0, 0.05)))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # a refusal that ends the connection
+
+
+async def in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_once: int) -> None:
+    left = iter(seeds)
+
+    async def next_ones() -> None:
+        for seed in left:
+            await work(seed)
+
+    await asyncio.gather(*(next_ones() for _ in range(at_once)))
+
+
+@pytest.mark.timeout(300)
+async def test_clients_that_leave_at_any_point_hold_nothing_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[WorkerLimits] = []
+
+    def recorded(**given: int) -> WorkerLimits:
+        limits.append(WorkerLimits(**given))
+        return limits[-1]
+
+    monkeypatch.setattr(app, "WorkerLimits", recorded)
+    secrets = await make_tokens(tmp_path)
+    async with running(tmp_path, auth="token", requests_limit=16) as server:
+        api = Api(server)
+
+        async def as_root(method: str, path: str, body: Any = None) -> Any:
+            return await api(method, path, body, headers={"Authorization": f"Bearer {secrets['root']}"})
+
+        for name in ("t", "mine"):
+            assert (await as_root("POST", NAMES, {"name": name, "schema": SCHEMA})).status == 200
+        await append(as_root, "t", tens(300), snapshot_id=1, manifests=3)  # type: ignore[arg-type]
+        await in_groups(lambda seed: leave(server, secrets, seed), range(32), 8)
+        (bounds,) = limits
+        await until(lambda: bounds.is_idle and server.parts.metrics.requests.answering == 0)
+        bounds.check_invariants()
+        context = server.parts.catalog.tables._parts
+        assert context.large.is_free
+        assert not any(lock.locked() for lock in server.parts.stock_commits.publisher._locks.values())
+        planner = server.parts.planner
+        assert len(planner._loading) == len(planner._planning) == 0
+        planner.check_invariants()
+        for who, method, path, body in REQUESTS:
+            answer = await api(method, path, body, headers={"Authorization": f"Bearer {secrets[who]}"})
+            assert answer.status == (403 if who == "nobody" else 200), (path, answer.raw[:300])
+        await until(lambda: bounds.is_idle)

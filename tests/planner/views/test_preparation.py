@@ -1,0 +1,330 @@
+"""Views of new snapshots that are made before a plan asks for them: which are made, and that their plans are those of a
+planner that prepares nothing.
+
+The oracle of each plan is the list of files that the test gave to the snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import Corrupt
+from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.planner.answer.answer import ScanTaskWriter
+from seamark.metaserver.planner.plan.cached_views import ViewKey
+from seamark.metaserver.planner.plan.manifest_lists import view_key
+from seamark.metaserver.planner.plan.planned_tables import LATELY_S, PlannedTable, PlannedTables
+from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.scan import Scan
+from tests.api.client import Api
+from tests.api.plans.planned import T, append, numbers, tens
+from tests.planner.lakes.manifests import Manifest
+from tests.planner.lakes.tables import Table, Watched, between, numbers_of, on_day, path_of, planning
+from tests.seeds import first_seed
+from tests.server.rig import Running, running
+from tests.waits import until
+
+LIMIT = 1 << 20
+DAYS, CHANGES = 5, 10
+
+
+def key_of(metadata: TableMetadata) -> ViewKey:
+    return view_key(BoundScan.bind(metadata, ScanRequest()))
+
+
+def planned(metadata: TableMetadata, *, prepared: bool = False) -> PlannedTable:
+    return PlannedTable(key_of(metadata), 0.0, prepared)
+
+
+async def plan(planner: Planner, metadata: TableMetadata, filter: Any = True) -> Scan:
+    return await planner.scan(metadata, ScanRequest(filter=parse_expression(filter)))
+
+
+def tasks(scan: Scan) -> Any:
+    return json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.rows)) + b"]")
+
+
+class Lake:
+    """A table whose snapshots a test draws. `states`: of each, its metadata and the days of its files, by number."""
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self.rng = rng
+        self.table = Table(folder)
+        self.files = 0
+        self.manifests: list[tuple[Manifest, dict[int, int]]] = []
+        self.states: list[tuple[TableMetadata, dict[int, int]]] = []
+        for _ in range(DAYS):
+            self.append()
+        self.commit()
+
+    def append(self) -> None:
+        day, first = self.rng.randrange(DAYS), self.files
+        self.files += self.rng.randrange(1, 5)
+        new = range(first, self.files)
+        made = self.table.manifest(f"m{first}", new, day=day, snapshot_id=len(self.states) + 1)
+        self.manifests.insert(0, (made, dict.fromkeys(new, day)))
+
+    def commit(self) -> TableMetadata:
+        deletes = [manifest for manifest, files in self.manifests if manifest.content]
+        data = [manifest for manifest, files in self.manifests if not manifest.content]
+        self.table.commit(len(self.states) + 1, [*data, *deletes])
+        held: dict[int, int] = {}
+        for _, files in self.manifests:
+            held |= files
+        self.states.append((self.table.metadata, held))
+        return self.table.metadata
+
+    def change(self) -> tuple[TableMetadata, dict[int, int]]:
+        """The next state of the table: a commit, or a rollback."""
+        chance = self.rng.random()
+        if chance < 0.2:
+            metadata, held = self.rng.choice(self.states)
+            back = metadata.current_snapshot_id
+            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=back), held
+        if chance < 0.35 and len(self.manifests) > 2:
+            self.manifests.pop(self.rng.randrange(len(self.manifests)))
+        elif chance < 0.5:
+            self.rng.shuffle(self.manifests)
+        elif chance < 0.6:
+            number, day = self.rng.choice([*self.states[-1][1].items()])
+            made = self.table.deletes(f"d{len(self.states)}", [number], day=day, snapshot_id=len(self.states) + 1)
+            self.manifests.append((made, {}))
+        else:
+            self.append()
+        self.commit()
+        return self.states[-1]
+
+
+@pytest.mark.parametrize("turn", [*range(6), *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(6, 150))])
+async def test_plans_of_prepared_snapshots_are_those_of_a_planner_that_prepares_nothing(
+    tmp_path: Path, turn: int
+) -> None:
+    """While views are prepared, cancelled and evicted, and plans of this and of other snapshots run."""
+    seed = first_seed() * 1000 + turn
+    rng = random.Random(seed)
+    lake = Lake(tmp_path / "t", rng)
+    memory = rng.choice([1 << 30, 1 << 30, 120_000])
+    async with planning(tmp_path, plan_memory_bytes=memory) as planner, planning(tmp_path) as other:
+
+        async def check(metadata: TableMetadata, held: dict[int, int]) -> None:
+            low, day = rng.randrange(lake.files), rng.randrange(DAYS)
+            filter, wanted = rng.choice(
+                [
+                    (between(low, low + 5), {number for number in held if low <= number <= low + 5}),
+                    (on_day(day), {number for number, of in held.items() if of == day}),
+                    (True, set(held)),
+                ]
+            )
+            found, fresh = await plan(planner, metadata, filter), await plan(other, metadata, filter)
+            assert sorted(numbers_of(found)) == sorted(wanted), f"seed {seed}"
+            assert tasks(found) == tasks(fresh), f"seed {seed}"
+
+        last = lake.states[-1]
+        await check(*last)
+        await plan(planner, last[0])
+        unused = False
+        for _ in range(CHANGES):
+            state = lake.change()
+            preparing = asyncio.create_task(
+                planner.prepare(state[0], planned(last[0], prepared=unused), limit_bytes=LIMIT)
+            )
+            unused = rng.random() < 0.3
+            if unused:
+                await preparing
+            else:
+                for _ in range(rng.randrange(30)):
+                    await asyncio.sleep(0)
+                if rng.random() < 0.2:
+                    preparing.cancel()
+                await asyncio.gather(*(check(*rng.choice([state, state, last, *lake.states])) for _ in range(4)))
+                await asyncio.gather(preparing, return_exceptions=True)
+                if not preparing.cancelled():
+                    preparing.result()
+                await check(*state)
+                await plan(planner, state[0])
+            planner.check_invariants()
+            last = state
+        assert planner.stats().prepared or memory < 1 << 30, f"seed {seed}"
+
+
+async def test_a_plan_after_a_prepared_commit_reads_nothing(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "t", random.Random(1))
+    watched: list[Watched] = []
+
+    def wrap(inner: Any) -> Watched:
+        watched.append(Watched(inner))
+        return watched[0]
+
+    async with planning(tmp_path, wrap) as planner:
+        before = lake.states[-1][0]
+        await plan(planner, before, between(1, 2))
+        lake.append()
+        after = lake.commit()
+        assert await planner.prepare(after, planned(before), limit_bytes=LIMIT) == key_of(after)
+        read = list(watched[0].reads)
+        assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
+        assert watched[0].reads == read
+        assert await planner.prepare(after, planned(before), limit_bytes=LIMIT) is None, "it exists"
+
+
+async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
+    lake, cold = Lake(tmp_path / "t", random.Random(1)), Lake(tmp_path / "cold", random.Random(2))
+    before = lake.states[-1][0]
+    lake.append()
+    after = lake.commit()
+    size = path_of(lake.manifests[0][0]).stat().st_size
+    async with planning(tmp_path) as planner:
+        assert await planner.prepare(after, planned(before), limit_bytes=LIMIT) is None, "nobody has planned it"
+        await plan(planner, before)
+        decoded = planner.stats().decoded
+        assert await planner.prepare(after, planned(before), limit_bytes=size - 1) is None
+        # Another table's view is none of this table.
+        assert await planner.prepare(cold.states[-1][0], planned(cold.states[-1][0]), limit_bytes=LIMIT) is None
+        assert planner.stats().decoded == decoded
+        assert await planner.prepare(after, planned(before), limit_bytes=size) == key_of(after)
+        assert planner.stats().decoded == decoded + 1
+        needed = planner.stats().live_bytes + planner.stats().added_bytes
+    for share in (0.5, 0.9, 1.0):
+        async with planning(tmp_path, plan_memory_bytes=int(needed * share)) as planner:
+            await plan(planner, before)
+            views = planner.stats().views
+            assert await planner.prepare(after, planned(before), limit_bytes=LIMIT) is None, "there is no room"
+            assert planner.stats().views == views
+            planner.check_invariants()
+
+
+async def test_a_prepared_view_that_no_plan_used_is_replaced_by_the_next(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "t", random.Random(1))
+    async with planning(tmp_path) as planner:
+        before = lake.states[-1][0]
+        await plan(planner, before, between(1, 2))
+        latest = planned(before)
+        for _ in range(6):
+            lake.append()
+            key = await planner.prepare(lake.commit(), latest, limit_bytes=LIMIT)
+            assert key is not None
+            latest = PlannedTable(key, 0.0, prepared=True)
+            assert planner.stats().views == 2
+        decoded = planner.stats().decoded
+        assert sorted(numbers_of(await plan(planner, lake.states[-1][0]))) == sorted(lake.states[-1][1])
+        assert planner.stats().decoded == decoded
+        planner.check_invariants()
+
+
+async def test_what_cannot_be_prepared_is_reported_by_the_plan(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "t", random.Random(1))
+    async with planning(tmp_path) as planner:
+        before = lake.states[-1][0]
+        await plan(planner, before)
+        lake.append()
+        after = lake.commit()
+        path = path_of(lake.manifests[0][0])
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2])
+        with pytest.raises(Corrupt):
+            await planner.prepare(after, planned(before), limit_bytes=LIMIT)
+        with pytest.raises(Corrupt):
+            await plan(planner, after)
+        path.write_bytes(data)
+        assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
+        planner.check_invariants()
+
+
+class Late(SystemClock):
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+
+def test_a_table_counts_as_planned_for_some_minutes_and_a_plan_counts_more_than_a_prepared_view() -> None:
+    clock = Late()
+    tables = PlannedTables(clock)
+    assert tables.is_empty
+    tables.note("a", ("1",))
+    before = tables.get("a")
+    assert before is not None
+    tables.prepare("a", before, ("2",), 7.0)
+    latest = tables.get("a")
+    assert latest is not None
+    assert (latest.key, latest.prepared, latest.due_s, latest.planned_s) == (("2",), True, 7.0, before.planned_s)
+    tables.note("a", ("2",))
+    tables.prepare("a", latest, ("3",), 9.0)
+    latest = tables.get("a")
+    assert latest is not None
+    assert (latest.key, latest.prepared, latest.due_s) == (("2",), False, 0.0)
+    clock.ahead_s = LATELY_S
+    assert tables.is_empty
+    assert tables.get("a") is None
+    for number in range(3000):
+        tables.note(str(number), ("1",))
+    assert tables.get("0") is None
+    assert tables.get("2999") is not None
+
+
+# With a server
+
+
+async def decoded_after(server: Running, prepared: int) -> int:
+    await until(lambda: server.parts.planner.stats().prepared == prepared)
+    return server.parts.planner.stats().decoded
+
+
+async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        for name in ("t", "never"):
+            await api.table(name)
+            await append(api, name, tens(3), snapshot_id=1)
+        assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
+        assert server.parts.planner.stats().decoded == 1
+        await append(api, "never", tens(4), snapshot_id=2, parent=1)
+        await append(api, "t", tens(5)[3:], snapshot_id=2, parent=1)
+        assert await decoded_after(server, 1) == 2, "nobody plans the other table"
+        assert sorted(numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
+        assert server.parts.planner.stats().decoded == 2
+        # A table of the same name is another table: its first plan reads it.
+        assert (await api("DELETE", T)).status == 204
+        await api.table("t")
+        await append(api, "t", tens(9)[7:], snapshot_id=11)
+        assert numbers(await api("POST", "/v1/namespaces/db/tables/never/plan", {})) == [0, 1, 2, 0, 1, 2, 3]
+        await append(api, "never", tens(6)[5:], snapshot_id=3, parent=2)
+        assert await decoded_after(server, 2) == 5, "two manifests of the other table, and one that was prepared"
+        assert numbers(await api("POST", f"{T}/plan", {})) == [7, 8]
+        assert server.parts.planner.stats().decoded == 6
+
+
+async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": f"file://{tmp_path}/w"}
+    async with running(tmp_path / "a", **shared) as one, running(tmp_path / "b", **shared) as two:
+        writer, reader = Api(one), Api(two)
+        await writer.table("t")
+        await append(writer, "t", tens(3), snapshot_id=1)
+        assert numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
+        await append(writer, "t", tens(5)[3:], snapshot_id=2, parent=1)
+        assert await decoded_after(two, 1) == 2
+        assert one.parts.planner.stats().prepared == 0
+        assert sorted(numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
+        assert two.parts.planner.stats().decoded == 2
+
+
+async def test_nothing_is_prepared_where_the_setting_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path, plan_prepare_bytes=0) as server:
+        api = Api(server)
+        await api.table("t")
+        await append(api, "t", tens(3), snapshot_id=1)
+        assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
+        await append(api, "t", tens(5)[3:], snapshot_id=2, parent=1)
+        assert sorted(numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
+        assert server.parts.planner.stats().prepared == 0
+        assert not any(task.get_name() == "preparation" for task in asyncio.all_tasks())
