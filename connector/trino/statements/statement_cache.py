@@ -2,7 +2,7 @@
 the columns of its tables.
 
 Parsing is Python: milliseconds for most texts, seconds for the longest. So one thread parses short texts, another long
-ones, and clients take turns: who sends much waits for its own. Concurrent requests for a text share one result. A
+texts, in a fair order: a client that sends much waits for itself. Concurrent requests for a text share one result. A
 request that is cancelled while it is queued is not parsed; a result that is already being computed is cached.
 """
 
@@ -68,7 +68,7 @@ _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", 
 @contextmanager
 def on_behalf_of(address: str, who: str) -> Iterator[None]:
     """Whose turn the readings within the block take, in this task and those that it starts: that of the address, and
-    within it that of the user. Nobody has checked who the user is."""
+    within it that of the user. No server has checked who the user is."""
     token = _CLIENT.set((f"address {address}", f"user {who} at {address}"))
     try:
         yield

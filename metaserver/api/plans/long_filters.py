@@ -1,6 +1,6 @@
 """The filter of a pinned plan request, parsed and bound, and work that grows with its length.
 
-A filter may list two hundred thousand values. Whatever reads, binds or writes such a filter is Python that takes up to
+A filter may list two hundred thousand values. All code that reads, binds or writes it is Python that takes up to
 seconds, so it runs in a thread, one such filter of all at a time, and principals in turn.
 """
 
