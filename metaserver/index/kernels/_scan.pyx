@@ -688,7 +688,8 @@ def collect_all(comparisons, const int64_t[:, ::1] extents, const uint8_t[::1] s
 
 cdef inline uint64_t load(const uint8_t *codes, int width, int64_t row) noexcept nogil:
     cdef uint64_t value = 0
-    memcpy(&value, codes + row * width, width)
+    if width:  # all values of the block are equal: then there are no codes, and no address
+        memcpy(&value, codes + row * width, width)
     return value
 
 
