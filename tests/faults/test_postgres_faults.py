@@ -83,7 +83,9 @@ def _until(true: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-@pytest.mark.parametrize("ends", [_stopped, _killed], ids=["stopped", "killed -9"])
+@pytest.mark.parametrize(
+    "ends", [pytest.param(_stopped, id="stopped", marks=pytest.mark.slow), pytest.param(_killed, id="killed -9")]
+)
 def test_a_database_that_goes_and_comes_back_loses_no_acknowledged_commit(
     pair: Pair, ends: Callable[[Postgres], None]
 ) -> None:
