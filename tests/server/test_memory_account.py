@@ -36,7 +36,7 @@ def caches() -> Iterator[tuple[str, str]]:
             if not isinstance(node, ast.Call):
                 continue
             made = node.func.value if isinstance(node.func, ast.Subscript) else node.func  # with its types, or without
-            if isinstance(made, ast.Name) and made.id in ("MemoryCache", "AdmittingCache"):
+            if isinstance(made, ast.Name) and made.id in ("MemoryCache", "SharedCache", "AdmittingCache"):
                 given = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
                 named = given[0] if given else node.args[1] if len(node.args) > 1 else None
                 yield (

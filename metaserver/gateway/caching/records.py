@@ -109,7 +109,7 @@ class Records:
         *,
         recheck_s: float,
     ) -> None:
-        self._memory: SharedCache[str, ObjectRecord] = SharedCache(memory_bytes, holder_bytes, "gateway-records")
+        self._memory: SharedCache[str, ObjectRecord] = SharedCache(memory_bytes, holder_bytes, name="gateway-records")
         self._disk = disk
         self._versions = versions
         self._clock = clock
