@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 TABLES = {
     "sales": {
@@ -33,15 +34,26 @@ _DAYS = ("2026-01-05", "2026-01-20", "2026-02-01", "2026-03-10", "1969-12-31")
 _KINDS = ("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "LEFT SEMI JOIN", "LEFT ANTI JOIN")
 
 
+_WIDER = (("item", "store", "bigint"), ("price", "id", "decimal(9,2)"), ("day", "nt", "timestamp_ntz"))
+"""Columns of the facts that set operations convert, and the type of both together."""
+
+
 class Queries:
-    def __init__(self, rng: random.Random, db: str) -> None:
+    """`past`: in the place of `VERSION AS OF 1` and its like, of the facts at earlier times; without it these are not
+    asked for."""
+
+    def __init__(self, rng: random.Random, db: str, past: Sequence[str] = ()) -> None:
         self._rng = rng
         self._db = db
+        self._past = past
         self._aliases = 0
 
     def query(self) -> str:
         rng = self._rng
-        kind = rng.randrange(9)
+        shapes = [self._lateral, self._sets, self._windowed, self._shadowed, self._converted]
+        kind = rng.randrange(9 + len(shapes) + bool(self._past))
+        if kind >= 9:
+            return [*shapes, self._earlier][kind - 9]()
         if kind < 4:
             return self._select()[0]
         if kind == 4:
@@ -69,6 +81,116 @@ class Queries:
     def _alias(self) -> str:
         self._aliases += 1
         return f"t{self._aliases}"
+
+    def _lateral(self) -> str:
+        """Aggregates, groups, or the first rows, of what is equal to a column of the outer rows; also joined below."""
+        rng = self._rng
+        inner, columns = self._select(1)
+        pairs = [
+            (column, other, theirs)
+            for (one, two), (left, right) in JOINS.items()
+            for column, other, theirs in ((left, two, right), (right, one, left))
+            if column in columns
+        ]
+        if not pairs:
+            return f"SELECT * FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
+        column, other, theirs = rng.choice(pairs)
+        number = next(name for name, kind in TABLES[other].items() if kind in ("bigint", "int"))
+        source, below = f"{self._db}.{other} x", self._pair({"x": other}, set())
+        if below is not None and rng.random() < 0.4:
+            (_, ours), (table, away) = below
+            join = rng.choice(["JOIN", "LEFT JOIN"])
+            source += f" {join} {self._db}.{table} y ON x.{ours} = y.{away} AND {self._of(table, 'y')}"
+        where = f"x.{theirs} = o.{column}" + (f" AND {self._of(other, 'x')}" if rng.random() < 0.7 else "")
+        body = rng.choice(
+            [
+                f"SELECT count(*) AS n, max(x.{number}) AS m FROM {source} WHERE {where}",
+                f"SELECT 1 AS n, x.{number} AS m FROM {source} WHERE {where} ORDER BY x.{number} DESC LIMIT 2",
+                f"SELECT count(*) AS n, x.{number} AS m FROM {source} WHERE {where} GROUP BY x.{number}",
+                f"SELECT DISTINCT 2 AS n, x.{number} AS m FROM {source} WHERE {where}",
+            ]
+        )
+        join = rng.choice([", LATERAL ({}) q", "JOIN LATERAL ({}) q ON true", "LEFT JOIN LATERAL ({}) q ON q.m > 3"])
+        outer = rng.choice(
+            ["true", "q.n > 0", "q.n = 0", "q.m IS NULL", f"q.m < 60 AND {self._condition(columns, 'o')}"]
+        )
+        if rng.random() < 0.3:
+            shown = f"(SELECT max(x.{number}) FROM {source} WHERE {where})"
+            return f"SELECT o.*, {shown} AS m FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
+        return f"SELECT o.*, q.n, q.m FROM ({inner}) o {join.format(body)} WHERE {outer}"
+
+    def _sets(self) -> str:
+        rng = self._rng
+        inner, columns = self._select(1)
+        a, b = list(columns)[:2]
+        sets = rng.choice(
+            [
+                *(f"ROLLUP (g.{a}, g.{b})", f"CUBE (g.{a}, g.{b})", f"g.{a}, ROLLUP (g.{b})"),
+                *(f"GROUPING SETS ((g.{a}, g.{b}), (g.{a}))", f"GROUPING SETS ((g.{b}), (g.{a}), ())"),
+            ]
+        )
+        keys = {name: columns[name] for name in (a, b)}
+        having = f" HAVING {self._condition(keys, 'g')}" if rng.random() < 0.5 else ""
+        text = f"SELECT g.{a}, g.{b}, count(*) AS n FROM ({inner}) g GROUP BY {sets}{having}"
+        return f"SELECT * FROM ({text}) h WHERE {self._condition(keys, 'h')}" if rng.random() < 0.6 else text
+
+    def _windowed(self) -> str:
+        """The latest row of each key, and other windows, filtered on the key; also below a join."""
+        rng = self._rng
+        inner, columns = self._select(1)
+        keys = rng.sample(list(columns), rng.choice([1, 1, 2]))
+        order = ", ".join(f"{name} {rng.choice(['', 'DESC', 'NULLS LAST'])}" for name in columns)
+        windows = f"row_number() OVER (PARTITION BY {', '.join(keys)} ORDER BY {order}) AS rn"
+        if rng.random() < 0.3:
+            windows += f", count(*) OVER (PARTITION BY {rng.choice(keys)}) AS n"
+        text = f"(SELECT *, {windows} FROM ({inner})) w"
+        first = "w.rn = 1 AND " if rng.random() < 0.7 else ""
+        where = self._condition({name: columns[name] for name in keys}, "w")
+        pairs = [(left, two, right) for (_, two), (left, right) in JOINS.items() if left in columns]
+        if pairs and rng.random() < 0.5:
+            column, other, theirs = rng.choice(pairs)
+            kind = rng.choice(_KINDS)
+            text += f" {kind} {self._db}.{other} d ON w.{column} = d.{theirs} AND {self._of(other, 'd')}"
+        return f"SELECT w.* FROM {text} WHERE {first}{where}"
+
+    def _shadowed(self) -> str:
+        """Names of WITH that are those of tables and of each other."""
+        rng = self._rng
+        where = [self._of("sales", "sales") for _ in range(4)]
+        inner = f"(WITH sales AS (SELECT * FROM sales WHERE {where[1]}) SELECT * FROM sales WHERE {where[2]})"
+        other = rng.choice([inner, f"{self._db}.sales", "items"])
+        first = f"WITH sales AS (SELECT * FROM {self._db}.sales WHERE {where[0]}), items AS (SELECT * FROM sales)"
+        kind = rng.choice(_KINDS)
+        return (
+            f"{first} SELECT sales.id, sales.note FROM sales {kind} {other} b ON sales.id = b.id "
+            f"AND {self._of('sales', 'b')} WHERE {where[3]}"
+        )
+
+    def _converted(self) -> str:
+        """Set operations over columns of two types."""
+        rng = self._rng
+        one, other, kind = rng.choice(_WIDER)
+        sides = [
+            f"SELECT {name} AS v, id FROM {self._db}.sales WHERE {self._of('sales', 'sales')}" for name in (one, other)
+        ]
+        rng.shuffle(sides)
+        word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "INTERSECT ALL", "EXCEPT", "EXCEPT ALL"])
+        columns = {"v": kind, "id": "bigint"}
+        return f"SELECT * FROM ({sides[0]} {word} {sides[1]}) u WHERE {self._condition(columns, 'u')}"
+
+    def _earlier(self) -> str:
+        """The facts as of another time, in WITH or in FROM, alone or with the current ones."""
+        rng = self._rng
+        past = f"{self._db}.sales{rng.choice(self._past)}"
+        named = rng.random() < 0.5
+        source = f"(SELECT * FROM {past} a WHERE {self._of('sales', 'a')})" if rng.random() < 0.5 else past
+        text = f"WITH s AS (SELECT * FROM {source}) " if named else ""
+        text += f"SELECT p.id, p.note, p.item FROM {'s' if named else source} p"
+        if rng.random() < 0.6:
+            other, column = rng.choice([("sales", "id"), ("items", "i_id"), ("sales", "id")])
+            ours = "id" if other == "sales" else "item"
+            text += f" {rng.choice(_KINDS)} {self._db}.{other} c ON p.{ours} = c.{column} AND {self._of(other, 'c')}"
+        return f"{text} WHERE {self._of('sales', 'p')}"
 
     def _grouped(self) -> str:
         rng = self._rng
@@ -258,7 +380,7 @@ class Queries:
                     ]
                 )
             case "decimal(9,2)":
-                value = rng.choice(["3", "10.25", "7.125", "'12.5'", "2.5D"])
+                value = rng.choice(["3", "10.25", "7.125", "'12.5'", "2.5D", "CAST(10.25 AS decimal(20,5))"])
                 return f"{column} {op} {value}"
             case "double":
                 value = rng.choice(["2.5", "0.0D", "-0.0D", "double('NaN')", "double('Infinity')", "1e0", "'1.5'"])
@@ -275,6 +397,10 @@ class Queries:
                         f"startswith({column}, '{text}')",
                         f"upper({column}) {op} '{text.upper()}'",
                         f"try_cast({column} AS int) {op} 5",
+                        f"CAST({column} AS char(4)) {op} '{text}'",
+                        f"CAST({column} AS char(4)) {op} '{text}  '",
+                        f"CAST({column} AS binary) {op} X'6131'",
+                        f"rtrim({column}) {op} '{text}'",
                     ]
                 )
         return rng.choice([column, f"{column} {op} true", f"{column} IS NOT TRUE"])

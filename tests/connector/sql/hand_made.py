@@ -131,12 +131,18 @@ def files_of(table: str) -> list[pa.Table]:
     return [pa.Table.from_pylist(rows[at : at + size], schema=TABLES[table]) for at in range(0, len(rows), size)]
 
 
-def plain_database() -> duckdb.DuckDBPyConnection:
-    """The tables in DuckDB, which divides integers, sorts nulls and reads times as Trino does."""
+def open_plain() -> duckdb.DuckDBPyConnection:
+    """DuckDB that divides integers, sorts nulls and reads times as Trino does."""
     plain = duckdb.connect(config={"threads": 1})
     plain.execute("SET TimeZone = 'UTC'")
     plain.execute("SET integer_division = true")
     plain.execute("SET default_null_order = 'nulls_last'")
+    return plain
+
+
+def plain_database() -> duckdb.DuckDBPyConnection:
+    """The tables, as `open_plain` has them."""
+    plain = open_plain()
     plain.execute("CREATE SCHEMA db")
     plain.execute("SET schema = 'db'")
     for name, schema in TABLES.items():

@@ -465,8 +465,19 @@ def test_random_queries_give_sparks_own_rows_from_fewer_files(
         random_queries(rig, seed, count)
 
 
+def past_of(rig: Rig) -> list[str]:
+    """What names the facts at earlier times: snapshots, a time, a tag."""
+    columns = "snapshot_id, unix_millis(committed_at)"
+    found = rig.spark.sql(f"SELECT {columns} FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
+    numbers = [row[0] for row in found]
+    rig.run(f"ALTER TABLE {{db}}.sales CREATE TAG IF NOT EXISTS earlier AS OF VERSION {numbers[3]}")
+    past = [f" VERSION AS OF {one}" for one in numbers[1:4]]
+    past += [f" FOR SYSTEM_VERSION AS OF '{numbers[-1]}'", f".snapshot_id_{numbers[2]}"]
+    return [*past, ".tag_earlier", " VERSION AS OF 'earlier'", f" TIMESTAMP AS OF timestamp_millis({found[3][1]})"]
+
+
 def random_queries(rig: Rig, seed: int, count: int) -> None:
-    queries = Queries(random.Random(seed), rig.db)
+    queries = Queries(random.Random(seed), rig.db, past_of(rig))
     done: Counter[str] = Counter()
     for number in range(count):
         text = queries.query()
