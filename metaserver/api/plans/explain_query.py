@@ -116,7 +116,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     for number, one in sorted(references.items(), key=lambda item: item[1].start):
         plan = await _explained(call, body.query, paths[one.key], loaded[one.key], one, wanted.get(number, []), notes)
         explained.append(plan)
-        notes = {}  # a column that no table has is told once
+        notes = {}  # a column that no table has is reported once
     return web.Response(body=encode_json(ExplainQueryResponse(explained)), content_type="application/json")
 
 
