@@ -77,7 +77,8 @@ def unknown_columns(
 ) -> dict[str, str]:
     """Names of columns that neither the tables of a query nor the query itself have, and what may be meant.
 
-    `tables`: the names of the tables that `columns` belong to, in lower case. Nothing is found if the query reads others.
+    `tables`: the names of the tables that `columns` belong to, in lower case. Nothing is found if the query reads other
+    tables.
     """
     try:
         (tree,) = parse_statements(Dialect.get_or_raise(dialect), text)
