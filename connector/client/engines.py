@@ -129,8 +129,11 @@ def _properties(name: str, properties: Mapping[str, str]) -> str:
 
 
 def _duckdb(name: str, uri: str, has_token: bool) -> str:
-    """INSTALL downloads the extension once."""
+    """For DuckDB's shell, which alone has `getenv`. INSTALL downloads the extension once."""
     options = f"TYPE iceberg, ENDPOINT '{uri}', ACCESS_DELEGATION_MODE 'none'"
-    secret = "CREATE SECRET (TYPE iceberg, TOKEN 'the value of SEAMARK_TOKEN');\n" if has_token else ""
+    login = ""
+    if has_token:
+        login = "-- getenv is of DuckDB's shell. Elsewhere write the token itself, in quotes.\n"
+        login += f"CREATE SECRET (TYPE iceberg, TOKEN getenv('{TOKEN}'));\n"
     options += "" if has_token else ", AUTHORIZATION_TYPE 'none'"
-    return f"INSTALL iceberg; LOAD iceberg;\n{secret}ATTACH '' AS {name} ({options});\nSHOW ALL TABLES;"
+    return f"INSTALL iceberg; LOAD iceberg;\n{login}ATTACH '' AS {name} ({options});\nSHOW ALL TABLES;"

@@ -211,7 +211,7 @@ def list_grants(principal: str | None, as_json: bool, config: Path | None, **fla
 
 def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: bool = True) -> T:
     """Runs `work` on the database of the settings; errors become a message and an exit code. Without `creates`, a home
-    without a database is an error, and is not changed: rarely is it the home that was meant."""
+    without a database is an error, and nothing is created: the user probably meant another home."""
     settings = load_settings(flags, config)
     database = None if creates else sqlite_file(settings)
     if database is not None and not os.path.lexists(database):

@@ -212,7 +212,7 @@ def advice(table: str, explanation: Explanation) -> Iterator[str]:
     compared = Counter(term["column"] for term in explanation.terms)
     for term in explanation.terms:
         if term.get("filter", {}).get("type") == "not-null" and compared[term["column"]] > 1:
-            continue  # implied by a comparison, which is shown
+            continue  # implied by a comparison, which is reported
         name, files_in, left = term["column"], term["files-in"], term["files-left"]
         index = indexed.get(term["index"])
         if left <= max(1, files_in // 2) or (index is not None and index["files-removed"]):

@@ -85,6 +85,11 @@ def test_duckdb_is_configured_as_in_the_how_to() -> None:
     assert statement in (REPO / "docs/how-to/connect-duckdb.md").read_text()
 
 
+def test_duckdbs_shell_takes_the_token_from_the_environment() -> None:
+    assert "TOKEN getenv('SEAMARK_TOKEN')" in connection_text("duckdb", "sea", URI, has_token=True)
+    assert "TOKEN" not in connection_text("duckdb", "sea", URI, has_token=False)
+
+
 def test_the_text_for_duckdb_runs(served: Served, tmp_path: Path) -> None:
     """PyPI's extensions stand where INSTALL would put them, so that the text runs without a download."""
     version, platform = _duckdb_platform()

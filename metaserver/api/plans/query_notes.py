@@ -77,7 +77,8 @@ def unknown_columns(
 ) -> dict[str, str]:
     """Names of columns that neither the tables of a query nor the query itself have, and what may be meant.
 
-    `tables`: their names; `columns`: their columns in lower case. Nothing is found if the query reads others.
+    `tables`: the names of the tables that `columns` belong to, in lower case. Nothing is found if the query reads other
+    tables.
     """
     try:
         (tree,) = parse_statements(Dialect.get_or_raise(dialect), text)
@@ -85,7 +86,7 @@ def unknown_columns(
         return {}
     if tree is None or not _reads_only(tree, {names[-1].lower() for names in tables}):
         return {}
-    # Names that the query gives, and also names at places that are not looked at, such as fields of structs.
+    # Names that the query gives, and those in places that are not looked at, such as fields of structs.
     known = {one.name.lower() for one in tree.find_all(exp.Identifier) if not isinstance(one.parent, exp.Column)}
     known.update(columns)
     found: dict[str, str] = {}
@@ -109,7 +110,7 @@ def unknown_columns(
 
 
 def _reads_only(tree: exp.Expr, tables: Collection[str]) -> bool:
-    """Whether each table in the query is one of `tables` at this time, or has a name in WITH."""
+    """Whether the query reads the present state of `tables` and names in WITH alone."""
     named = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     return all(
         isinstance(one.this, exp.Identifier)
