@@ -338,7 +338,7 @@ class _Copies:
     def _copied(
         self, target: WriteTarget, tasks: Sequence[ScanTask], partition: Partition
     ) -> tuple[OriginLog, WrittenFiles, CopyCounts]:
-        """By its own writer, which deletes its files on an error."""
+        """By a separate writer, which deletes its files on an error."""
         log = OriginLog()
         with CopyWriter(self.opened, target, self.policy, log) as writer:
             self._copy(writer, tasks, partition)
@@ -352,7 +352,7 @@ def _encode(
     names = [field.name for field in opened.schema.fields]
     names += NAMES if keeps_lineage(target) else ()
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    # With the target's spec, the rows of a partition stay in it: its file is written while the next rows are read.
+    # With the target's spec, the rows of a partition stay in it: its file is written while the next files are read.
     stay = all(task.spec_id == target.spec.spec_id for task in tasks)
     groups = list(group_by_partition(tasks)) if stay else [list(tasks)]
     ahead = read_tasks(read_plan, opened.storage, (task for members in groups for task in members))
