@@ -17,7 +17,7 @@ LARGE_BYTES = 128 << 10
 
 
 class LargeRequests(FairLock):
-    """The turns of those who sent large requests."""
+    """Checks one large request at a time, and principals in turn."""
 
     async def run_by_size(self, holder: str, size_bytes: int, work: Callable[[], T]) -> T:
         """The result of `work`, which is pure: of a large request in a thread, so that the loop serves others

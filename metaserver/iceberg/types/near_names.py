@@ -11,7 +11,7 @@ COMPARED_MAX, _SEEN_MAX = 200, 5_000
 
 
 def near_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Those of `known` that `name` may be a misspelling of, whatever their case. Of long names and of many names only
+    """Those of `known` that `name` may be a misspelling of, in any case. Of long names and of many names only
     some are compared: with 50,000 columns of similar names it would take seconds."""
     if len(name) > CHARACTERS_MAX:
         return []
