@@ -84,6 +84,7 @@ class CachedViews:
         return cached
 
     def put(self, key: ViewKey, cached: CachedView) -> None:
+        self.evict(key)  # that of a concurrent request which loaded the same; its charge would stay
         self._views[key] = cached
         self.charge(cached)
 
