@@ -34,8 +34,8 @@ class FairLock:
 
     async def run(self, holder: str, work: Callable[[], T], *, within: str | None = None) -> T:
         """The result of `work`, from a thread. The slot is held until the thread ends, also if the caller is cancelled
-        before: a thread cannot be stopped, and who leaves early must not have several of them. `within`: the holder to
-        which `holder` belongs, with a single place in the queue."""
+        before: a thread cannot be stopped, and who leaves early must not have several of them. `within`: a group
+        of holders, such as those of an address; a group has one slot in the queue, too."""
         names = dict.fromkeys((holder,) if within is None else (holder, within))
         slots = [*(self._own.setdefault(name, asyncio.Lock()) for name in names), self._all]
         taken = []
@@ -52,7 +52,7 @@ class FairLock:
 
     @property
     def is_free(self) -> bool:
-        """Whether no holder has a slot. For tests."""
+        """Whether all slots are free. For tests."""
         return not self._all.locked() and not any(own.locked() for own in self._own.values())
 
 

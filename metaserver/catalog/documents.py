@@ -23,6 +23,7 @@ import msgspec
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
+from seamark.metaserver.catalog.large_requests import LARGE_BYTES, indexed
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -39,6 +40,7 @@ _TABLE_BYTES, _COLUMN_BYTES = 2000, 340
 """Memory of decoded table metadata, and of a column of a schema, in addition to twice its JSON: summaries of snapshots
 refer to the JSON, and other fields take about as much as in JSON (measured, `tests/server/test_memory_account.py`)."""
 _METADATA_LIMIT_BYTES = 1 << 28
+_PACKED_IN_LOOP_BYTES = 16 << 10
 _RECHECK_S = 30.0
 """How long a metadata file that was seen on remote storage is assumed to exist. Local files are checked each time."""
 _SEEN_LIMIT = 100_000
@@ -81,7 +83,7 @@ class Documents:
         cached = self._cache.get(("table", location))
         if isinstance(cached, TableMetadata):
             return cached
-        return _served(decode_table(await self._read_json(location), location))
+        return await _decoded(await self._read_json(location), location)
 
     async def view(self, location: str) -> ViewMetadata:
         cached = self._cache.get(("view", location))
@@ -197,7 +199,7 @@ class Documents:
 
     async def _fetch_table(self, location: str) -> TableMetadata:
         data = await self._read_json(location)
-        metadata = _served(decode_table(data, location))
+        metadata = await _decoded(data, location)
         self._cache.put(("table", location), metadata, memory_of(metadata, len(data)))
         return metadata
 
@@ -205,7 +207,7 @@ class Documents:
         """Decompressed, because the size of the JSON determines the size of the cache entry."""
         data = await self._read(location)
         with contextlib.suppress(zlib.error):  # the decoder reports the fault
-            return gunzip(data)
+            return gunzip(data) if len(data) <= _PACKED_IN_LOOP_BYTES else await asyncio.to_thread(gunzip, data)
         return data
 
     async def _read(self, location: str) -> bytes:
@@ -231,6 +233,15 @@ class _Properties(msgspec.Struct):
 
 _PROPERTIES = msgspec.json.Decoder(_Properties)
 M = TypeVar("M", TableMetadata, ViewMetadata)
+
+
+async def _decoded(data: bytes, location: str) -> TableMetadata:
+    """Of a long file in a thread."""
+
+    def decode() -> TableMetadata:
+        return indexed(_served(decode_table(data, location)))
+
+    return decode() if len(data) <= LARGE_BYTES else await asyncio.to_thread(decode)
 
 
 def _served(metadata: M) -> M:

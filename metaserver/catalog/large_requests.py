@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.turns import FairLock
 
 T = TypeVar("T")
@@ -14,7 +17,7 @@ LARGE_BYTES = 128 << 10
 
 
 class LargeRequests(FairLock):
-    """The queue of the clients that sent large requests."""
+    """Checks one large request at a time, and principals in turn."""
 
     async def run_by_size(self, holder: str, size_bytes: int, work: Callable[[], T]) -> T:
         """The result of `work`, which is pure: of a large request in a thread, so that the loop serves others
@@ -22,3 +25,11 @@ class LargeRequests(FairLock):
         if size_bytes <= LARGE_BYTES:
             return work()
         return await self.run(holder, work)
+
+
+def indexed(metadata: TableMetadata) -> TableMetadata:
+    """The same, with the names of its columns indexed: of 50,000 it takes a quarter of a second, which the first plan
+    would take of the event loop."""
+    with suppress(BadRequest):  # who needs the columns gets the error
+        _ = metadata.current_schema.index
+    return metadata

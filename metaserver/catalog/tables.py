@@ -9,6 +9,7 @@ from typing import Any
 
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.dropped import drop_operations
+from seamark.metaserver.catalog.large_requests import indexed
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, claim
 from seamark.metaserver.catalog.ownership.own_files import allow, replace_allowed_locations
 from seamark.metaserver.catalog.parts import CatalogContext
@@ -190,7 +191,7 @@ class Tables:
             properties=request.properties,
             now_ms=self._parts.clock.now_ms(),
         )
-        return await self._parts.large.run_by_size(caller.who, caller.request_bytes, work)
+        return await self._parts.large.run_by_size(caller.who, caller.request_bytes, lambda: indexed(work()))
 
     async def _registrable(self, location: str) -> TableMetadata:
         # Checked in the storage, because the cache may still contain a file that is gone.

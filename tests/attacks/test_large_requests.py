@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from seamark.metaserver import turns
-from seamark.metaserver.catalog import large_requests
+from seamark.metaserver.catalog import documents, large_requests
+from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.iceberg.types import schema
 from tests.api.client import VIEW_VERSION, Answer, Api
 from tests.attacks.world import SCHEMA
 from tests.server.rig import Running, running
@@ -87,3 +89,31 @@ async def test_others_are_answered_while_a_large_request_is_checked(
         assert not asked.done()
         answered.set()
         assert (await asked).status < 300
+
+
+async def test_large_metadata_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that has not cached it; with the index of the columns, which a plan would make otherwise."""
+    fields = [{"id": number + 1, "name": f"c{number}", "required": False, "type": "long"} for number in range(3_000)]
+    async with running(tmp_path) as server:
+        wide = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": fields}}
+        assert (await Api(server)("POST", f"{NAMES}/tables", wide)).status == 200
+    threads: dict[str, set[int]] = {"decode": set(), "index": set()}
+    decode, index = decode_table, schema._index
+
+    def decoded(data: bytes, location: str) -> Any:
+        threads["decode"].add(threading.get_ident())
+        return decode(data, location)
+
+    def indexed(given: Any) -> Any:
+        if len(given.fields) == len(fields):
+            threads["index"].add(threading.get_ident())
+        return index(given)
+
+    monkeypatch.setattr(documents, "decode_table", decoded)
+    monkeypatch.setattr(schema, "_index", indexed)
+    async with running(tmp_path) as server:
+        body = {"filter": {"type": "eq", "term": "c7", "value": 1}}
+        assert (await Api(server)("POST", f"{NAMES}/tables/t/plan", body)).status == 200
+    for name, where in threads.items():
+        assert where, name
+        assert threading.get_ident() not in where, name

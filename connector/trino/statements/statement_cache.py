@@ -1,9 +1,10 @@
 """Parses statements (`scans.py`) outside of the event loop, and caches the results. A result depends on the text and on
 the columns of its tables.
 
-Parsing is Python: milliseconds for most texts, seconds for the longest. So one thread parses short texts, another long
-texts, in a fair order: a client that sends much waits for itself. Concurrent requests for a text share one result. A
-request that is cancelled while it is queued is not parsed; a result that is already being computed is cached.
+Parsing is Python: milliseconds for most texts, seconds for the longest. So one thread parses short texts
+and another long texts, for one client after the other: a client that sends much waits for its own. Concurrent requests
+for a text share one result. A request that is cancelled while it is queued is not parsed; a result that is already
+being computed is cached.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", 
 @contextmanager
 def on_behalf_of(address: str, who: str) -> Iterator[None]:
     """Whose turn the readings within the block take, in this task and those that it starts: that of the address, and
-    within it that of the user. No server has checked who the user is."""
+    within it that of the user. The proxy does not check who the user is."""
     token = _CLIENT.set((f"address {address}", f"user {who} at {address}"))
     try:
         yield

@@ -14,7 +14,6 @@ import asyncio
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -38,6 +37,7 @@ from seamark.metaserver.api.http.parameters.paging import page_size, read_token,
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.near_names import near_names
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.types import canonical_primitive
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
@@ -211,7 +211,7 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
             if not isinstance(column.type, str):
                 raise BadRequest(f"Column {name} has no statistics; request those of {_inside(schema, name)}")
             return RequestedColumn(column.id, _kind(column.type))
-    near = get_close_matches(name, metadata.current_schema.index.by_name, n=3)
+    near = near_names(name, metadata.current_schema.index.by_name)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise BadRequest(f"Cannot find column {name[:100]!r} in the table's schemas{hint}")
 

@@ -1,7 +1,7 @@
 """The filter of a pinned plan request, parsed and bound, and work that grows with its length.
 
-A filter may list two hundred thousand values. All code that reads, binds or writes it is Python that takes up to
-seconds, so it runs in a thread, one such filter of all at a time, and principals in turn.
+A filter may list two hundred thousand values. To read, bind or write such a filter takes up to seconds of Python, so
+all of this runs in a thread, for one filter at a time, and principals in turn.
 """
 
 from __future__ import annotations

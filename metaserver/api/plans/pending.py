@@ -21,8 +21,8 @@ _Key = tuple[str, str]
 
 
 class PendingPlans:
-    """Belongs to one worker; no result depends on it. Equal requests have the same plan id, so a principal has its own
-    plans, which it can cancel without those of others; the planner computes equal plans once."""
+    """Belongs to one worker; no result depends on it. Equal requests have the same plan id, so each principal has its
+    own plans, and cancels only these; the planner computes equal plans once."""
 
     def __init__(self) -> None:
         self._tasks: dict[_Key, asyncio.Task[Scan]] = {}

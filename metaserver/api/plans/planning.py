@@ -404,7 +404,7 @@ async def _sent(
     head: bytes,
     tail: bytes,
 ) -> web.StreamResponse:
-    """The files of `rows`, or the plan tasks that have them."""
+    """The files of `rows`, or the plan tasks that cover them."""
     filters = _long_filters(call)
     tasks = await filters.run(pinned, tasks_of)
     if tasks:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.large_requests import indexed
 from seamark.metaserver.catalog.ownership.own_files import check_added
 from seamark.metaserver.catalog.pointers import (
     check_name_free,
@@ -200,7 +201,8 @@ class StockCommits:
     ) -> TableMetadata:
         now_ms, new_uuid = self._parts.clock.now_ms(), str(self._parts.clock.uuid4())
         work = partial(apply_updates, base, updates, now_ms=now_ms, new_uuid=new_uuid)
-        return await self._parts.large.run_by_size(request.caller.who, request.caller.request_bytes, work)
+        large = self._parts.large
+        return await large.run_by_size(request.caller.who, request.caller.request_bytes, lambda: indexed(work()))
 
     async def _rebase(
         self,

@@ -20,7 +20,6 @@ are bound with the kind `list` or `map`, and other nested columns with their own
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from math import copysign
 
 import msgspec
@@ -41,6 +40,7 @@ from seamark.metaserver.iceberg.expressions.expression import (
     any_of,
 )
 from seamark.metaserver.iceberg.expressions.literals import FINITE_MAX, Above, Below, Between, Literal, parse_literal
+from seamark.metaserver.iceberg.types.near_names import near_names
 from seamark.metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
 from seamark.metaserver.iceberg.types.types import canonical_primitive
@@ -157,8 +157,7 @@ class _Binder:
         return schema.index.by_id[next(iter(ids))] if ids else None
 
     def _near(self, name: str) -> str:
-        known = {other.lower(): other for schema in self._schemas for other in schema.index.by_name}
-        near = [known[other] for other in get_close_matches(name.lower()[:1000], known, n=3)]
+        near = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
         return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -7,7 +7,6 @@ engine would find. What every engine would not compare alike is not used.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import NamedTuple
 
 from seamark.metaserver.errors import BadRequest
@@ -24,6 +23,7 @@ from seamark.metaserver.iceberg.expressions.expression import (
     any_of,
 )
 from seamark.metaserver.iceberg.expressions.typed_literals import Inconvertible, TypedLiteral, convert_literal
+from seamark.metaserver.iceberg.types.near_names import near_names
 from seamark.metaserver.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, accepts, result_type
 from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
@@ -148,8 +148,7 @@ class Comparisons:
                 return column.name, canonical_primitive(column.type)
             except BadRequest:  # a type of a later format version
                 return column.name, column.type
-        known = {other.lower(): other for schema in self._schemas for other in schema.index.by_name}
-        near = [known[other] for other in get_close_matches(name.lower()[:1000], known, n=3)]
+        near = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise BadRequest(f"Cannot find column '{name}' in the table's schemas{hint}")
 

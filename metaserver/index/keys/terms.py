@@ -20,13 +20,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.types.near_names import near_names
 from seamark.metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, accepts, canonical, is_known, result_type
 from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
@@ -122,8 +122,7 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
         column = _named(known, name)
         if column is not None:
             return resolve_id(transform, column.id, schema, schemas)
-    names = {known_name.lower(): known_name for known_name in schema.index.by_name}
-    near = [names[known_name] for known_name in get_close_matches(name.lower()[:1000], names, n=3)]
+    near = near_names(name, schema.index.by_name)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise BadRequest(f"Cannot index {name[:200]!r}: the table has no such column{hint}")
 

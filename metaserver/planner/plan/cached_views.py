@@ -93,6 +93,7 @@ class CachedViews:
         return self.budget_bytes - self._blocks.live_bytes - self.added_bytes
 
     def put(self, key: ViewKey, cached: CachedView) -> None:
+        self.evict(key)  # that of a concurrent request which loaded the same; its charge would stay
         self._views[key] = cached
         self.charge(cached)
 

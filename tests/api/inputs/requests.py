@@ -72,7 +72,7 @@ def names() -> Iterator[BadInput]:
     yield post("an empty level in a body", N, {"namespace": ["a", ""]})
     yield post("the separator inside a level", N, {"namespace": ["a\x1fb"]})
     yield post("a level of 256 characters", N, {"namespace": ["n" * 256]})
-    yield post("10,000 levels", N, {"namespace": ["n"] * 10_000}, 404, "NoSuchNamespaceException")
+    yield post("10,000 levels", N, {"namespace": ["n"] * 10_000})
     yield post("a table without a name", T, new_table(name=""))
     yield post("a table's name with a tabulator", T, new_table(name="a\tb"))
     yield post("a table's name of 256 characters", T, new_table(name="x" * 256))

@@ -1,0 +1,35 @@
+"""Names that a message may suggest, and what looking for them may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.iceberg.types import near_names as module
+from seamark.metaserver.iceberg.types.near_names import CHARACTERS_MAX, COMPARED_MAX, near_names
+
+
+def test_a_misspelling_is_found_whatever_its_case() -> None:
+    assert near_names("PRCIE", ["id", "price", "data"]) == ["price"]
+    assert near_names("adress", ["Address", "amount"]) == ["Address"]
+    assert near_names("nothing", ["id", "price"]) == []
+
+
+def test_a_name_is_compared_with_few_short_names_however_many_columns_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[Sequence[str]] = []
+
+    def get_close_matches(name: str, others: Any, n: int) -> list[str]:
+        compared.append([name, *others])
+        return []
+
+    monkeypatch.setattr(module, "get_close_matches", get_close_matches)
+    columns = [f"customer_shipping_address_region_{number}" for number in range(50_000)]
+    assert near_names("customer_shipping_address_region_x", columns) == []
+    assert near_names("id", ["x" * 1_000_000]) == []
+    assert near_names("x" * 1000, columns) == []
+    assert [len(names) for names in compared] == [COMPARED_MAX + 1, 1]
+    assert all(len(name) <= 2 * CHARACTERS_MAX for names in compared for name in names)
