@@ -341,7 +341,7 @@ class _Copies:
         """By a separate writer, which deletes its files on an error."""
         log = OriginLog()
         with CopyWriter(self.opened, target, self.policy, log) as writer:
-            self._copy(writer, tasks, partition)
+            writer.write([(task, self.firsts[task.path]) for task in tasks], partition)
             return log, writer.close(), writer.counts
 
 

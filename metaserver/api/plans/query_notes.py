@@ -7,7 +7,6 @@ in the query.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from difflib import get_close_matches
 
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
@@ -18,12 +17,15 @@ from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.expressions.sql import parse_sql
 from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
+from seamark.metaserver.iceberg.types.near_names import near_names
 from seamark.metaserver.iceberg.types.schema import Schema
 
 NOTES_MAX = 16
 """Notes of one query. A query may have thousands of conditions."""
 _TEXT_MAX = 500
 """Characters of a condition whose reason is looked for by parsing it."""
+_NAMES_MAX = 100
+"""Unknown names of a query that are compared with its columns, each of which takes about a millisecond."""
 _SHOWN_MAX = 60
 _MISFIT = "a value of it does not fit the type of the column, and engines convert it differently"
 _HIDDEN = ("$", "_")
@@ -89,12 +91,18 @@ def unknown_columns(
     # Names that the query gives, and those in places that are not looked at, such as fields of structs.
     known = {one.name.lower() for one in tree.find_all(exp.Identifier) if not isinstance(one.parent, exp.Column)}
     known.update(columns)
+    ordered = sorted(columns)
+    compared: dict[str, list[str]] = {}
     found: dict[str, str] = {}
     for column in _single_names(tree):
         lower = column.name.lower()
         if lower in known or lower.startswith(_HIDDEN) or lower in _ENGINES_OWN:
             continue
-        near = get_close_matches(lower[:_SHOWN_MAX], sorted(columns), n=1)
+        if lower not in compared:
+            if len(compared) == _NAMES_MAX:
+                break
+            compared[lower] = near_names(lower, ordered, most=1)
+        near = compared[lower]
         if near:
             hint = f"; did you mean {_shown(near[0])}"
         elif column.this.quoted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.plans import explain_query as routes
+from seamark.metaserver.api.plans import query_notes
 from seamark.metaserver.api.plans.query_notes import unknown_columns
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.store.model import Grant
@@ -178,3 +180,17 @@ async def test_conditions_that_are_not_used_are_told_with_the_reason(star: Star)
 def test_names_that_a_query_gives_itself_are_no_unknown_columns(query: str, dialect: str) -> None:
     columns = {"f_key", "f_list", "f_day", "st"}
     assert unknown_columns(query.format("db.fact"), dialect, [("db", "fact")], columns) == {}
+
+
+def test_of_many_unknown_columns_few_are_compared_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def near_names(name: str, known: Iterable[str], *, most: int) -> list[str]:
+        compared.append(name)
+        return []
+
+    monkeypatch.setattr(query_notes, "near_names", near_names)
+    names = [f"z{number}" for number in range(500)]
+    query = f"SELECT {', '.join(names + names)} FROM db.fact"
+    assert unknown_columns(query, "trino", [("db", "fact")], {"k"}) == {}
+    assert compared == names[:100]
