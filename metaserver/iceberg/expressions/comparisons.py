@@ -6,11 +6,12 @@ engine would find. What every engine would not compare alike is not used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.expression import (
+    FALSE,
     TRUE,
     Always,
     And,
@@ -22,7 +23,12 @@ from seamark.metaserver.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
-from seamark.metaserver.iceberg.expressions.typed_literals import Inconvertible, TypedLiteral, convert_literal
+from seamark.metaserver.iceberg.expressions.typed_literals import (
+    Inconvertible,
+    RoundedApart,
+    TypedLiteral,
+    convert_literal,
+)
 from seamark.metaserver.iceberg.types.near_names import near_names
 from seamark.metaserver.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, accepts, result_type
@@ -37,6 +43,8 @@ OPPOSITE = {
     Op.GT: Op.LT_EQ,
     Op.GT_EQ: Op.LT,
 }
+_LISTED_MAX = 1_000
+"""Literals of a list that are given as all values that an engine may round them to."""
 NESTED = frozenset({"struct", "list", "map"})
 _ROUNDED = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
 """For a literal outside the column's type: engines differ about the side on which it is."""
@@ -93,10 +101,9 @@ class Comparisons:
         try:
             match op:
                 case Op.IN | Op.NOT_IN:
-                    values = [self.fitted(one, term) for one in literals]
                     if (op is Op.IN) != negated:
-                        return term.predicate(Op.IN, *(value for value, _ in values))
-                    exact = [value for value, is_exact in values if is_exact]
+                        return self.among(term, literals)
+                    exact = self.exact_values(term, literals)
                     return term.predicate(Op.NOT_IN, *exact) if exact else TRUE
                 case Op.STARTS_WITH | Op.NOT_STARTS_WITH:
                     if term.kind != "string" or literals[0].kind != "text":
@@ -113,7 +120,12 @@ class Comparisons:
 
     def comparison(self, op: Op, term: ComparedTerm, literal: TypedLiteral, negated: bool) -> Expression:
         """Raises Inconvertible."""
-        value, exact = self.fitted(literal, term)
+        if op is Op.EQ:
+            return self.among(term, (literal,))
+        try:
+            value, exact = self.fitted(literal, term)
+        except RoundedApart as apart:
+            value, exact = apart.values[0 if op in (Op.GT, Op.GT_EQ) else -1], False
         if not exact:
             op = _ROUNDED.get(op, op)
         if op is Op.NOT_EQ:
@@ -121,14 +133,48 @@ class Comparisons:
         predicate = term.predicate(op, value)
         # NaN is greater than every number in Spark, and unordered in Trino, where the opposite of a comparison is true
         # for it.
-        widened = negated and op is not Op.EQ and not self._nan_above
+        widened = negated and not self._nan_above
         if base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
             return any_of(predicate, term.predicate(Op.IS_NAN))
         return predicate
 
+    def among(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
+        """Whether the term equals one of the literals. Raises Inconvertible."""
+        values: list[object] = []
+        apart: list[RoundedApart] = []
+        for literal in literals:
+            try:
+                values.append(self.fitted(literal, term)[0])
+            except RoundedApart as error:
+                apart.append(error)
+        if len(apart) > _LISTED_MAX:
+            low, high = min(float(error.values[0]) for error in apart), max(float(error.values[-1]) for error in apart)
+            between = all_of(term.predicate(Op.GT_EQ, repr(low)), term.predicate(Op.LT_EQ, repr(high)))
+            return any_of(between, *([term.predicate(Op.IN, *values)] if values else []))
+        values += [value for error in apart for value in error.values]
+        return term.predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
+
+    def exact_values(self, term: ComparedTerm, literals: Iterable[TypedLiteral]) -> list[object]:
+        """Those of the literals that are values of the term's type. Raises Inconvertible."""
+        values: list[object] = []
+        for literal in literals:
+            try:
+                value, exact = self.fitted(literal, term)
+            except RoundedApart:
+                continue
+            if exact:
+                values.append(value)
+        return values
+
     def fitted(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
-        """Raises Inconvertible."""
-        value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
+        """(a value for the term, whether it is exact). Raises Inconvertible."""
+        try:
+            value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
+        except RoundedApart as apart:
+            if not self._nan_above:
+                self.exact = False
+                raise
+            value, exact = apart.nearest  # Spark rounds once
         self.exact &= exact
         return value, exact
 

@@ -39,7 +39,7 @@ from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
 from seamark.metaserver.iceberg.expressions.sql_literals import literal_of
 from seamark.metaserver.iceberg.expressions.sql_parser import parse_into
 from seamark.metaserver.iceberg.expressions.sql_reasons import misfit_reason, unused_reason
-from seamark.metaserver.iceberg.expressions.typed_literals import Inconvertible, TypedLiteral
+from seamark.metaserver.iceberg.expressions.typed_literals import Inconvertible, RoundedApart, TypedLiteral
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, canonical
 from seamark.metaserver.iceberg.types.values import FLOATS
@@ -159,6 +159,8 @@ class _Reader(Comparisons):
         """Raises Inconvertible, with the reason."""
         try:
             return super().fitted(literal, term)
+        except RoundedApart:
+            raise
         except Inconvertible:
             raise Inconvertible(misfit_reason(literal, term.name, term.kind)) from None
 
@@ -229,10 +231,10 @@ class _Reader(Comparisons):
                 continue
             if literal.kind == "null":
                 return term.predicate(Op.NOT_NULL if unlike else Op.IS_NULL)
-            value, exact = self.fitted(literal, term)
-            if unlike and not exact:
-                return TRUE
-            return term.predicate(Op.NOT_EQ if unlike else Op.EQ, value)
+            if not unlike:
+                return self.among(term, (literal,))
+            exact = self.exact_values(term, (literal,))
+            return term.predicate(Op.NOT_EQ, *exact) if exact else TRUE
         return None
 
     def _in(self, node: exp.In, negated: bool) -> Expression | None:
@@ -245,10 +247,9 @@ class _Reader(Comparisons):
         values = [literal for literal in literals if literal is not None and literal.kind != "null"]
         if negated and len(values) < len(literals):  # not in a list with null: null at best
             return FALSE
-        fit = [self.fitted(value, term) for value in values]
         if not negated:
-            return term.predicate(Op.IN, *(value for value, _ in fit)) if fit else FALSE
-        exact = [value for value, is_exact in fit if is_exact]
+            return self.among(term, values)
+        exact = self.exact_values(term, values)
         return all_of(term.not_null, term.predicate(Op.NOT_IN, *exact)) if exact else term.not_null
 
     def _is(self, node: exp.Is, negated: bool) -> Expression | None:

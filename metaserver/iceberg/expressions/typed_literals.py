@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from struct import Struct
 
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.iceberg.types.types import base_name
@@ -27,6 +28,9 @@ _EXACT_DOUBLE_DIGITS = 15
 _EXACT_DOUBLE_MAX = 2**53
 _DIVIDED_MAX = {"float": (7, 10), "double": (15, 22)}
 """Digits, and those after the point, of numbers that a single division converts exactly rounded."""
+_APART_MAX = 4
+"""Steps between the nearest value and the one that an engine takes: at most three operations, each rounded."""
+_BITS_OF = {"float": (Struct("<f"), Struct("<I")), "double": (Struct("<d"), Struct("<Q"))}
 _DOUBLE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _NUMBER_MAX = 100
 """Characters of a number."""
@@ -34,6 +38,18 @@ _NUMBER_MAX = 100
 
 class Inconvertible(Exception):
     """Engines convert the literal or the column in different ways, so the comparison is not used."""
+
+
+class RoundedApart(Inconvertible):
+    """Engines round the literal to different values of the column's type.
+
+    `nearest`: the literal, rounded once. `values`: all that an engine may take for it, as text, ascending.
+    """
+
+    def __init__(self, nearest: tuple[str, bool], values: tuple[str, ...]) -> None:
+        super().__init__()
+        self.nearest = nearest
+        self.values = values
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +142,26 @@ def _floating(given: TypedLiteral, kind: str) -> tuple[object, bool]:
     if given.kind not in ("number", "double"):
         raise Inconvertible
     value = float(given.text)
-    if given.kind == "number" and "." in given.text:
+    try:
+        rounded = round_to(kind, value)
+    except ValueError:  # beyond the range of floats
+        return given.text, False
+    nearest = given.text, rounded == value
+    if given.kind == "number" and "." in given.text and rounded:
         # Trino divides the digits by a power of ten in the column's type, which rounds twice for longer numbers.
         digits, scale = _DIVIDED_MAX[base_name(kind)]
         if len(given.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(given.text) > scale:
-            raise Inconvertible
-    try:
-        return given.text, round_to(kind, value) == value
-    except ValueError:  # beyond the range of floats
-        return given.text, False
+            raise RoundedApart(nearest, tuple(repr(near) for near in _values_around(base_name(kind), rounded)))
+    return nearest
+
+
+def _values_around(kind: str, value: float) -> list[float]:
+    """The finite values of the type at most `_APART_MAX` steps from `value`, which is one, ascending."""
+    floating, integer = _BITS_OF[kind]
+    bits: int = integer.unpack(floating.pack(abs(value)))[0]
+    steps = range(max(bits - _APART_MAX, 0), bits + _APART_MAX + 1)
+    found = [float(floating.unpack(integer.pack(step))[0]) for step in steps]
+    return sorted(math.copysign(near, value) for near in found if math.isfinite(near))
 
 
 def _scale(text: str) -> int:

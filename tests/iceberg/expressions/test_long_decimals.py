@@ -1,0 +1,66 @@
+"""Decimals with more digits than a double: engines round them apart, and a predicate keeps the rows of each."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+import msgspec
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from seamark.connector.arrow.predicates import bind_exactly
+from seamark.metaserver.iceberg.expressions.binding import bind
+from seamark.metaserver.iceberg.expressions.evaluation import may_match, must_match
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.types.schema import Schema
+
+DOUBLES = msgspec.convert(
+    {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "d", "required": False, "type": "double"}]},
+    type=Schema,
+)
+
+
+@given(
+    st.integers(-(10**20), 10**20),
+    st.integers(1, 30),
+    st.integers(-6, 6),
+    st.sampled_from(["<", "<=", "=", ">", ">=", "<>", "IN", "NOT IN", "IS DISTINCT FROM", "IS NOT DISTINCT FROM"]),
+    st.booleans(),
+    st.booleans(),
+)
+@example(5850275438018707, 16, -1, ">", False, False)
+def test_a_long_decimal_finds_each_double_that_an_engine_would(
+    unscaled: int, scale: int, steps: int, op: str, negated: bool, listed: bool
+) -> None:
+    number = Decimal(unscaled).scaleb(-scale)
+    text = format(number, "f")
+    literals = f"({text}{', 7' if listed else ''})" if op.endswith("IN") else text
+    column = float(number)
+    for _ in range(abs(steps)):
+        column = math.nextafter(column, math.copysign(math.inf, steps))
+    sql = f"{'NOT ' * negated}(d {op} {literals})"
+    read = bind(parse_sql(sql, DOUBLES).expression, DOUBLES, (), case_sensitive=True)
+    engines = {float(unscaled) / float(10**scale), float(number)}
+    compared = {
+        "<": column.__lt__,
+        "<=": column.__le__,
+        ">": column.__gt__,
+        ">=": column.__ge__,
+        "<>": column.__ne__,
+        "NOT IN": lambda other: column not in (other, 7.0) if listed else column != other,
+        "IN": lambda other: column in (other, 7.0) if listed else column == other,
+        "IS DISTINCT FROM": column.__ne__,
+    }.get(op, column.__eq__)
+    assert may_match(read, {1: column}) or not any(compared(engine) != negated for engine in engines)
+    exact = bind_exactly(sql, DOUBLES)
+    assert must_match(exact, {1: column}) == (compared(float(number)) != negated)
+
+
+def test_many_long_decimals_in_a_list_are_one_range() -> None:
+    listed = [f"0.{number}" for number in range(10**16, 10**16 + 1001)]
+    read = parse_sql(f"d IN ({', '.join(listed)}, 7)", DOUBLES)
+    assert not read.unused
+    bound = bind(read.expression, DOUBLES, (), case_sensitive=True)
+    assert all(may_match(bound, {1: float(text)}) for text in (*listed, "7"))
+    assert not may_match(bound, {1: 0.2})
