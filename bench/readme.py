@@ -154,6 +154,15 @@ WRITING_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("300 appends by Spark", "failed operations of the writer and the reader"),
         ("300 appends by Spark", "data files in the end"),
     ),
+    "writing_feed": (
+        ("most in the second half of the commits", "data files"),
+        ("most in the second half of the commits", "metadata file"),
+        ("in the end", "depth"),
+        ("in the end", "bytes opened, range"),
+        ("last fifth of the commits", "plan of a range, p50"),
+        ("last fifth beside the second", "plan of a range, p10"),
+        ("500 commits of 2,000 rows", "bytes that services wrote, for each appended byte"),
+    ),
     "writing_layouts": tuple(
         (case, f"bytes opened, beside {peer}")
         for case in (

@@ -12,7 +12,18 @@ from __future__ import annotations
 from typing import Any
 
 from bench.run import Bench, names_of, parser_of, run_benches
-from bench.writing import buckets, contention, decisions, layouts, maintenance, reader, services, statements, upserts
+from bench.writing import (
+    buckets,
+    contention,
+    decisions,
+    feed,
+    layouts,
+    maintenance,
+    reader,
+    services,
+    statements,
+    upserts,
+)
 
 BENCHES: dict[str, Bench] = {
     "upserts": upserts.run,
@@ -21,6 +32,7 @@ BENCHES: dict[str, Bench] = {
     "contention": contention.run,
     "buckets": buckets.run,
     "services": services.run,
+    "feed": feed.run,
     "layouts": layouts.run,
     "decisions": decisions.run,
     "maintenance": maintenance.run,

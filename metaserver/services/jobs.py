@@ -163,16 +163,17 @@ class JobQueue:
             except TimeoutError:
                 continue
 
-    def finish(self, job: Job, *, failed: bool) -> float:
+    def finish(self, job: Job, *, failed: bool, idle: bool = False) -> float:
         """Ends a job that `take` returned. A failed one is due again after the returned seconds; so is one that was
-        proposed meanwhile, after a pause at least as long as the job took."""
+        proposed meanwhile, after a pause at least as long as the job took. `idle`: it found nothing to do."""
         now = self._now()
         took_s = now - self._running.pop(job.key)
         self._served_s[job.tenant] = max(
             self._turn_s, self._served_s.get(job.tenant, self._turn_s) + took_s - _STARTED_S
         )
         failures = self._resting.get(job.key, (0.0, 0))[1] + 1 if failed else 0
-        pause_s = min(BACKOFF_S * 2 ** (failures - 1), BACKOFF_MAX_S) if failed else max(job.pause_s, took_s)
+        rest_s = job.idle_pause_s if idle and job.idle_pause_s is not None else job.pause_s
+        pause_s = min(BACKOFF_S * 2 ** (failures - 1), BACKOFF_MAX_S) if failed else max(rest_s, took_s)
         self._forget_rested(now)
         self._resting[job.key] = (now + pause_s, failures)
         again, due_s = self._repeated.pop(job.key, (job if failed else None, now))

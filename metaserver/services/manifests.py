@@ -6,13 +6,14 @@ from seamark.metaserver.iceberg.metadata.manifest_policy import MARK, MIN_COUNT,
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
 from seamark.metaserver.iceberg.metadata.service_switches import MANIFESTS_ENABLED
-from seamark.metaserver.services.service import NEVER, Job
+from seamark.metaserver.services.service import NEVER, Job, rewrite_pause_s
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 8
 """After compaction, which makes entries unneeded."""
 _PAUSE_S = 600.0
-"""Least time between two rewrites of a table: each writes a large part of its manifests."""
+"""Least time between two rewrites of a table: each writes a large part of its manifests. After a look that found too
+few, less: a table that is fed fast has hundreds ten minutes later."""
 
 
 class ManifestRewriting:
@@ -38,7 +39,9 @@ class ManifestRewriting:
         least = min(4, max(2, count_of(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT)))
         if summary.get(name) == value or files < least:
             return None
-        return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, _PAUSE_S)
+        idle_pause_s = min(_PAUSE_S, rewrite_pause_s(files))
+        key = (self.name, entry.namespace, entry.name, entry.uuid)
+        return Job(*key, _PRIORITY, _PAUSE_S, idle_pause_s=idle_pause_s)
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
         return NEVER

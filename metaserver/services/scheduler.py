@@ -207,7 +207,7 @@ class Scheduler:
                 totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), report)
         except JobFailed as failed:
             error = str(failed)
-        again_in_s = queue.finish(job, failed=bool(error))
+        again_in_s = queue.finish(job, failed=bool(error), idle=not totals)
         if (later_s := totals.pop(RECHECK_AFTER, 0.0)) > 0:
             queue.put(job, delay_s=later_s)
         seconds = self._clock.monotonic() - began_s

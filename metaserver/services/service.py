@@ -25,7 +25,7 @@ _PAUSE_S, _FILES_A_SECOND = 60.0, 1000
 
 class Job(msgspec.Struct, frozen=True):
     """Work on one table. Jobs with a lower `priority` run first. `pause_s`: least time until the service's next job of
-    the table."""
+    the table; `idle_pause_s`: the same after a job that found nothing to do, None if it is no other."""
 
     service: str
     namespace: NamespacePath
@@ -42,6 +42,7 @@ class Job(msgspec.Struct, frozen=True):
     fence: int | None = None
     """The fencing number of the lease under which it is started."""
     arguments: dict[str, Any] = {}
+    idle_pause_s: float | None = None
 
     @property
     def key(self) -> tuple[str, str]:

@@ -59,6 +59,23 @@ async def test_a_job_that_is_proposed_while_it_runs_runs_once_more_after_a_pause
     assert await taken(queue) is None
 
 
+async def test_a_job_that_found_nothing_rests_shorter_than_one_that_did_something() -> None:
+    now = Now()
+    queue = JobQueue(now, limit=QUEUE)
+    looks = Job("manifests", ("db",), "t", "uuid", pause_s=600.0, idle_pause_s=60.0)
+    for idle, pause_s in ((True, 60.0), (False, 600.0)):
+        queue.put(looks)
+        assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
+        queue.put(looks)
+        now.s += pause_s - 1
+        assert await taken(queue) is None
+        now.s += 1
+        assert queue.finish(await queue.take(), failed=False, idle=idle) == pause_s
+        now.s += pause_s
+    queue.put(a_job("t"))
+    assert queue.finish(await queue.take(), failed=False, idle=True) == 1.0
+
+
 async def test_failed_jobs_wait_twice_as_long_each_time_until_one_succeeds() -> None:
     now = Now()
     queue = JobQueue(now, limit=QUEUE)

@@ -175,7 +175,7 @@ def test_a_rewrite_of_manifests_is_proposed_after_a_change(
 ) -> None:
     job = ManifestRewriting(default=default).propose(ENTRY, a_table(properties, **totals))
     assert (job is not None) == proposed
-    assert job is None or job.pause_s == 600
+    assert job is None or (job.pause_s, job.idle_pause_s) == (600, 60)
 
 
 def a_history(*totals: dict[str, Any], statistics_of: int | None, columns: tuple[int, ...] = (1, 2)) -> TableMetadata:

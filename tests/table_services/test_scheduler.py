@@ -32,13 +32,14 @@ from tests.waits import until
 class EveryTable:
     unwanted: frozenset[str] | set[str] = frozenset()
 
-    def __init__(self, name: str = "every-table", pause_s: float = 1.0) -> None:
-        self.name, self.pause_s = name, pause_s
+    def __init__(self, name: str = "every-table", pause_s: float = 1.0, idle_pause_s: float | None = None) -> None:
+        self.name, self.pause_s, self.idle_pause_s = name, pause_s, idle_pause_s
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         if entry.name in self.unwanted:
             return None
-        return Job(self.name, entry.namespace, entry.name, entry.uuid, pause_s=self.pause_s)
+        key = (self.name, entry.namespace, entry.name, entry.uuid)
+        return Job(*key, pause_s=self.pause_s, idle_pause_s=self.idle_pause_s)
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
         return NEVER
@@ -209,6 +210,18 @@ async def test_a_job_that_leaves_something_for_later_runs_again_without_a_change
         recorder = Recorder(agains=2)
         async with scheduled(server, recorder, services=[EveryTable(pause_s=0.01)]):
             await until(lambda: recorder.outcomes == ["completed"] * 3)
+
+
+async def test_a_table_in_which_nothing_was_to_do_is_soon_looked_at_again(tmp_path: Path) -> None:
+    async with running(tmp_path, services_workers=0) as server:
+        await create(server, "db", "t")
+        recorder = Recorder()
+        async with scheduled(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
+            for looks in range(1, 4):
+                await until(lambda looks=looks: len(recorder.outcomes) == looks)
+                change = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"n": str(looks)}}]}
+                async with server.http.post(f"{server.url}/v1/namespaces/db/tables/t", json=change) as answer:
+                    assert answer.status == 200, await answer.text()
 
 
 async def test_services_that_rewrite_files_of_a_table_take_turns(

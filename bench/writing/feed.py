@@ -1,0 +1,369 @@
+"""A table that is fed by many small commits: does the server keep it in shape by its policy alone?
+
+Stock PyIceberg appends 500 small files to an unpartitioned table, which the server clusters by two columns, and whose
+snapshots, manifests and metadata it keeps few by the table's properties. No job is started by hand. A twin gets the
+same commits, and has no services. After every 25 commits both are looked at: their files, the number of files that hold
+the place of a row (the depth of the clustering), manifests and metadata, and how long a plan takes. In the end both
+tables are read: the rows must be those that were appended.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+
+from bench.report import OURS, Report, Row
+from bench.writing.writers import AnswersDiffer
+from seamark.connector.client.catalog import create_namespace, create_table
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT
+from seamark.connector.read.scans import bound_filter, scan
+from seamark.connector.read.tables import ScanTask, open_table, plan
+from tests.services.seamark import Seamark
+
+COMMITS, ROWS, EVERY = 500, 2_000, 25
+QUICK_COMMITS, QUICK_EVERY = 20, 10
+PAUSE_S = 0.4
+"""From the begin of a commit to that of the next. A minute passes between two rewrites of a table, so a faster feed has
+more files at a time that no rewrite has seen."""
+PLANS, QUICK_PLANS = 15, 4
+"""Of each kind at each look."""
+TARGET_BYTES = 1 << 20
+MAX_AGE_MS = 30_000
+VERSIONS = 20
+UNKEPT = "no services"
+TABLES = {OURS: "bench.fed", UNKEPT: "bench.twin"}
+PROPERTIES = {
+    "write.target-file-size-bytes": str(TARGET_BYTES),
+    "seamark.clustering.columns": "customer, item",
+    "seamark.manifests.enabled": "true",
+    "seamark.expiration.enabled": "true",
+    "history.expire.max-snapshot-age-ms": str(MAX_AGE_MS),
+    "write.metadata.previous-versions-max": str(VERSIONS),
+    "write.metadata.delete-after-commit.enabled": "true",
+}
+CUSTOMERS, ITEMS = 20_000, 50_000
+SHARE = 0.05
+"""Of the items, and of the customers, in a range."""
+SETTLED_S = 150.0
+HELD = 1.5
+"""A value is held if it grows by at most this factor from the first half of the commits to the second; a plan, from the
+second fifth of the commits to the last."""
+_FIELDS = (("id", "long"), ("customer", "long"), ("item", "long"), ("price", "double"), ("note", "string"))
+_SCHEMA = pa.schema(
+    [("id", pa.int64()), ("customer", pa.int64()), ("item", pa.int64()), ("price", pa.float64()), ("note", pa.string())]
+)
+
+
+@dataclass
+class Look:
+    """A table after a number of commits. `depth`: files that may hold a row with the customer and the item of one.
+    `opened`: bytes of the files in the plan of a customer, and of a range, in percent of the table."""
+
+    commits: int
+    files: int
+    median_bytes: float
+    full: float
+    """The part of the table's bytes, in percent, that is in files of at least half the target size."""
+    manifests: int
+    metadata_bytes: int
+    metadata_files: int
+    snapshots: int
+    depth: float = 0.0
+    opened: dict[str, float] = field(default_factory=dict)
+    plan_ms: dict[str, list[float]] = field(default_factory=dict)
+    pyiceberg_ms: float = 0.0
+
+
+@dataclass
+class Feed:
+    """What was appended, the oracle of both tables."""
+
+    rng: np.random.Generator
+    batches: list[pa.Table] = field(default_factory=list)
+
+    def next(self) -> pa.Table:
+        first = ROWS * len(self.batches)
+        customers = (CUSTOMERS * self.rng.random(ROWS) ** 2).astype(np.int64)
+        items = self.rng.integers(0, ITEMS, ROWS)
+        prices = self.rng.integers(1, 1_000_000, ROWS) / 100
+        notes = [f"order {number:024x}" for number in self.rng.integers(0, 1 << 60, ROWS).tolist()]
+        self.batches.append(pa.table([np.arange(first, first + ROWS), customers, items, prices, notes], schema=_SCHEMA))
+        return self.batches[-1]
+
+    @property
+    def rows(self) -> pa.Table:
+        return pa.concat_tables(self.batches)
+
+    def conditions(self) -> dict[str, str]:
+        """Of a row, of a customer that has rows, and of two ranges."""
+        batch = self.batches[int(self.rng.integers(len(self.batches)))]
+        row = batch.slice(int(self.rng.integers(ROWS)), 1).to_pylist()[0]
+        customer, item = row["customer"], row["item"]
+        return {
+            "row": f"customer = {customer} AND item = {item}",
+            "point": f"customer = {customer}",
+            "range": f"customer BETWEEN {customer} AND {customer + int(SHARE * CUSTOMERS)} AND "
+            f"item BETWEEN {item} AND {item + int(SHARE * ITEMS)}",
+        }
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    commits, every, plans = (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, EVERY, PLANS)
+    report = Report("writing_feed", "Does a server keep a table in shape that is fed by many small commits?")
+    report.peer = "the same table without table services"
+    looks: dict[str, list[Look]] = {name: [] for name in TABLES}
+    # PyIceberg deletes old metadata files too, and warns of those that the server has deleted.
+    logging.getLogger("pyiceberg").setLevel(logging.ERROR)
+    feed = Feed(np.random.default_rng(1))
+    with (
+        Seamark(folder, env={"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_SERVICES_WORKERS": "1"}) as server,
+        closing(IndexClient(server.base_url)) as client,
+    ):
+        catalog = load_catalog("sea", type="rest", uri=server.base_url)
+        create_namespace(client, "bench", {})
+        for name, table in TABLES.items():
+            _create(client, table, PROPERTIES if name == OURS else {})
+        tables = {name: catalog.load_table(table) for name, table in TABLES.items()}
+        append_s: dict[str, list[float]] = {name: [] for name in TABLES}
+        failures: list[str] = []
+        for number in range(1, commits + 1):
+            began_s = time.perf_counter()
+            batch = feed.next()
+            for name, table in tables.items():
+                append_s[name].append(_timed(partial(_append, table, batch, failures)))
+            if number % every == 0:
+                _look(folder, client, catalog, feed, looks, number, plans)
+            elif not quick:
+                time.sleep(max(0.0, PAUSE_S - (time.perf_counter() - began_s)))
+        settled_s = _timed(lambda: _settle(client))
+        _look(folder, client, catalog, feed, looks, commits, plans)
+        if failures:
+            raise AnswersDiffer(f"{len(failures)} appends failed, the first: {failures[0]}")
+        _check(client, catalog, feed)
+        runs = [run.summary for run in client.timeline(TABLES[OURS], action="maintenance")]
+        fed_bytes = _data_bytes(client, TABLES[UNKEPT])
+    _fill(report, looks, append_s)
+    totals = [run["totals"] for run in runs if run.get("totals")]
+    written_bytes = sum(total.get("bytes_after", 0) for total in totals)
+    case = f"{commits} commits of {ROWS:,} rows"
+    for measure, unit, value, goal in (
+        ("bytes that services wrote, for each appended byte", "", written_bytes / fed_bytes, 5.0),
+        ("failed commits", "", float(len(failures)), 0.0),
+        ("failed jobs", "", float(sum("error" in run for run in runs)), 0.0),
+        ("from the last commit until no file is left to cluster", "s", settled_s, None),
+    ):
+        report.rows.append(Row(case, measure, unit, {OURS: value}, peer=UNKEPT, goal=goal))
+    _annotate(report, looks, runs, fed_bytes)
+    return report
+
+
+def _timed(work: Callable[[], object]) -> float:
+    """Seconds."""
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+def _create(client: IndexClient, table: str, properties: dict[str, str]) -> None:
+    fields = [
+        {"id": number, "name": name, "type": kind, "required": False} for number, (name, kind) in enumerate(_FIELDS, 1)
+    ]
+    schema = {"type": "struct", "schema-id": 0, "fields": fields}
+    create_table(client, table, schema, properties={"format-version": "2", **properties})
+
+
+def _append(table: Any, batch: pa.Table, failures: list[str]) -> None:
+    try:
+        table.append(batch)
+    except Exception as error:  # noqa: BLE001  a failed append is a result of this bench
+        failures.append(f"{type(error).__name__}: {error}")
+
+
+def _settle(client: IndexClient) -> None:
+    """Waits until no service has files to cluster."""
+    until_s = time.perf_counter() + SETTLED_S
+    while any(problem["problem"] == "unclustered files" for problem in client.health(TABLES[OURS])["problems"]):
+        if time.perf_counter() > until_s:
+            raise AnswersDiffer(f"files of the table are not clustered after {SETTLED_S:.0f} s")
+        time.sleep(0.5)
+
+
+# What is measured
+
+
+def _look(
+    folder: Path,
+    client: IndexClient,
+    catalog: Catalog,
+    feed: Feed,
+    looks: dict[str, list[Look]],
+    commits: int,
+    plans: int,
+) -> None:
+    taken = {name: _shape(folder, client, table, commits) for name, table in TABLES.items()}
+    depths: dict[str, list[int]] = {name: [] for name in TABLES}
+    opened: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
+    for turn in range(plans):
+        for kind, where in feed.conditions().items():
+            # In either order, so that the plan of no table always comes first.
+            for name in list(TABLES)[:: 1 if turn % 2 else -1]:
+                tasks, total_bytes, seconds = _plan(client, TABLES[name], where)
+                taken[name].plan_ms.setdefault(kind, []).append(1000 * seconds)
+                if kind == "row":
+                    depths[name].append(len(tasks))
+                else:
+                    opened[name][kind].append(100 * sum(task.size_bytes for task in tasks) / total_bytes)
+    counts = {name: scan(client, table, ["id"], where).to_arrow().num_rows for name, table in TABLES.items()}
+    expected = _count(feed.rows, where)
+    if any(count != expected for count in counts.values()):
+        raise AnswersDiffer(f"{expected:,} rows match {where}; the tables have {counts}")
+    for name, look in taken.items():
+        table = catalog.load_table(TABLES[name])
+        look.pyiceberg_ms = 1000 * _timed(lambda table=table: list(table.scan("customer = 7").plan_files()))
+        look.depth = statistics.fmean(depths[name])
+        look.opened = {kind: statistics.fmean(shares) for kind, shares in opened[name].items()}
+        looks[name].append(look)
+
+
+def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> Look:
+    health = client.health(table)
+    sizes = np.array(client.files(table)["file_size_in_bytes"].to_pylist())
+    metadata = list((folder / "warehouse").glob(f"{table.replace('.', '/')}*/metadata/*.metadata.json"))
+    return Look(
+        commits,
+        health["files"],
+        float(np.median(sizes)),
+        100 * float(sizes[sizes >= TARGET_BYTES / 2].sum() / sizes.sum()),
+        health["manifests"],
+        health["metadata-size-in-bytes"],
+        len(metadata),
+        health["snapshots"],
+    )
+
+
+def _plan(client: IndexClient, table: str, where: str) -> tuple[list[ScanTask], int, float]:
+    """The tasks, the bytes of the table, and the seconds: as a reader has it, with the load of the table."""
+    began_s = time.perf_counter()
+    opened = open_table(client, table, CURRENT)
+    tasks = list(plan(client, opened, bound_filter(where, opened)))
+    seconds = time.perf_counter() - began_s
+    (snapshot,) = (one for one in opened.history if one.snapshot_id == opened.snapshot_id)
+    return tasks, int(snapshot.summary_map()["total-files-size"]), seconds
+
+
+def _data_bytes(client: IndexClient, table: str) -> int:
+    return sum(client.files(table)["file_size_in_bytes"].to_pylist())
+
+
+def _count(rows: pa.Table, where: str) -> int:
+    """By numpy, of a condition of two ranges."""
+    matching = np.ones(rows.num_rows, dtype=np.bool_)
+    words = where.split()
+    for place in (place for place, word in enumerate(words) if word == "BETWEEN"):
+        values = rows[words[place - 1]].to_numpy()
+        matching &= (values >= int(words[place + 1])) & (values <= int(words[place + 3]))
+    return int(matching.sum())
+
+
+def _check(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
+    """All rows of both tables, by our reader and by PyIceberg's."""
+    expected = feed.rows
+    for name, table in TABLES.items():
+        for reader, rows in (
+            ("ours", scan(client, table, _SCHEMA.names).to_arrow()),
+            ("PyIceberg", catalog.load_table(table).scan().to_arrow()),
+        ):
+            if not rows.sort_by("id").cast(_SCHEMA).combine_chunks().equals(expected.combine_chunks()):
+                raise AnswersDiffer(f"{reader} reads other rows of {name} than were appended: {rows.num_rows:,}")
+
+
+# What is reported
+
+
+def _fill(report: Report, looks: dict[str, list[Look]], append_s: dict[str, list[float]]) -> None:
+    fed = {name: of[:-1] for name, of in looks.items()}
+    fifth = max(1, len(fed[OURS]) // 5)
+
+    def add(case: str, measure: str, unit: str, values: dict[str, float], **options: Any) -> None:
+        report.rows.append(Row(case, measure, unit, values, peer=UNKEPT, **options))
+
+    shapes: dict[str, tuple[str, Callable[[Look], float]]] = {
+        "data files": ("", lambda look: look.files),
+        "depth": ("files", lambda look: look.depth),
+        "manifests": ("", lambda look: look.manifests),
+        "metadata file": ("kB", lambda look: look.metadata_bytes / 1000),
+        "metadata files": ("", lambda look: look.metadata_files),
+        "snapshots": ("", lambda look: look.snapshots),
+    }
+    middle = len(fed[OURS]) // 2
+    for measure, (unit, value) in shapes.items():
+        first = max(map(value, fed[OURS][:middle]))
+        most = {name: max(map(value, of[middle:])) for name, of in fed.items()}
+        add("most in the second half of the commits", measure, unit, most, goal=HELD * first)
+    last = {name: of[-1] for name, of in looks.items()}
+    for measure, (unit, value) in shapes.items():
+        add("in the end", measure, unit, {name: value(look) for name, look in last.items()})
+    add("in the end", "plan by PyIceberg alone", "ms", {name: look.pyiceberg_ms for name, look in last.items()})
+    full = {name: look.full for name, look in last.items()}
+    add("in the end", "bytes in files of half the target size or more", "%", full, lower_is_better=False)
+    for kind in ("point", "range"):
+        add("in the end", f"bytes opened, {kind}", "%", {name: look.opened[kind] for name, look in last.items()})
+    for kind in ("point", "range"):
+        for measure, quantile in (("p50", 0.5), ("p99", 0.99)):
+            took_ms = {name: _plan_ms(of[-fifth:], kind, quantile) for name, of in fed.items()}
+            add("last fifth of the commits", f"plan of a {kind}, {measure}", "ms", took_ms)
+    for kind in ("point", "range"):
+        # The first fifth is before the first jobs. Other work on the machine changes the p10 least.
+        growth = {
+            name: _plan_ms(of[-fifth:], kind, 0.1) / _plan_ms(of[fifth : 2 * fifth] or of[:1], kind, 0.1)
+            for name, of in fed.items()
+        }
+        add("last fifth beside the second", f"plan of a {kind}, p10", "×", growth, goal=HELD)
+    for measure, quantile in (("p50", 0.5), ("p99", 0.99)):
+        took_ms = {name: 1000 * float(np.quantile(of, quantile)) for name, of in append_s.items()}
+        add("all commits", f"append, {measure}", "ms", took_ms)
+
+
+def _plan_ms(looks: Iterable[Look], kind: str, quantile: float) -> float:
+    return float(np.quantile([took for look in looks for took in look.plan_ms[kind]], quantile))
+
+
+def _annotate(report: Report, looks: dict[str, list[Look]], runs: list[dict[str, Any]], fed_bytes: int) -> None:
+    ours = looks[OURS]
+    series: dict[str, Callable[[Look], str]] = {
+        "Data files": lambda look: f"{look.files}",
+        "Depth": lambda look: f"{look.depth:.1f}",
+        "Median file, in percent of the target": lambda look: f"{100 * look.median_bytes / TARGET_BYTES:.0f}",
+        "Percent of the bytes in files of half the target size or more": lambda look: f"{look.full:.0f}",
+        "Manifests": lambda look: f"{look.manifests}",
+        "Snapshots": lambda look: f"{look.snapshots}",
+        "Metadata file in kB": lambda look: f"{look.metadata_bytes / 1000:.0f}",
+        "Plan of a point, p50 in ms": lambda look: f"{statistics.median(look.plan_ms['point']):.1f}",
+        "Plan of a range, p50 in ms": lambda look: f"{statistics.median(look.plan_ms['range']):.1f}",
+        "Plan by PyIceberg alone in ms": lambda look: f"{look.pyiceberg_ms:.0f}",
+    }
+    report.notes += [
+        f"The feed is {fed_bytes / 1e6:.1f} MB, the target size {TARGET_BYTES >> 20} MiB. A commit begins "
+        f"{PAUSE_S} s after the one before. Snapshots expire after {MAX_AGE_MS // 1000} s. At least a minute passes "
+        "between two rewrites.",
+        "Depth: files that the plan of a row's customer and item opens. A plan includes the load of the table.",
+        f"Below: after {', '.join(str(look.commits) for look in ours[:-1])} commits, and in the end.",
+        *(f"{name}: {', '.join(map(show, ours))}." for name, show in series.items()),
+    ]
+    for service in sorted({run["service"] for run in runs}):
+        of = [run for run in runs if run["service"] == service]
+        written = sum(run.get("totals", {}).get("bytes_after", 0) for run in of)
+        seconds = sum(run["seconds"] for run in of)
+        report.notes.append(f"{service}: {len(of)} runs, {seconds:.1f} s, {written / 1e6:.1f} MB of data written.")
