@@ -35,3 +35,22 @@ async def running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterat
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+@asynccontextmanager
+async def running_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Runs `work` once in the background, at most until the end of the block. A failure is logged."""
+
+    async def once() -> None:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001  the server does not depend on it
+            _log.exception("background work failed unexpectedly", work=name)
+
+    task = asyncio.create_task(once(), name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

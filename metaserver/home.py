@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.wire import encode_json
@@ -229,7 +230,7 @@ def _describe_server(settings: Settings, lock: int) -> str:
     pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
     url = "still starting"
     with suppress(OSError, msgspec.DecodeError):
-        server = msgspec.json.decode((settings.home / SERVER_FILE_NAME).read_bytes(), type=dict[str, str | int])
+        server = from_json((settings.home / SERVER_FILE_NAME).read_bytes(), dict[str, str | int])
         if str(server.get("pid")) == pid:
             url = f"at {server.get('url')}"
     return f"process {pid or 'unknown'}, {url}"

@@ -36,7 +36,7 @@ from seamark.metaserver.api.app import build_app
 from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.parts import ServerParts
-from seamark.metaserver.background import running
+from seamark.metaserver.background import running, running_once
 from seamark.metaserver.catalog.catalog import open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.ownership.claims import claimed
@@ -62,6 +62,7 @@ from seamark.metaserver.index.files.indexes import open_indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.reachability import report_unreachable
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
@@ -364,11 +365,18 @@ def freeze_garbage() -> None:
 
 
 async def serve(
-    settings: Settings, sock: socket.socket, clock: Clock, on_ready: Callable[[], None], parent: int | None = None
+    settings: Settings,
+    sock: socket.socket,
+    clock: Clock,
+    on_ready: Callable[[], None],
+    parent: int | None = None,
+    *,
+    is_first: bool = True,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then drains. A second signal has no effect; SIGKILL stops immediately.
 
     `parent` is a file descriptor that becomes readable when the supervisor exits, so that a worker stops with it.
+    `is_first`: this worker reports what concerns all workers.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -391,6 +399,10 @@ async def serve(
         warn_of_plain_http(settings)
         _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.changed())
         on_ready()
+        if is_first:
+            await stack.enter_async_context(
+                running_once("warehouse", partial(report_unreachable, parts.objects, settings))
+            )
         await stop.wait()
         if parent is not None:
             loop.remove_reader(parent)
@@ -398,11 +410,18 @@ async def serve(
     _log.info("stopped", pid=os.getpid())
 
 
-def run(settings: Settings, sock: socket.socket, on_ready: Callable[[], None], parent: int | None = None) -> None:
-    """Runs one worker on its own event loop; returns after the drain."""
+def run(
+    settings: Settings,
+    sock: socket.socket,
+    on_ready: Callable[[], None],
+    parent: int | None = None,
+    *,
+    is_first: bool = True,
+) -> None:
+    """Runs one worker on its own event loop; returns after the drain. Parameters as in `serve`."""
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, sock, SystemClock(), on_ready, parent))
+        runner.run(serve(settings, sock, SystemClock(), on_ready, parent, is_first=is_first))
 
 
 async def _flush(usage: ColumnUsage) -> None:

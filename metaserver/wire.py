@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
 
 NAMESPACE_SEPARATOR = "\x1f"
@@ -55,7 +56,7 @@ def decode_json(body: bytes, what: str) -> Any:
 def decode_as(body: bytes, shape: type[T], what: str) -> T:
     """JSON of the msgspec type `shape`. BadRequest with `what` and the invalid field."""
     try:
-        return msgspec.json.decode(body, type=shape)
+        return from_json(body, shape)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"{what} is malformed: {error}") from None
 

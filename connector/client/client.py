@@ -31,6 +31,7 @@ from seamark.connector.client.values import (
     LoadedTable,
     PlanTable,
 )
+from seamark.metaserver.decoding import from_json, from_values
 from seamark.metaserver.tls import trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
@@ -198,7 +199,7 @@ class SeamarkClient:
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
         answer = self._request("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
         try:
-            found = msgspec.json.decode(answer, type=_LoadTableResult)
+            found = from_json(answer, _LoadTableResult)
             location = str(msgspec.json.decode(found.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
             raise ServerFailed(f"{self.url} answered with something that is not a table: {error}") from None
@@ -384,7 +385,7 @@ class SeamarkClient:
 
     def _convert(self, found: Any, kind: type[T]) -> T:
         try:
-            return msgspec.convert(found, kind)
+            return from_values(found, kind)
         except msgspec.ValidationError as error:
             raise ServerFailed(f"{self.url} answered in another form than expected: {error}") from None
 

@@ -26,6 +26,7 @@ from seamark.connector.jobs.statements import (
     TableStatement,
 )
 from seamark.connector.write.replacements import BatchRunner, RewriteReport, run_here
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 
@@ -104,7 +105,7 @@ def main(given: Any = None) -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.nice(_NICE)
-    job = msgspec.json.decode((given or sys.stdin.buffer).read(), type=StatementJob)
+    job = from_json((given or sys.stdin.buffer).read(), StatementJob)
     answers.write(msgspec.json.encode(answer_of(job)))
     answers.flush()
 

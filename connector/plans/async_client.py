@@ -25,6 +25,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import table_path
 from seamark.connector.plans.conditions import Like
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.iceberg.expressions.expression import Expression
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json
 from seamark.metaserver.iceberg.metadata.properties import count_of
@@ -272,7 +273,7 @@ class Seamark:
         path = f"{table_path(wanted.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         try:
-            return msgspec.json.decode(raw, type=PlanTableResponse)
+            return from_json(raw, PlanTableResponse)
         except msgspec.MsgspecError as error:
             raise ServerFailed(f"{self.url} answered with something that is not a plan table: {error}") from None
 
@@ -306,7 +307,7 @@ class Seamark:
         except NotFound:
             return None
         try:
-            loaded = msgspec.json.decode(raw, type=_LoadedView)
+            loaded = from_json(raw, _LoadedView)
             metadata = loaded.metadata
             version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
             schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
@@ -337,7 +338,7 @@ class Seamark:
         path = f"{table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         try:
-            made = msgspec.json.decode(raw, type=_PlanView)
+            made = from_json(raw, _PlanView)
         except msgspec.MsgspecError as error:
             raise ServerFailed(f"{self.url} answered with something that is not a plan view: {error}") from None
         if made.name is None or made.plan_snapshot_id is None:
@@ -356,7 +357,7 @@ class Seamark:
         if known is not None and not raw:
             return known
         try:
-            metadata = msgspec.json.decode(raw, type=_Loaded).metadata
+            metadata = from_json(raw, _Loaded).metadata
             schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self.url} answered with something that is not a table: {error!r}") from None
@@ -383,7 +384,7 @@ class Seamark:
         """The prefix of Iceberg's REST routes."""
         _, raw = await self._ask("GET", "/v1/config")
         try:
-            config = msgspec.json.decode(raw, type=_Config)
+            config = from_json(raw, _Config)
         except msgspec.MsgspecError as error:
             raise ServerFailed(f"{self.url} answered with something that is not a configuration: {error}") from None
         prefix = {**config.defaults, **config.overrides}.get("prefix", "")

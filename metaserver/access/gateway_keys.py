@@ -21,6 +21,7 @@ import msgspec
 from seamark.cache.memory import MemoryCache
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.decoding import from_msgpack
 from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.objects.credentials import VendedKeys
 
@@ -99,7 +100,7 @@ class GatewayKeys:
             key = self._keyring.verifying(_PURPOSE, payload[:ID_BYTES])
             if key is None or not hmac.compare_digest(mac, _mac(key, b"token", payload)):
                 raise ValueError
-            grant = msgspec.msgpack.decode(payload[ID_BYTES:], type=ObjectGrant)
+            grant = from_msgpack(payload[ID_BYTES:], ObjectGrant)
         except (binascii.Error, ValueError, msgspec.MsgspecError):
             raise Forbidden("The session token was not issued by this catalog; load the table again") from None
         expected, secret = _pair(key, payload)

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from seamark.metaserver.access.protectors import KeyProtector, WrongKey, open_protector
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.decoding import from_msgpack
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.port import PointerStore
@@ -161,7 +162,7 @@ def _protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtecto
 
 async def _unseal(protector: KeyProtector, stored: bytes) -> tuple[SigningKey, ...]:
     try:
-        return msgspec.msgpack.decode(await protector.open(stored, _ABOUT), type=tuple[SigningKey, ...])
+        return from_msgpack(await protector.open(stored, _ABOUT), tuple[SigningKey, ...])
     except WrongKey as error:
         raise ConfigError(
             f"The signing keys in the database are encrypted with the key {error}, not with that of "

@@ -13,6 +13,7 @@ from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import Principal, Role
 from seamark.metaserver.access.signed_claims import opened, signed
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.decoding import from_msgpack
 from seamark.metaserver.errors import Unauthenticated
 from seamark.metaserver.store.model import Grant, NamespacePath
 
@@ -42,7 +43,7 @@ class ServiceTokens:
     def principal(self, token: str) -> tuple[Principal, int]:
         """(the principal, when its login ends in milliseconds). Unauthenticated for any other token."""
         try:
-            claims = msgspec.msgpack.decode(opened(self._keyring, _PURPOSE, token.removeprefix(PREFIX)), type=_Claims)
+            claims = from_msgpack(opened(self._keyring, _PURPOSE, token.removeprefix(PREFIX)), _Claims)
         except (ValueError, msgspec.DecodeError):
             raise Unauthenticated("The service token is not one of this server") from None
         if claims.expires_ms <= self._clock.now_ms():

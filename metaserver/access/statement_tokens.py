@@ -14,6 +14,7 @@ from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import RANKS, Principal, Role
 from seamark.metaserver.access.signed_claims import opened, signed
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.decoding import from_msgpack
 from seamark.metaserver.errors import BadRequest, Unauthenticated
 from seamark.metaserver.store.model import Grant, NamespacePath
 
@@ -52,7 +53,7 @@ class StatementTokens:
     def principal(self, token: str) -> tuple[Principal, int]:
         """(the principal, when its login ends in milliseconds). Unauthenticated for any other token."""
         try:
-            claims = msgspec.msgpack.decode(opened(self._keyring, _PURPOSE, token.removeprefix(PREFIX)), type=_Claims)
+            claims = from_msgpack(opened(self._keyring, _PURPOSE, token.removeprefix(PREFIX)), _Claims)
         except (ValueError, msgspec.DecodeError):
             raise Unauthenticated("The statement token is not one of this server") from None
         if claims.expires_ms <= self._clock.now_ms():

@@ -25,6 +25,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES, indexed
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import without_client_properties
@@ -98,7 +99,7 @@ class Documents:
         """The properties in the metadata file, including those that are not served. BadRequest when the file has no
         valid properties."""
         try:
-            return _PROPERTIES.decode(await self._read_json(location)).properties or {}
+            return from_json(await self._read_json(location), _Properties).properties or {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise BadRequest(f"{location} is not a metadata file of a table or view") from None
 
@@ -231,7 +232,6 @@ class _Properties(msgspec.Struct):
     properties: dict[str, str] | None = None
 
 
-_PROPERTIES = msgspec.json.Decoder(_Properties)
 M = TypeVar("M", TableMetadata, ViewMetadata)
 
 

@@ -14,6 +14,7 @@ from seamark.metaserver.catalog.ownership.claims import claim_folder
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.pointers import created_entry, swap_of
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
+from seamark.metaserver.decoding import from_values
 from seamark.metaserver.errors import BadRequest, CommitConflict
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
 from seamark.metaserver.store.model import EntryKind, NamespacePath
@@ -60,7 +61,7 @@ class Functions:
         requested_ms = self._parts.clock.now_ms()
         check_name(name, "function name")
         try:
-            checked = msgspec.convert(document, _Document)
+            checked = from_values(document, _Document)
         except msgspec.ValidationError as error:
             raise BadRequest(f"The function metadata is malformed: {error}") from None
         check_client_properties(checked.properties, "A function")

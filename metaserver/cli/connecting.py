@@ -24,6 +24,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_table
 from seamark.metaserver.cli.options import Misconfigured, address_options, load_settings, settings_flags
 from seamark.metaserver.cli.terminal import printable
+from seamark.metaserver.decoding import from_json
 
 _NAMES_MAX = 10_000
 """Names that are compared with one that does not exist."""
@@ -35,7 +36,7 @@ def served_at(config: Path | None, flags: dict[str, Any]) -> str:
     """The URL of the server with this home. Misconfigured when none is running."""
     path = load_settings(flags, config).home / "server.json"
     try:
-        return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["url"])
+        return str(from_json(path.read_bytes(), dict[str, Any])["url"])
     except (OSError, KeyError, msgspec.DecodeError):
         home = printable(shlex.quote(str(path.parent)))
         raise Misconfigured(

@@ -32,6 +32,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.metaserver.cli.options import CONTEXT
 from seamark.metaserver.cli.terminal import print_bars, show_count
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.decoding import from_json
 
 NAMESPACE, TABLE, INDEX = "demo", "demo.events", "by_user"
 DEFINITION = "bloom(user_id, fpp=0.001)"
@@ -124,7 +125,7 @@ def _url(process: subprocess.Popen[bytes], server_json: Path, log: Path) -> str:
     ends_s = _CLOCK.monotonic() + START_S
     while process.poll() is None and _CLOCK.monotonic() < ends_s:
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-            return str(msgspec.json.decode(server_json.read_bytes(), type=dict[str, object])["url"])
+            return str(from_json(server_json.read_bytes(), dict[str, object])["url"])
         time.sleep(0.05)
     last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
     raise click.ClickException(f"The server did not start:\n{last}")

@@ -27,6 +27,7 @@ from seamark.connector.client.storage import confine
 from seamark.connector.jobs.jobs import JOBS
 from seamark.connector.write.replacements import BatchRunner
 from seamark.metaserver.api.http.observability.logs import configure_logging
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
 from seamark.metaserver.services.service import JobProgress, Report
 from seamark.metaserver.settings import Settings
@@ -64,7 +65,7 @@ def main() -> None:
         answers.flush()
 
     while True:
-        request = msgspec.json.decode(requests.get(), type=JobRequest)
+        request = from_json(requests.get(), JobRequest)
         answer(run(request, lambda progress: answer(JobAnswer(progress=progress))))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from seamark.metaserver.cli.job_worker import run
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
 from seamark.metaserver.services.launching.spark_submit import ALIVE, ANSWER, PROGRESS, REQUEST
 from seamark.metaserver.services.service import JobProgress
@@ -20,7 +21,7 @@ def main() -> None:
     """Runs one job, and leaves its answer in the folder."""
     folder = Path(sys.argv[1])
     threading.Thread(target=_end_with_server, args=(folder / ALIVE,), daemon=True).start()
-    request = msgspec.json.decode((folder / REQUEST).read_bytes(), type=JobRequest)
+    request = from_json((folder / REQUEST).read_bytes(), JobRequest)
     # PySpark is an optional dependency, which only this process needs.
     rewrites = importlib.import_module("seamark.connector.spark.rewrites")
     with rewrites.session_rewrites(request.folders, request.umask) as runner:

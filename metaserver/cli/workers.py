@@ -189,7 +189,8 @@ def _work(settings: Settings, number: int, pipe: Connection) -> None:
     try:
         sock = bind(settings, shared=True)
         supervisor = multiprocessing.parent_process()
-        run(settings, sock, lambda: pipe.send("ready"), supervisor.sentinel if supervisor is not None else None)
+        parent = supervisor.sentinel if supervisor is not None else None
+        run(settings, sock, lambda: pipe.send("ready"), parent, is_first=number == 0)
     except ConfigError as error:
         pipe.send(f"config:{error.message}")
         raise SystemExit(EXIT_CONFIG) from None

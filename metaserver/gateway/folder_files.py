@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import msgspec
 from awscrt import checksums
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import ObjectMissing
 from seamark.metaserver.gateway.conditions import check_write
 from seamark.metaserver.gateway.s3_errors import S3Error
@@ -62,7 +63,7 @@ def etag_of(status: os.stat_result) -> str:
 def describe(descriptor: int) -> FileInfo:
     status = os.fstat(descriptor)
     try:
-        headers = msgspec.json.decode(os.getxattr(descriptor, ATTRIBUTE), type=dict[str, str])
+        headers = from_json(os.getxattr(descriptor, ATTRIBUTE), dict[str, str])
     except (OSError, msgspec.MsgspecError):
         headers = {}
     return FileInfo(status.st_size, status.st_mtime_ns, etag_of(status), headers)

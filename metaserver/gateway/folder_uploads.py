@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import RetryLater, TooManyRequests
 from seamark.metaserver.gateway.folder_files import FileInfo, Staging, copy_bytes, etag_of
 from seamark.metaserver.gateway.s3_errors import S3Error
@@ -119,7 +120,7 @@ class Uploads:
                 for part in chosen:
                     with _opened(os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)) as source:
                         copy_bytes(source, descriptor, 0, part.size)
-                headers = msgspec.json.decode(Path(folder, _HEADERS).read_bytes(), type=dict[str, str])
+                headers = from_json(Path(folder, _HEADERS).read_bytes(), dict[str, str])
                 self._staging.seal(descriptor, headers)
             published = self._staging.publish(staged, *target, conditions)
         except FileNotFoundError:

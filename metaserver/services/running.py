@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.services.jobs import JobQueue
 from seamark.metaserver.services.service import Job, JobProgress, Report
 from seamark.metaserver.store.lease import SERVICES
@@ -113,6 +114,6 @@ async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
     """As of the last renewal of the lease; empty if no replica runs table services, or one of another version does."""
     state = await store.lease_state(SERVICES, now_ms)
     try:
-        return msgspec.json.decode(state, type=JobsState) if state else JobsState()
+        return from_json(state, JobsState) if state else JobsState()
     except msgspec.DecodeError:
         return JobsState()

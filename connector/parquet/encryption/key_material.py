@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper
 from seamark.connector.parquet.encryption.modules import KEY_BYTES, NONCE_BYTES
+from seamark.metaserver.decoding import from_json
 
 _TYPE = "PKMT1"
 _DEFAULT = "DEFAULT"
@@ -44,7 +45,7 @@ class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=Tru
         if not metadata or len(metadata) > _METADATA_BYTES_MAX:
             raise KeyUnavailable(f"its key metadata of {len(metadata or b''):,} bytes is not of parquet's key tools")
         try:
-            material = msgspec.json.decode(metadata, type=KeyMaterial)
+            material = from_json(metadata, KeyMaterial)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise KeyUnavailable("its key metadata is not of parquet's key tools") from None
         if material.key_material_type != _TYPE:

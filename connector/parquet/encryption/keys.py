@@ -21,6 +21,7 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey, OpenedFooter
 from seamark.connector.parquet.encryption.key_material import KeyMaterial, KeyReference, unwrapped, wrapped
 from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper, Kms, MasterKeyFile
+from seamark.metaserver.decoding import from_json
 
 KEY_FILE = "SEAMARK_PARQUET_KEY_FILE"
 """Environment variable: the path of a file with master keys."""
@@ -157,7 +158,7 @@ def keys_of_environment(environment: Mapping[str, str] | None = None) -> Parquet
 
 def _read_key_file(path: Path) -> _KeyFile:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_KeyFile)
+        return from_json(path.read_bytes(), _KeyFile)
     except OSError as error:
         raise BadRequest(f"The key file {path} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):

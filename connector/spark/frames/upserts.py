@@ -71,6 +71,7 @@ from seamark.connector.write.upserts import (
     read_scope,
     upsert,
 )
+from seamark.metaserver.decoding import from_msgpack
 from seamark.metaserver.iceberg.expressions.expression import TRUE, any_of
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json
 from seamark.metaserver.iceberg.metadata.bucket_counts import bucket_fields
@@ -389,7 +390,7 @@ def _prepared(
     distribution = RowDistribution.of(opened, fields, rows, cores, request.strategy)
     work = UpsertTask(client, opened, target, request, _mode(request, target), distribution)
     copies = work.mode == COPY_ON_WRITE
-    results = [msgspec.msgpack.decode(packed, type=_Result) for packed in collect_results(run_tasks(df, work))]
+    results = [from_msgpack(packed, _Result) for packed in collect_results(run_tasks(df, work))]
     data = WrittenFiles.joined(result.written for result in results)
     if request.strategy == EQUALITY:
         blind = WrittenDeletes(tuple(file for result in results for file in result.equality_deletes))

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from seamark.connector.trino.protocol.sessions import PARTITION_FILTER
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.wire import PLAN_MARK
 
 _SUBQUERY = re.compile(r"\bselect\b|\btable\b", re.IGNORECASE)
@@ -81,7 +82,7 @@ class _Query(msgspec.Struct, rename="camel"):
 def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
     """Decides by the answer to `GET /v1/query/{id}?pruned=true` for the rewritten statement."""
     try:
-        query = msgspec.json.decode(answer, type=_Query)
+        query = from_json(answer, _Query)
     except msgspec.MsgspecError:
         return RuleDecision.UNKNOWN
     tables = query.referenced_tables
@@ -99,7 +100,7 @@ def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
 def columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
     """The columns that a statement reads of each table, by the same answer; empty if it is not understood."""
     try:
-        query = msgspec.json.decode(answer, type=_Query)
+        query = from_json(answer, _Query)
     except msgspec.MsgspecError:
         return {}
     found: dict[TableName, frozenset[str]] = {}

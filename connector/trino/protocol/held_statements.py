@@ -28,6 +28,7 @@ from yarl import URL
 
 from seamark.connector.trino.protocol.access_rules import RuleDecision
 from seamark.connector.trino.protocol.forwarder import read_at_most
+from seamark.metaserver.decoding import from_json
 
 INSPECTED_BYTES = 1 << 16
 """Maximum size of an answer that is decoded. A longer answer has rows."""
@@ -213,7 +214,7 @@ def _results(response: aiohttp.ClientResponse, body: bytes) -> _Results | None:
     if response.status != 200:
         return None
     try:
-        return msgspec.json.decode(body, type=_Results)
+        return from_json(body, _Results)
     except msgspec.MsgspecError:
         return None
 

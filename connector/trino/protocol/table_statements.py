@@ -46,6 +46,7 @@ from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecisi
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator
 from seamark.connector.trino.protocol.forwarder import read_at_most
 from seamark.connector.trino.protocol.sessions import Session, session_of
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.wire import encode_json
 
 PATH = f"{PROXY_PATH}/statements"
@@ -292,7 +293,7 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
             process.kill()
             await process.wait()
     try:
-        return msgspec.json.decode(output, type=StatementAnswer)
+        return from_json(output, StatementAnswer)
     except msgspec.MsgspecError:
         return StatementAnswer(error=f"The process of the job ended with status {process.returncode}")
 
@@ -331,7 +332,7 @@ async def _run_at_trino(statement: str, send: Send) -> str:
             text = " ".join(body[:200].decode("utf-8", "replace").split())
             raise NotAllowed(_error("PERMISSION_DENIED", f"Trino answered HTTP {response.status}: {text}"))
         try:
-            answer = msgspec.json.decode(body, type=dict[str, Any])
+            answer = from_json(body, dict[str, Any])
         except msgspec.MsgspecError:
             raise aiohttp.ClientPayloadError("the answer is not JSON") from None
         if isinstance(answer.get("error"), Mapping):

@@ -29,6 +29,7 @@ from seamark.metaserver.commit.changes.change import (
 )
 from seamark.metaserver.commit.native.commit_result import CommitResult
 from seamark.metaserver.commit.publication import pointer_moved
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest, NotFound
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import of_id
@@ -229,7 +230,7 @@ async def _located(call: Call, response: web.Response, namespace: NamespacePath,
     if response.status != 200:
         return response
     assert isinstance(response.body, bytes)
-    recorded = msgspec.json.decode(response.body, type=dict[str, Any])
+    recorded = from_json(response.body, dict[str, Any])
     if _LOCATION in recorded:
         return response
     try:

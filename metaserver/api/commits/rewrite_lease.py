@@ -14,6 +14,7 @@ from aiohttp import web
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, STORE
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import CommitConflict
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import REWRITE, TakeLease
@@ -83,7 +84,7 @@ async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLe
 async def _held(call: Call, name: str, now_ms: int) -> _Holder | None:
     """None if no job has the lease, or a server of another version wrote it."""
     try:
-        return msgspec.json.decode(await call.app[STORE].lease_state(name, now_ms), type=_Holder)
+        return from_json(await call.app[STORE].lease_state(name, now_ms), _Holder)
     except msgspec.DecodeError:
         return None
 

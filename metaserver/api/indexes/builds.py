@@ -43,6 +43,7 @@ from seamark.metaserver.api.indexes.index_state import (
     snapshots_named,
 )
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, defined_index
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest, CommitConflict
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.packing import Longs
@@ -326,7 +327,7 @@ def _token(call: Call, build: Build) -> _Token | None:
         return None
     try:
         packed = (call.app[PAGES].decode(text) or "").encode()
-        token = msgspec.json.decode(packed, type=_Token)
+        token = from_json(packed, _Token)
     except (BadRequest, msgspec.DecodeError):
         token = None
     if token is None or token.build != build.instant.id or token.row < 0 or not 0 <= token.at < len(token.snapshots):

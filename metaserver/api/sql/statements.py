@@ -38,6 +38,7 @@ from seamark.metaserver.api.sql.protocol import (
     StatementRequest,
 )
 from seamark.metaserver.api.sql.workers import StatementWorker, StatementWorkers
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest, ClientGone, Forbidden, NotFound
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import NamespacePath
@@ -265,7 +266,7 @@ class _Exchange:
         kind, content = await self._frame()
         if kind != HEAD:
             raise BadRequest("The statement has no answer")
-        head = msgspec.json.decode(content, type=StatementHead)
+        head = from_json(content, StatementHead)
         self._namespaces = head.namespaces
         if self._namespaces:
             call.allow(*self._namespaces)

@@ -24,6 +24,7 @@ from seamark.metaserver.api.sql.protocol import (
     StatementError,
     StatementRequest,
 )
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import (
     BadRequest,
     Forbidden,
@@ -91,7 +92,7 @@ class StatementWorker:
                 "allow. Read fewer rows or columns"
             ) from None
         if kind == ERROR:
-            error = msgspec.json.decode(content, type=StatementError)
+            error = from_json(content, StatementError)
             raise _ERRORS.get(error.status, BadRequest if error.status < 500 else StorageError)(error.message)
         return kind, content
 

@@ -11,6 +11,7 @@ from seamark.metaserver.cli.installation.engine_files import Finding
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import ConfigError, RetryLater, SeamarkError
 from seamark.metaserver.objects.locations import Warehouse
+from seamark.metaserver.objects.reachability import fix_of
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings import Settings
 
@@ -32,7 +33,7 @@ def check_warehouse(settings: Settings) -> Iterator[Finding]:
         asyncio.run(_probe(settings, str(root)))
     except (SeamarkError, TimeoutError) as error:
         text = error.message if isinstance(error, SeamarkError) else f"no answer within {TIMEOUT_S:g} s"
-        yield Finding("warehouse", f"{root} cannot be written: {text}", _fix(root.scheme, error), is_fault=True)
+        yield Finding("warehouse", f"{root} cannot be written: {text}", fix_of(root.scheme, error), is_fault=True)
     else:
         yield Finding("warehouse", f"{root} can be written and read")
 
@@ -58,13 +59,3 @@ async def _probe(settings: Settings, root: str) -> None:
                 raise RetryLater("an object was read that differs from what was written")
         finally:
             await objects.delete(location)
-
-
-def _fix(scheme: str, error: Exception) -> str:
-    if scheme == "file":
-        return "Let the account of the server write this folder, or set --warehouse to another folder"
-    if isinstance(error, RetryLater | TimeoutError):
-        return "Set --s3-endpoint to the address of the store, and check that it runs and that this machine reaches it"
-    return (
-        "Check that the bucket exists, and that SEAMARK_S3_ACCESS_KEY_ID and SEAMARK_S3_SECRET_ACCESS_KEY may write it"
-    )

@@ -49,6 +49,7 @@ from seamark.metaserver.api.sql.protocol import (
     TableRead,
 )
 from seamark.metaserver.cli.sql import landlock
+from seamark.metaserver.decoding import from_json
 
 _NICE = 5
 _IMPORTED_BY_DUCKDB = ("pandas", "pyarrow.dataset", "zoneinfo", "encodings.idna", "_strptime")
@@ -169,7 +170,7 @@ def _run_child(given: int, taken: int, *, memory_bytes: int, time_s: float) -> N
     with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(taken, "wb", closefd=False) as out:
         line = source.readline()
         if line:
-            request = msgspec.json.decode(line, type=StatementRequest)
+            request = from_json(line, StatementRequest)
             threading.Thread(target=_end_with_server, args=(source,), daemon=True).start()
             run(request, StatementAnswers(out, request.bytes_max))
         os._exit(0)  # a thread of DuckDB or Arrow may still run

@@ -20,6 +20,7 @@ from seamark.cache.disk import DiskTier
 from seamark.cache.memory import SharedCache
 from seamark.cache.sizes import object_bytes
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.decoding import from_msgpack
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.caching.write_versions import WriteVersions
 
@@ -138,7 +139,7 @@ class Records:
         if data is None:
             return None
         try:
-            record = msgspec.msgpack.decode(data, type=ObjectRecord)
+            record = from_msgpack(data, ObjectRecord)
         except msgspec.MsgspecError:
             return None
         if record.location != location:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import Corrupt
 
 Part = bytes | bytearray | memoryview
@@ -134,7 +135,7 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
     if _tail(tail, location)[1] & _COMPRESSED:
         payload = memoryview(_inflated(payload, FOOTER_LIMIT_BYTES, f"{location}: the footer"))
     try:
-        decoded = msgspec.json.decode(payload, type=Footer)
+        decoded = from_json(payload, Footer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"{location}: the footer cannot be read: {error}") from None
     for blob in decoded.blobs:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from seamark.metaserver.decoding import from_values
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
@@ -176,7 +177,7 @@ def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
     named = json.get("file-path") if isinstance(json, dict) else None
     with _naming(named if isinstance(named, str) and named else "without a file-path"):
         try:
-            parsed = msgspec.convert(json, _Json)
+            parsed = from_values(json, _Json)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         _check_text("file-path", parsed.file_path)

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.manifests._manifest import MISSING, execute
 from seamark.metaserver.iceberg.manifests.avro import Container, read_container
@@ -439,7 +440,7 @@ class _DecodedRows:
     def _declared_ids(self, width: int) -> list[int | None]:
         """The partition fields' ids in the header's spec, for a writer that omitted them from the schema."""
         try:
-            declared = msgspec.json.decode(self.container.metadata.get("partition-spec", ""), type=list[_Declared])
+            declared = from_json(self.container.metadata.get("partition-spec", ""), list[_Declared])
         except msgspec.DecodeError:
             declared = []
         if len(declared) != width:

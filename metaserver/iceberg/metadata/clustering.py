@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
 
 CLUSTERED_BY = "clustered-by"
@@ -80,7 +81,7 @@ def joins_of(properties: Mapping[str, str]) -> dict[str, JoinedTable]:
     if not text:
         return {}
     try:
-        found = msgspec.json.decode(text, type=dict[str, JoinedTable])
+        found = from_json(text, dict[str, JoinedTable])
     except msgspec.MsgspecError as error:
         raise BadRequest(
             f'{JOINS} is invalid ({error}); it must be like {{"customer": {{"table": "db.customers", "on": '
@@ -94,7 +95,7 @@ def joins_of(properties: Mapping[str, str]) -> dict[str, JoinedTable]:
 def _names(text: str) -> tuple[str, ...]:
     if text.startswith("["):
         try:
-            return msgspec.json.decode(text, type=tuple[str, ...])
+            return from_json(text, tuple[str, ...])
         except msgspec.MsgspecError:
             return ()
     return tuple(name.strip() for name in text.split(","))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
@@ -173,7 +174,7 @@ def _entries(text: str) -> Iterator[tuple[str, str]]:
     """Pairs of name and age; an empty name for what is none."""
     if text.startswith("{"):
         try:
-            listed = msgspec.json.decode(text, type=dict[str, str])
+            listed = from_json(text, dict[str, str])
         except msgspec.MsgspecError:
             yield "", ""
             return

@@ -11,6 +11,8 @@ from itertools import chain
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
+
 NAME_MAPPING = "schema.name-mapping.default"
 
 
@@ -28,7 +30,7 @@ NameMapping = tuple[MappedField, ...]
 def parse_name_mapping(text: str) -> NameMapping:
     """ValueError for an invalid name mapping."""
     try:
-        return msgspec.json.decode(text, type=NameMapping)
+        return from_json(text, NameMapping)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"the table's name mapping is invalid: {error}") from None
 

@@ -10,6 +10,7 @@ import binascii
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.types.reading import Int32, Int64
 
@@ -35,7 +36,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename
     def summary_map(self) -> dict[str, str]:
         """The summary including `operation`; empty if the snapshot has none or it is not a map of strings."""
         try:
-            return msgspec.json.decode(self.summary, type=dict[str, str])
+            return from_json(self.summary, dict[str, str])
         except msgspec.DecodeError:
             return {}
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_int, count_of
@@ -155,7 +156,7 @@ def _count(snapshot: Snapshot, names: tuple[str, ...]) -> int:
 def _names(text: str) -> tuple[str, ...]:
     if text.startswith("["):
         try:
-            return msgspec.json.decode(text, type=tuple[str, ...])
+            return from_json(text, tuple[str, ...])
         except msgspec.MsgspecError:
             return ("",)
     return tuple(name.strip() for name in text.split(","))

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest, Corrupt
 from seamark.metaserver.iceberg.metadata.metadata import FORMAT_VERSION_MAX, TableMetadata, check_invariants
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec, numbered
@@ -75,14 +76,13 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     metadata_log: tuple[MetadataLogEntry, ...] | UnsetType | None = UNSET
 
 
-_DECODER = msgspec.json.Decoder(_Table)
 _ENCODER = msgspec.json.Encoder()
 
 
 def decode_table(data: bytes, source: str) -> TableMetadata:
     """The metadata in a file's bytes, plain or gzipped. Corrupt with `source`, the file's location."""
     try:
-        return _from_json(_DECODER.decode(gunzip(data)))
+        return _from_json(from_json(gunzip(data), _Table))
     except RecursionError:
         raise Corrupt(f"{source} is not valid table metadata: it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError, zlib.error, BadRequest) as error:

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from seamark.metaserver.decoding import from_values
 from seamark.metaserver.errors import BadRequest
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -22,7 +23,7 @@ T = TypeVar("T")
 def read(value: object, kind: type[T], what: str) -> T:
     """`value` as a `kind`; `what` describes it in the error ("add-schema update"). Raises BadRequest."""
     try:
-        return msgspec.convert(value, kind)
+        return from_values(value, kind)
     except RecursionError:
         raise BadRequest(f"Invalid {what}: it is nested too deeply") from None
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError) as error:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest, Corrupt
 from seamark.metaserver.iceberg.metadata.table_json import gunzip
 from seamark.metaserver.iceberg.types.reading import Int32, Int64
@@ -78,14 +79,13 @@ class ViewMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True, rename=
         return next((schema for schema in self.schemas if schema.id == schema_id), None)
 
 
-_DECODER = msgspec.json.Decoder(ViewMetadata)
 _ENCODER = msgspec.json.Encoder()
 
 
 def decode_view(data: bytes, source: str) -> ViewMetadata:
     """The metadata in a file's bytes, plain or gzipped. Corrupt with `source`, the file's location."""
     try:
-        view = _DECODER.decode(gunzip(data))
+        view = from_json(gunzip(data), ViewMetadata)
         check_view_invariants(view)
     except RecursionError:
         raise Corrupt(f"{source} is not valid view metadata: it is nested too deeply") from None

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
+from seamark.metaserver.decoding import from_msgpack
 from seamark.metaserver.errors import CacheDamaged, Corrupt
 from seamark.metaserver.iceberg.types.values import Value
 from seamark.metaserver.index.blocks.derived import BlockMemory, Derived, K
@@ -114,7 +115,7 @@ class Block:
         if isal_zlib.crc32(directory) != checksum:
             raise Corrupt("The checksum of a cached block's directory does not match")
         try:
-            self._directory = msgspec.msgpack.decode(directory, type=_Directory)
+            self._directory = from_msgpack(directory, _Directory)
         except msgspec.DecodeError as error:
             raise Corrupt(f"The directory of a cached block cannot be read: {error}") from None
         self._arrays = data[aligned(HEAD.size + size) :]

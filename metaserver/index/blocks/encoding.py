@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
+from seamark.metaserver.decoding import from_json, from_values
 from seamark.metaserver.errors import BadRequest, Corrupt
 from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
@@ -95,7 +96,7 @@ def _schema_of(decoded: DecodedManifest) -> Schema:
 @lru_cache(maxsize=16)
 def _schema(text: str) -> Schema:
     """Cached, because the manifests of a snapshot share few schemas."""
-    schema = msgspec.json.decode(_normal(text), type=Schema)
+    schema = from_json(_normal(text), Schema)
     _ = schema.index
     return schema
 
@@ -110,11 +111,11 @@ def _normal(text: str) -> bytes:
 
 def _spec_of(decoded: DecodedManifest) -> PartitionSpec:
     try:
-        fields = msgspec.json.decode(decoded.metadata["partition-spec"], type=Any)
+        fields = from_json(decoded.metadata["partition-spec"], Any)
         if isinstance(fields, dict):
             fields = fields["fields"]
         spec_id = int(decoded.metadata.get("partition-spec-id", "0"))
-        return msgspec.convert({"spec-id": spec_id, "fields": fields}, type=PartitionSpec)
+        return from_values({"spec-id": spec_id, "fields": fields}, PartitionSpec)
     except (KeyError, ValueError, TypeError, msgspec.ValidationError) as error:
         raise Corrupt(
             f"The partition spec in the header of manifest {decoded.location} cannot be read: {error}"

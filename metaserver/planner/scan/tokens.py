@@ -23,6 +23,7 @@ import zlib
 import msgspec
 
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
+from seamark.metaserver.decoding import from_msgpack
 
 VERSION = 2
 _PURPOSE = "scan-planning"
@@ -116,7 +117,7 @@ def pack(request: PinnedRequest) -> bytes:
 
 
 def _unpack(packed: bytes) -> PinnedRequest:
-    return msgspec.msgpack.decode(zlib.decompress(packed), type=PinnedRequest)
+    return from_msgpack(zlib.decompress(packed), PinnedRequest)
 
 
 def page_count(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
 from seamark.metaserver.services.service import JOB_S_MAX, Job, JobFailed, JobProgress, Report
 
@@ -152,7 +153,7 @@ class SparkSubmit:
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         try:
-            return msgspec.json.decode((folder / ANSWER).read_bytes(), type=JobAnswer)
+            return from_json((folder / ANSWER).read_bytes(), JobAnswer)
         except FileNotFoundError:
             last = (folder / "output").read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
             why = " ".join(last.split())[-500:]
@@ -166,4 +167,4 @@ async def _ended(process: asyncio.subprocess.Process, progress: Path, report: Re
             async with asyncio.timeout(_POLL_S):
                 return await process.wait()
         with suppress(FileNotFoundError):
-            report(msgspec.json.decode(await asyncio.to_thread(progress.read_bytes), type=JobProgress))
+            report(from_json(await asyncio.to_thread(progress.read_bytes), JobProgress))

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
 from seamark.metaserver.services.service import JOB_S_MAX, Job, JobFailed, Report
 
@@ -101,7 +102,7 @@ class WorkerProcess:
                 code = await process.wait()
                 await self.close()
                 raise JobFailed(f"The worker process ended with code {code} during the job")
-            answer = msgspec.json.decode(line, type=JobAnswer)
+            answer = from_json(line, JobAnswer)
             if answer.progress is None:
                 return answer
             report(answer.progress)

@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.store.model import (
     AuditRecord,
@@ -66,7 +67,7 @@ class ColumnCoding(NamedTuple):
 def _json(what: str, kind: Any = Any) -> ColumnCoding:
     def decode(text: str) -> Any:
         try:
-            return msgspec.json.decode(text, type=kind)
+            return from_json(text, kind)
         except msgspec.DecodeError as error:
             raise Corrupt(f"The database's {what} is not JSON: {error}") from None
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from seamark.metaserver.api.http.describe import Parameter
+from seamark.metaserver.decoding import from_msgpack
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 
@@ -43,7 +44,7 @@ def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int |
     """(snapshot, place). BadRequest for a token of another request, or after the snapshot has expired."""
     try:
         packed = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        token = msgspec.msgpack.decode(packed, type=_Token)
+        token = from_msgpack(packed, _Token)
     except (binascii.Error, ValueError, msgspec.DecodeError):
         token = None
     if (

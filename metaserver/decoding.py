@@ -1,0 +1,61 @@
+"""JSON, MessagePack and plain values as typed values, in any thread.
+
+msgspec examines a type when it is first used, and publishes what it has found so far before it is complete: a second
+thread that decodes the same struct meanwhile ends the process with a segmentation fault (msgspec 0.22,
+`StructInfo_Convert`). So all types are examined here, one at a time. A finished decoder is safe in all threads.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+T = TypeVar("T")
+Part = bytes | bytearray | memoryview
+
+_examining = Lock()
+_json: dict[Any, msgspec.json.Decoder[Any]] = {}
+_msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+"""By type. The types are those that the code names, so the number of decoders is bounded."""
+
+
+@overload
+def from_json(data: Part | str, kind: type[T]) -> T: ...
+@overload
+def from_json(data: Part | str, kind: Any) -> Any: ...
+def from_json(data: Part | str, kind: Any) -> Any:
+    """msgspec.DecodeError, UnicodeDecodeError or RecursionError if `data` is not JSON of this type."""
+    decoder = _json.get(kind)
+    if decoder is None:
+        with _examining:
+            decoder = _json.setdefault(kind, msgspec.json.Decoder(kind))
+    return decoder.decode(data)
+
+
+@overload
+def from_msgpack(data: Part, kind: type[T]) -> T: ...
+@overload
+def from_msgpack(data: Part, kind: Any) -> Any: ...
+def from_msgpack(data: Part, kind: Any) -> Any:
+    """Raises the same errors as `from_json`."""
+    return _msgpack_decoder(kind).decode(data)
+
+
+@overload
+def from_values(value: object, kind: type[T]) -> T: ...
+@overload
+def from_values(value: object, kind: Any) -> Any: ...
+def from_values(value: object, kind: Any) -> Any:
+    """`value`, made of dicts, lists and scalars, as this type. msgspec.ValidationError, or RecursionError."""
+    _msgpack_decoder(kind)  # examines the type
+    return msgspec.convert(value, kind)
+
+
+def _msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    decoder = _msgpack.get(kind)
+    if decoder is None:
+        with _examining:
+            decoder = _msgpack.setdefault(kind, msgspec.msgpack.Decoder(kind))
+    return decoder

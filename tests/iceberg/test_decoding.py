@@ -1,0 +1,74 @@
+"""Types are examined by one thread at a time: msgspec ends the process when two threads first use a struct at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from seamark.metaserver.decoding import from_json, from_msgpack, from_values
+
+ROUNDS = 200
+"""Without the lock the process ended in the first ones in each of five runs."""
+FIRST_USE = f"""
+from __future__ import annotations  # as in our modules: msgspec evaluates the annotations, in Python
+import sys, types
+from threading import Barrier, Thread
+from seamark.metaserver.decoding import from_json, from_msgpack, from_values
+
+sys.setswitchinterval(1e-6)
+SOURCE = '''
+from __future__ import annotations
+import msgspec
+class Inner(msgspec.Struct):
+    a: int
+    b: str
+    c: list[int]
+class Outer(msgspec.Struct, rename="kebab"):
+    blobs: list[Inner]
+    properties: dict[str, str]
+    x_y: int | None = None
+'''
+VALUE = {{"blobs": [{{"a": 1, "b": "x", "c": [1]}}], "properties": {{"k": "v"}}, "x-y": 3}}
+import msgspec
+USES = [
+    (from_json, msgspec.json.encode(VALUE)), (from_msgpack, msgspec.msgpack.encode(VALUE)), (from_values, VALUE),
+] * 2
+for number in range({ROUNDS}):
+    module = types.ModuleType(f"round{{number}}")
+    sys.modules[module.__name__] = module
+    exec(SOURCE, module.__dict__)
+    start, seen = Barrier(len(USES)), []
+    def use(decode, given):
+        start.wait()
+        seen.append(msgspec.to_builtins(decode(given, module.Outer)))
+    threads = [Thread(target=use, args=each) for each in USES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [VALUE] * len(USES), seen
+print("done")
+"""
+
+
+def test_threads_that_first_use_a_struct_at_once_all_decode_it() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+class Point(msgspec.Struct):
+    x: int
+    y: int = 0
+
+
+def test_values_have_the_requested_type_or_the_error_names_the_field() -> None:
+    assert from_json(b'{"x": 1}', Point) == from_values({"x": 1}, Point) == Point(1)
+    assert from_msgpack(msgspec.msgpack.encode({"x": 1, "y": 2}), Point) == Point(1, 2)
+    assert from_json('[{"x": 1}]', list[Point]) == [Point(1)]
+    assert from_values({1: "a"}, dict[int, str]) == {1: "a"}
+    for decode, given in ((from_json, b'{"x": "1"}'), (from_values, {"x": "1"})):
+        with pytest.raises(msgspec.ValidationError, match=r"\$\.x"):
+            decode(given, Point)  # type: ignore[operator]

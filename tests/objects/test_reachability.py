@@ -1,0 +1,111 @@
+"""A server that starts over a store that is dead or refuses it says so once, with the fix, and says when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.objects import reachability
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.settings import Settings
+from tests.services.process import free_port, http_ok
+from tests.services.s3 import S3
+from tests.services.seamark import Seamark
+from tests.waits import until
+
+
+def settings_of(s3: S3, home: Path, bucket: str) -> Settings:
+    return Settings(
+        home=home,
+        warehouse=f"s3://{bucket}/lake",
+        s3_endpoint=s3.endpoint,
+        s3_access_key_id=s3.access_key,
+        s3_secret_access_key=s3.secret_key,
+        s3_region=s3.region,
+        storage_retries=0,
+    )
+
+
+async def reported(settings: Settings) -> list[dict[str, object]]:
+    """What is logged by the time of the first warning, or by the end."""
+    async with open_objects(settings, SystemClock()) as objects:
+        with structlog.testing.capture_logs() as events:
+            task = asyncio.create_task(reachability.report_unreachable(objects, settings))
+            await until(lambda: events or task.done())
+            task.cancel()
+    return [dict(event) for event in events]
+
+
+async def test_a_store_that_answers_is_not_mentioned(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
+    assert await reported(settings_of(s3, tmp_path, s3_bucket)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "fix"),
+    [
+        ({"s3_endpoint": "dead"}, "did not answer", "--s3-endpoint"),
+        ({"s3_secret_access_key": "wrong"}, "refused access", "SEAMARK_S3_SECRET_ACCESS_KEY"),
+        ({"warehouse": "s3://no-such-bucket/lake"}, "does not exist", "bucket exists"),
+    ],
+)
+async def test_one_line_names_the_endpoint_the_error_and_the_fix(
+    s3: S3, s3_bucket: str, tmp_path: Path, change: dict[str, str], error: str, fix: str
+) -> None:
+    if "s3_endpoint" in change:
+        change = {"s3_endpoint": f"http://127.0.0.1:{free_port()}"}
+    settings = replace(settings_of(s3, tmp_path, s3_bucket), **change)  # type: ignore[arg-type]
+    (event,) = await reported(settings)
+    assert event["log_level"] == "warning"
+    assert (event["warehouse"], event["endpoint"]) == (settings.warehouse, settings.s3_endpoint)
+    assert error in str(event["error"])
+    assert fix in str(event["fix"])
+    assert s3.secret_key not in str(event)
+
+
+class Returning:
+    """Storage that answers from the third ping on."""
+
+    pings = 0
+
+    async def ping(self) -> None:
+        self.pings += 1
+        if self.pings < 3:
+            raise TimeoutError
+
+
+async def test_it_is_said_once_and_again_when_the_store_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reachability, "INTERVAL_S", 0.0)
+    store: ObjectStore = Returning()  # type: ignore[assignment]
+    with structlog.testing.capture_logs() as events:
+        await reachability.report_unreachable(store, Settings(home=tmp_path))
+    assert [event["log_level"] for event in events] == ["warning", "info"]
+    assert "no answer within" in events[0]["error"]
+
+
+class Unready(Seamark):
+    """Started when it is alive and has warned."""
+
+    def _is_ready(self) -> bool:
+        return http_ok(f"{self.base_url}/healthz") and b"the warehouse is not usable" in self.log.read_bytes()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_over_a_dead_store_starts_and_says_so_in_one_line(tmp_path: Path, workers: str) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    env = {"SEAMARK_S3_ACCESS_KEY_ID": "a", "SEAMARK_S3_SECRET_ACCESS_KEY": "b", "SEAMARK_STORAGE_RETRIES": "0"}
+    flags = ("--s3-endpoint", dead, "--workers", workers)
+    with Unready(tmp_path, warehouse="s3://lake/warehouse", env=env, flags=flags) as server:
+        assert not http_ok(f"{server.base_url}/readyz")
+        assert server.terminate() == 0
+    lines = [line for line in server.log.read_text().splitlines() if "the warehouse is not usable" in line]
+    assert len(lines) == 1
+    assert dead in lines[0]
+    assert "Set --s3-endpoint" in lines[0]
