@@ -7,8 +7,6 @@ A mapping outlives its file: an evicted file stays readable while it is in use, 
 last view. The disk may therefore contain, in addition to the budget, what the processes' memory tiers use. A file that
 another program truncates while it is mapped kills its readers (SIGBUS), as with all mapped files; this module never
 truncates a file.
-
-Arrow maps the files, because CPython before 3.13 keeps a descriptor open for each mapping, and there are thousands.
 """
 
 from __future__ import annotations
@@ -22,11 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
-
 from seamark.cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
 from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, Unavailable, charge, file_name
-from seamark.cache.region import Region
+from seamark.cache.region import Region, map_file
 from seamark.cache.tier import Payload, TierStats, parts_of
 
 MAP_BYTES_MIN = 64 * 1024
@@ -341,10 +337,10 @@ def identity(key: str) -> bytes:
 
 def _read(path: Path, map_bytes_min: int) -> memoryview:
     """The bytes of the file, read-only: mapped and shared when large, without an open descriptor. OSError."""
-    if path.stat().st_size < map_bytes_min:
-        return memoryview(path.read_bytes())
-    with pa.memory_map(str(path), "r") as file:
-        return memoryview(file.read_buffer()).cast("B")
+    with path.open("rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size < map_bytes_min:
+            return memoryview(file.readall())
+        return map_file(file.fileno())
 
 
 def _read_resident(path: Path, flags: int) -> memoryview | None:

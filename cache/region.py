@@ -1,14 +1,18 @@
-"""Memory for a payload that a mapped file can replace in place.
+"""Mapped files, and memory for a payload that a mapped file can replace in place.
 
 A value that was just computed is in private memory, and its file on the disk has the same bytes. The file is then
 mapped over the memory: addresses in it stay valid, the private pages are freed, and of the file only the pages that are
 read again take memory, which processes share.
 
 The kernel replaces the mapping at once: a thread that reads meanwhile waits, and reads the same bytes.
+
+Mappings are made over memory, because CPython before 3.13 keeps a descriptor open for each mapping, and there are
+thousands. Arrow's mappings have no descriptor either, but nothing can advise the kernel about them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -17,6 +21,7 @@ from collections.abc import Sequence
 from seamark.cache.envelope import HEADER_BYTES
 
 _MAP_FIXED = 0x10
+_SMALL_PAGES: int | None = getattr(mmap, "MADV_NOHUGEPAGE", None)
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -44,9 +49,25 @@ class Region:
         """Maps a file with the same payload. OSError."""
         if os.fstat(descriptor).st_size != self.size_bytes:
             raise OSError("the file has another size")
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
-        flags = mmap.MAP_SHARED | _MAP_FIXED
-        # After a failure the old pages may be gone, but the kernel checks what it can before it replaces them.
-        if _libc.mmap(address, self.size_bytes, mmap.PROT_READ, flags, descriptor, 0) == _FAILED:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        _map_over(self._pages, descriptor)
+
+
+def map_file(descriptor: int) -> memoryview:
+    """The bytes of a file that is not empty, read-only, as long as the view lives. The descriptor may be closed.
+    OSError."""
+    pages = mmap.mmap(-1, os.fstat(descriptor).st_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    _map_over(pages, descriptor)
+    return memoryview(pages).toreadonly()
+
+
+def _map_over(pages: mmap.mmap, descriptor: int) -> None:
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    # After a failure the old pages may be gone, but the kernel checks what it can before it replaces them.
+    if _libc.mmap(address, len(pages), mmap.PROT_READ, flags, descriptor, 0) == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    if _SMALL_PAGES is not None:
+        # Otherwise a read of one page may map 2 MiB of the file, and a column is a small part of that.
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            pages.madvise(_SMALL_PAGES)

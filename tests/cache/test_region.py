@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -115,3 +116,36 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
             thread.join()
     assert not wrong
     tier.close()
+
+
+def mapping_flags(payload: memoryview) -> list[str]:
+    """The kernel's flags of the mapping that has the address of a payload."""
+    address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if "-" in name and not name.endswith(":"):
+            first, last = (int(end, 16) for end in name.split("-"))
+            inside = first <= address < last
+        elif inside and name == "VmFlags:":
+            return values
+    raise AssertionError("an address that is not mapped")
+
+
+def test_a_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None:
+    """A column is a small part of 2 MiB, which would be resident with the first page that is read of them."""
+    data = os.urandom(SIZE)
+    region = region_of(data)
+    with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0)) as tier:
+        assert tier.put("k", region.payload)
+        opened = tier.get("k")
+        assert opened is not None
+        (path,) = tmp_path.rglob("*.block")
+        assert mapped_path(opened) == str(path)
+        assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
+        assert tier.map_over("k", region)
+        for payload in (opened, region.payload):
+            assert "nh" in mapping_flags(payload) or not Path("/sys/kernel/mm/transparent_hugepage").exists()
+            assert "wr" not in mapping_flags(payload)
+    del tier
+    assert opened == data, "the view keeps the mapping"
