@@ -29,7 +29,7 @@ _EXACT_DOUBLE_MAX = 2**53
 _DIVIDED_MAX = {"float": (7, 10), "double": (15, 22)}
 """Digits, and those after the point, of numbers that a single division converts exactly rounded."""
 _APART_MAX = 4
-"""Steps between the nearest value and the one that an engine takes: at most three operations, each rounded."""
+"""Steps between the nearest value and the value that an engine takes: at most three operations, each rounded."""
 _BITS_OF = {"float": (Struct("<f"), Struct("<I")), "double": (Struct("<d"), Struct("<Q"))}
 _DOUBLE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _NUMBER_MAX = 100
