@@ -27,11 +27,12 @@ from rich.text import Text
 from bench import connect
 from bench.demo import lake, trino
 from bench.demo.options import NOTE, DemoFailed, Options, home
-from bench.demo.queries import Comparison, compare, spark_asks
+from bench.demo.queries import FLIGHTS, Comparison, compare, spark_asks
 from bench.demo.report import write_report
 from bench.demo.screen import show
 from bench.ssb.bounds import data_paths, files_with_rows
 from bench.ssb.generate import generate
+from bench.ssb.queries import Oracle
 from bench.ssb.spark import FACT
 from bench.trino.asking import Failed
 from seamark.connector.client.indexes import IndexClient
@@ -66,6 +67,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
         steps = progress.add_task("Seamark and Spark start", total=2)
         with ThreadPoolExecutor(1) as meanwhile, Seamark(folder / "server", port=options.port, env=SERVER) as server:
             generated = meanwhile.submit(_generate, options, progress)
+            answered = meanwhile.submit(lambda: _answers(generated.result()))  # while Spark starts and writes
             progress.advance(steps)
             with (
                 lake.session(server.base_url, folder) as spark,
@@ -80,9 +82,11 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 lake.wait_for_indexes(client, progress)
                 written, clustered = (data_paths(client, table) for table in (lake.WRITTEN, lake.CLUSTERED))
                 bounds = _bounds(clustered, data, progress)
-                compared = [compare("Spark", spark_asks(spark), data, bounds, options.rounds, progress)]
+                oracle = answered.result()
+                compared = [compare("Spark", spark_asks(spark), oracle, bounds, progress, rounds=options.rounds)]
             if options.trino and trino.is_installed():
-                compared.append(_in_trino(server, folder, data, bounds, progress))
+                compared.append(_in_trino(server, folder, oracle, bounds, progress))
+            oracle.close()
             page = write_report(compared, written, clustered, data, options.scale)
             options.report.parent.mkdir(parents=True, exist_ok=True)
             options.report.write_text(page)
@@ -96,6 +100,12 @@ def run(options: Options, console: Console) -> list[Comparison]:
     return compared
 
 
+def _answers(data: Path) -> Oracle:
+    oracle = Oracle(data)
+    oracle.prepare()
+    return oracle
+
+
 def _bounds(clustered: Sequence[str], data: Path, progress: Progress) -> dict[str, int]:
     task = progress.add_task("DuckDB finds the files that hold rows of answers", total=1)
     bounds = files_with_rows(clustered, data)
@@ -103,12 +113,14 @@ def _bounds(clustered: Sequence[str], data: Path, progress: Progress) -> dict[st
     return bounds
 
 
-def _in_trino(server: Seamark, folder: Path, data: Path, bounds: Mapping[str, int], progress: Progress) -> Comparison:
+def _in_trino(
+    server: Seamark, folder: Path, oracle: Oracle, bounds: Mapping[str, int], progress: Progress
+) -> Comparison:
     """After Spark has ended: two cores are not enough for both."""
     task = progress.add_task("Trino and the proxy start", total=1)
     with trino.asks(folder, server.base_url) as asks:
         progress.update(task, completed=1)
-        return compare("Trino", asks, data, bounds, TRINO_ROUNDS, progress)
+        return compare("Trino", asks, oracle, bounds, progress, rounds=TRINO_ROUNDS, warm_up=FLIGHTS)
 
 
 def _generate(options: Options, progress: Progress) -> Path:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -85,11 +83,8 @@ class Comparison:
         return max(max(1, query.files(CLUSTERED)) / max(1, query.bound) for query in self.queries)
 
 
-def _turns(number: int, place: int) -> Sequence[str]:
-    """The ways in which a round, counted from 1, asks the query at a place. Round 0 is not counted."""
-    if number == 0:
-        return (COLUMNS[place % len(COLUMNS)],)
-    return COLUMNS[::-1] if number % 2 else COLUMNS
+FLIGHTS = tuple(name for name in QUERIES if name.endswith(".1"))
+"""The first query of each group of queries that join the same tables."""
 
 
 def on_clustered(text: str) -> str:
@@ -116,23 +111,34 @@ def spark_asks(spark: SparkSession) -> dict[str, Ask]:
 
 
 def compare(
-    engine: str, asks: Mapping[str, Ask], data: Path, bounds: Mapping[str, int], rounds: int, progress: Progress
+    engine: str,
+    asks: Mapping[str, Ask],
+    oracle: Oracle,
+    bounds: Mapping[str, int],
+    progress: Progress,
+    *,
+    rounds: int,
+    warm_up: Sequence[str] = tuple(QUERIES),
 ) -> Comparison:
     """Asks the queries `rounds` times, in each way. `bounds`: of each query. DemoFailed if an answer is wrong.
 
-    Before, each query runs once in one way, which is not counted: the engine compiles and caches what all need. The
-    first round ends with Iceberg, so that a still cold engine is not to its disadvantage."""
+    Before, each query of `warm_up` runs once in one way, which is not counted: the engine compiles and caches what all
+    need. The first round ends with Iceberg, so that a still cold engine is not to its disadvantage."""
     queries = [Query(name, bounds[name]) for name in QUERIES]
-    total = len(QUERIES) * (1 + rounds * len(COLUMNS))
+    total = len(warm_up) + len(queries) * rounds * len(COLUMNS)
     task = progress.add_task(f"13 queries in {engine}, three ways in turns", total=total)
-    with contextlib.closing(Oracle(data)) as oracle:
-        for number in range(rounds + 1):
-            for place, query in enumerate(queries):
-                for column in _turns(number, place):
-                    rows, measured = asks[column](QUERIES[query.name])
-                    if difference := oracle.difference(QUERIES[query.name], rows):
-                        raise DemoFailed(f"{query.name} in {engine}, {column}, has a wrong answer: {difference}")
-                    if number:
-                        query.answers[column].append(measured)
-                    progress.advance(task)
+
+    def answer(name: str, column: str) -> Measured:
+        rows, measured = asks[column](QUERIES[name])
+        if difference := oracle.difference(QUERIES[name], rows):
+            raise DemoFailed(f"{name} in {engine}, {column}, has a wrong answer: {difference}")
+        progress.advance(task)
+        return measured
+
+    for place, name in enumerate(warm_up):
+        answer(name, COLUMNS[place % len(COLUMNS)])
+    for number in range(rounds):
+        for query in queries:
+            for column in COLUMNS if number % 2 else COLUMNS[::-1]:
+                query.answers[column].append(answer(query.name, column))
     return Comparison(engine, queries)

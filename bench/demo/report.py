@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from bench.demo.queries import CLUSTERED, COLUMNS, ICEBERG, UNTOUCHED, Comparison
-from bench.demo.screen import BOUND, MB, TOLD, sentence
+from bench.demo.screen import BOUND, MIB, TOLD, sentence
 from bench.ssb.bounds import open_facts
 
 ATTRIBUTES = {
@@ -109,13 +109,13 @@ def _bars(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    heads = [f"{what}, {html.escape(TOLD[column])}" for what in ("files", "MB", "s") for column in COLUMNS]
+    heads = [f"{what}, {html.escape(TOLD[column])}" for what in ("files", "MiB", "s") for column in COLUMNS]
     heads.insert(3, "bound")
     rows = "".join(
         f"<tr><td>{query.name}</td>"
         + "".join(f"<td>{query.files(column):,}</td>" for column in COLUMNS)
         + f"<td>{query.bound:,}</td>"
-        + "".join(f"<td>{query.size_bytes(column) / MB:,.1f}</td>" for column in COLUMNS)
+        + "".join(f"<td>{query.size_bytes(column) / MIB:,.1f}</td>" for column in COLUMNS)
         + "".join(f"<td>{query.seconds(column):.2f}</td>" for column in COLUMNS)
         + "</tr>"
         for query in comparison.queries

@@ -11,7 +11,7 @@ from rich.table import Table
 from bench.demo.queries import CLUSTERED, COLUMNS, ICEBERG, UNTOUCHED, Comparison, Query
 from seamark.metaserver.cli.terminal import print_bars
 
-MB = 1e6
+MIB = 1 << 20
 TOLD = {
     ICEBERG: "stock Iceberg",
     UNTOUCHED: "with Seamark, files as written",
@@ -26,7 +26,7 @@ _LINE_MAX = 1000
 def show(compared: Sequence[Comparison], scale: float, console: Console) -> None:
     """The first engine query by query, the others in totals."""
     first, *others = compared
-    console.print(f"\nStar Schema Benchmark, scale {scale:g}, in {first.engine}: files, MB and seconds of each query.")
+    console.print(f"\nStar Schema Benchmark, scale {scale:g}, in {first.engine}: files, MiB and seconds of each query.")
     for column in COLUMNS:
         console.print(f"  {HEADS[column]:<7}  {TOLD[column]}", highlight=False)
     console.print(f"  bound    {BOUND}", highlight=False)
@@ -37,7 +37,7 @@ def show(compared: Sequence[Comparison], scale: float, console: Console) -> None
     _show_bars(first, console)
     console.print(f"\n{sentence(first)}", highlight=False)
     for comparison in others:
-        console.print(f"\nThe same 13 queries in {comparison.engine}: files, MB and seconds of all")
+        console.print(f"\nThe same 13 queries in {comparison.engine}: files, MiB and seconds of all")
         console.print(totals_table(comparison))
         console.print(sentence(comparison), highlight=False)
 
@@ -46,14 +46,14 @@ def totals_table(comparison: Comparison) -> Table:
     """A row for each way of asking: what all queries took."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(comparison.engine, no_wrap=True)
-    for head in ("files", "MB", "s"):
+    for head in ("files", "MiB", "s"):
         table.add_column(head, justify="right", no_wrap=True)
     total = comparison.total
     for column in COLUMNS:
         table.add_row(
             TOLD[column],
             f"{total(lambda query, of=column: query.files(of)):,.0f}",
-            f"{total(lambda query, of=column: query.size_bytes(of)) / MB:,.0f}",
+            f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}",
             f"{total(lambda query, of=column: query.seconds(of)):.1f}",
         )
     return table
@@ -73,7 +73,7 @@ def result_table(comparison: Comparison) -> Table:
         add("files", HEADS[column], f"{total(lambda query, of=column: query.files(of)):,.0f}")
     add("files", "bound", f"{total(lambda query: query.bound):,.0f}")
     for column in COLUMNS:
-        add("MB", HEADS[column], f"{total(lambda query, of=column: query.size_bytes(of)) / MB:,.0f}")
+        add("MiB", HEADS[column], f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}")
     for column in COLUMNS:
         add("s", HEADS[column], f"{total(lambda query, of=column: query.seconds(of)):.1f}")
     for query in comparison.queries:
@@ -86,7 +86,7 @@ def _cells(query: Query) -> list[str]:
         query.name,
         *(f"{query.files(column):,}" for column in COLUMNS),
         f"{query.bound:,}",
-        *(f"{query.size_bytes(column) / MB:,.1f}" for column in COLUMNS),
+        *(f"{query.size_bytes(column) / MIB:,.1f}" for column in COLUMNS),
         *(f"{query.seconds(column):.2f}" for column in COLUMNS),
     ]
 

@@ -106,11 +106,19 @@ class Oracle:
     def rows(self, sql: str) -> list[tuple[object, ...]]:
         return self._db.execute(sql).fetchall()
 
-    def difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:
-        """Empty when `answer` holds the right rows (in any order: ties have none), else what is wrong."""
+    def prepare(self) -> None:
+        """Answers all queries, so that `difference` answers none."""
+        for sql in QUERIES.values():
+            self._answer(sql)
+
+    def _answer(self, sql: str) -> list[tuple[str, ...]]:
         if sql not in self._right:  # the files do not change, and a benchmark checks each query many times
             self._right[sql] = sorted(map(_comparable, self.rows(sql)))
-        right = self._right[sql]
+        return self._right[sql]
+
+    def difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:
+        """Empty when `answer` holds the right rows (in any order: ties have none), else what is wrong."""
+        right = self._answer(sql)
         got = sorted(map(_comparable, answer))
         if got == right:
             return ""

@@ -88,7 +88,8 @@ _COMMANDS = {
         "seamark.metaserver.cli.maintenance.rollback:rollback_job", "Undoes a compaction or a clustering of a table."
     ),
     "policy": DeferredCommand(
-        "seamark.metaserver.cli.maintenance.policy:policy", "Shows and changes what table services do with a table."
+        "seamark.metaserver.cli.maintenance.policy:policy",
+        "Lists, shows, sets and drops what table services do with a table.",
     ),
     "advise": DeferredCommand(
         "seamark.metaserver.cli.maintenance.advise:advise",

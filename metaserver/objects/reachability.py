@@ -1,7 +1,7 @@
 """Whether the storage of the warehouse answers a server that starts, and what to do if it does not.
 
-A server starts without its storage, because the storage may come back. It reports this once, not only in the errors
-of clients.
+A server starts without its storage, because the storage may come back. It reports this once, instead of in the errors
+of clients only.
 """
 
 from __future__ import annotations

@@ -219,3 +219,55 @@ def test_jobs_find_a_table_whose_namespace_has_a_dot_and_say_when_nothing_is_to_
     done(client, "namespace", "create", "shop")
     done(client, "table", "create", "shop.orders", "--column", "id:long")
     assert "No file needs a change." in done(client, "run", "statement", "ALTER TABLE shop.orders MERGE FILES")
+
+
+def test_a_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
+    columns = ("--column", "id:long")
+    done(shop, "table", "create", "shop.returns", *columns)
+    own, inherited = "seamark.compaction.enabled", "seamark.statistics.enabled"
+    assert "No table" in done(shop, "policy", "list")
+    assert printed(shop, "policy", "list", "shop") == []
+    done(shop, "policy", "set", "shop.orders", f"{own}=true")
+    assert "follow the new policy" in done(shop, "policy", "set", "shop", "--namespace", f"{inherited}=true")
+    listed = {tuple(one["table"]): one["properties"] for one in printed(shop, "policy", "list")}
+    sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listed.items()}
+    assert sources == {
+        ("shop", "orders"): {own: "table", inherited: "namespace"},
+        ("shop", "returns"): {inherited: "namespace"},
+    }
+    text = done(shop, "policy", "list", "shop")
+    assert "shop.returns" in text
+    assert "namespace shop" in text
+    shown = printed(shop, "policy", "show", "shop.orders")["properties"]
+    assert next(one["value"] for one in shown if one["name"] == own) == "true"
+    done(shop, "policy", "drop", "shop.orders")
+    assert [one["table"] for one in printed(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
+    done(shop, "policy", "drop", "shop", inherited, "--namespace")
+    assert printed(shop, "policy", "list") == []
+    assert printed(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", "other properties stay"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("set", "shop.orders"), "Missing argument"),
+        (("set", "shop.orders", "seamark.compaction.enabled"), "write NAME=VALUE"),
+        (("set", "shop.orders", "owner=ann"), "no property of a policy"),
+        (("drop", "shop.orders", "owner"), "no property of a policy"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_before_a_request(
+    client: IndexClient, arguments: tuple[str, ...], said: str
+) -> None:
+    result = call(client, "policy", *arguments)
+    assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+def test_the_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
+    own = "seamark.compaction.enabled"
+    done(shop, "policy", "shop.orders", "--set", f"{own}=true")
+    done(shop, "policy", "--namespace", "shop", "--set", f"{own}=false")
+    assert own in done(shop, "policy", "shop.orders")
+    done(shop, "policy", "shop.orders", "--unset", own)
+    (entry,) = (one for one in printed(shop, "policy", "shop.orders")["properties"] if one["name"] == own)
+    assert (entry["value"], entry["source"]) == ("false", "namespace")

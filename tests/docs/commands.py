@@ -6,9 +6,9 @@ import click
 
 
 def subcommands(command: click.Command) -> dict[str, click.Command]:
-    """By name, in the order of the help; empty for a command that is no group."""
+    """By name, in the order of the help; without hidden ones; empty for a command that is no group."""
     if not isinstance(command, click.Group):
         return {}
     context = click.Context(command)
     loaded = {name: command.get_command(context, name) for name in command.list_commands(context)}
-    return {name: one for name, one in loaded.items() if one is not None}
+    return {name: one for name, one in loaded.items() if one is not None and not one.hidden}

@@ -54,7 +54,7 @@ def ttl_command(client: IndexClient, table: str, unread_days: int, as_json: bool
         for one in found["advice"]:
             say(f"{one['statement']};")
         policy = ", ".join(one["policy"] for one in found["advice"])
-        say(f"Or as a policy: seamark policy {table} --set '{COLUMNS}={policy}'")
+        say(f"Or as a policy: seamark policy set {table} '{COLUMNS}={policy}'")
 
 
 def _listed(advice: list[dict[str, Any]]) -> Table:

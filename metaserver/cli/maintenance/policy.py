@@ -1,17 +1,21 @@
-"""`seamark policy`: shows and changes what the table services do with a table, or with the tables of a namespace.
+"""`seamark policy`: lists, shows and changes what the table services do with a table, or with the tables of a
+namespace.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from seamark.connector.client.catalog import namespace_properties
+from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.names import split_name
+from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties, load_policy
 from seamark.metaserver.catalog.policies import PREFIXES
 from seamark.metaserver.cli.catalog.properties import checked_properties
@@ -37,14 +41,97 @@ _EMPTY = {
 """What an empty value of a property means, where it is not "no limit"."""
 
 
-@click.command(context_settings=CONTEXT)
+_SET_BY_NAMESPACE = click.option(
+    "--namespace", "of_namespace", is_flag=True, help="NAME is a namespace: change it for all its tables."
+)
+
+
+class _PolicyGroup(click.Group):
+    """Accepts `policy NAME [--set …] [--unset …]`, the form of earlier versions, too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = [_change.name or "", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(context_settings=CONTEXT, cls=_PolicyGroup)
+def policy() -> None:
+    """Lists, shows, sets and drops what table services do with a table.
+
+    A policy is a set of properties of a table, and of its namespaces, from which it inherits.
+    """
+
+
+@policy.command("list", context_settings=CONTEXT)
+@click.argument("namespace", required=False)
+@json_option
+@server_options
+def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> None:
+    """Lists what the tables of NAMESPACE, or all tables that you may see, have set or inherit.
+
+    Tables that follow the server's defaults alone are left out. The command makes one request for each table.
+    """
+    namespaces = client.namespaces() if namespace is None else [split_name(namespace)]
+    found = []
+    for name in sorted(name for levels in namespaces for name in client.tables(levels)):
+        with contextlib.suppress(NotFound):  # dropped meanwhile
+            listed = load_policy(client, name)["properties"]
+            if changed := [entry for entry in listed if entry["source"] in ("table", "namespace")]:
+                found.append((name, changed))
+    if as_json:
+        print_json([{"table": list(name), "properties": entries} for name, entries in found])
+    elif not found:
+        tables = "No table" if namespace is None else f"No table of {namespace}"
+        say(f"{tables} has a policy of its own or inherits one.")
+    else:
+        rows = [(join_name(name), *_row(entry)) for name, entries in found for entry in entries]
+        print_rows(("table", "property", "value", "set by"), rows)
+
+
+@policy.command(context_settings=CONTEXT)
+@click.argument("table")
+@json_option
+@server_options
+def show(client: IndexClient, table: str, as_json: bool) -> None:
+    """Shows the policy that TABLE follows, and where each value is set."""
+    _show(client, table, as_json)
+
+
+@policy.command("set", context_settings=CONTEXT)
+@click.argument("name")
+@click.argument("updates", metavar="PROPERTY=VALUE...", nargs=-1, required=True)
+@_SET_BY_NAMESPACE
+@json_option
+@server_options
+def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_namespace: bool, as_json: bool) -> None:
+    """Sets properties of the policy of the table NAME, or with --namespace of a namespace."""
+    _apply(client, name, _checked(updates, (), "PROPERTY=VALUE"), (), of_namespace, as_json)
+
+
+@policy.command("drop", context_settings=CONTEXT)
+@click.argument("name")
+@click.argument("removals", metavar="[PROPERTY]...", nargs=-1)
+@_SET_BY_NAMESPACE
+@json_option
+@server_options
+def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_namespace: bool, as_json: bool) -> None:
+    """Drops properties of the policy of the table NAME, or with --namespace of a namespace; without PROPERTY all.
+
+    The table then inherits these properties, or follows the server's defaults.
+    """
+    _checked((), removals, "PROPERTY=VALUE")
+    _apply(client, name, {}, removals or _own_properties(client, name, of_namespace), of_namespace, as_json)
+
+
+@policy.command("change", context_settings=CONTEXT, hidden=True)
 @click.argument("name")
 @click.option("--set", "updates", metavar="PROPERTY=VALUE", multiple=True, help="Set a property; repeatable.")
 @click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
-@click.option("--namespace", "of_namespace", is_flag=True, help="NAME is a namespace: change it for all its tables.")
+@_SET_BY_NAMESPACE
 @json_option
 @server_options
-def policy(
+def _change(
     client: IndexClient,
     name: str,
     updates: Sequence[str],
@@ -52,24 +139,45 @@ def policy(
     of_namespace: bool,
     as_json: bool,
 ) -> None:
-    """Shows what table services do with the table NAME, and where each value is set.
+    """Shows the policy of the table NAME; with --set or --unset changes it first."""
+    changes = _checked(updates, removals, "--set")
+    if updates or removals:
+        _apply(client, name, changes, removals, of_namespace, as_json)
+    elif of_namespace:
+        raise click.UsageError("--namespace changes a namespace; add --set or --unset, or name a table")
+    else:
+        _show(client, name, as_json)
 
-    With --set or --unset, changes the properties of the table, or with --namespace those of a namespace, which its
-    tables inherit.
-    """
-    changes = _checked(updates, removals)
-    if of_namespace:
-        if not updates and not removals:
-            raise click.UsageError("--namespace changes a namespace; add --set or --unset, or name a table")
-        change_namespace_properties(client, name, changes, removals)
-        text = f"The tables of {name} follow the new policy within an hour, or after their next commit."
-        print_result(
-            {"namespace": list(split_name(name)), "set": changes, "unset": list(removals)}, text, as_json=as_json
-        )
+
+def _apply(
+    client: IndexClient,
+    name: str,
+    updates: dict[str, str],
+    removals: Sequence[str],
+    of_namespace: bool,
+    as_json: bool,
+) -> None:
+    """Changes a table and shows its policy, or changes a namespace."""
+    if not of_namespace:
+        if updates or removals:
+            change_table_properties(client, name, updates, removals)
+        _show(client, name, as_json)
         return
     if updates or removals:
-        change_table_properties(client, name, changes, removals)
-    found = load_policy(client, name)
+        change_namespace_properties(client, name, updates, removals)
+    text = f"The tables of {name} follow the new policy within an hour, or after their next commit."
+    print_result({"namespace": list(split_name(name)), "set": updates, "unset": list(removals)}, text, as_json=as_json)
+
+
+def _own_properties(client: IndexClient, name: str, of_namespace: bool) -> list[str]:
+    """The properties of a policy that the table or the namespace itself sets."""
+    if of_namespace:
+        return [key for key in namespace_properties(client, name) if is_policy_property(key)]
+    return [entry["name"] for entry in load_policy(client, name)["properties"] if entry["source"] == "table"]
+
+
+def _show(client: IndexClient, table: str, as_json: bool) -> None:
+    found = load_policy(client, table)
     if as_json:
         print_json(found)
         return
@@ -78,8 +186,8 @@ def policy(
         say("The server runs no table services (services_workers = 0); `seamark run` follows this policy.")
 
 
-def _checked(updates: Sequence[str], removals: Sequence[str]) -> dict[str, str]:
-    changes = parse_properties(updates, "--set")
+def _checked(updates: Sequence[str], removals: Sequence[str], where: str) -> dict[str, str]:
+    changes = parse_properties(updates, where)
     for name in (*changes, *removals):
         if not is_policy_property(name):
             near = "" if name.startswith(PREFIXES) else similar_properties(name)

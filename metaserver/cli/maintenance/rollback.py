@@ -39,6 +39,6 @@ def rollback_job(client: IndexClient, table: str, snapshot_id: int | None, branc
     print_result(
         done,
         f"Snapshot {done.snapshot_id} of {table} undoes {done.undone_id}: {files}. The table's policy may start the "
-        f"job again; see seamark policy {table}.",
+        f"job again; see seamark policy show {table}.",
         as_json=as_json,
     )
