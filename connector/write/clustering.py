@@ -203,15 +203,31 @@ class Ranks:
     def places(self, column: pa.Array) -> npt.NDArray[np.uint64]:
         """The ranks of a column's values: uint64[rows], less than 2**BITS."""
         encoded = column.dictionary_encode()
-        distinct = _comparable(encoded.dictionary)
-        low = np.searchsorted(self.values, distinct, "left")
-        high = np.searchsorted(self.values, distinct, "right")
+        low, high = self._between(encoded.dictionary)
         nulls = int(self.before[0])
         middles = np.append(self.before[low] + self.before[high], nulls)
         ranks = (middles << BITS) // max(1, 2 * int(self.before[-1]))
-        codes = pc.fill_null(encoded.indices, len(distinct)).to_numpy(zero_copy_only=False)
+        codes = pc.fill_null(encoded.indices, len(low)).to_numpy(zero_copy_only=False)
         places: npt.NDArray[np.uint64] = np.minimum(ranks, (1 << BITS) - 1)[codes].astype(np.uint64)
         return places
+
+    def _between(self, distinct: pa.Array) -> tuple[Longs, Longs]:
+        """For each of these values, how many values of the sample are less, and how many are less or equal."""
+        if self.values.dtype != np.dtype(object):
+            numbers = _comparable(distinct)
+            return np.searchsorted(self.values, numbers, "left"), np.searchsorted(self.values, numbers, "right")
+        # In ascending order, one search compares with much the same objects as the search before, which are in the
+        # caches of the CPU: a third of the time.
+        order = np.arange(len(distinct))
+        if pa.types.is_string(distinct.type) or pa.types.is_binary(distinct.type):
+            order = pc.sort_indices(distinct).to_numpy().astype(np.int64)
+        objects = _comparable(distinct.take(pa.array(order)))
+        found = np.searchsorted(self.values, objects, "left")
+        low, high = np.empty_like(found), np.empty_like(found)
+        low[order] = high[order] = found
+        inside = np.flatnonzero(found < len(self.values))
+        high[order[inside]] += self.values[found[inside]] == objects[inside]
+        return low, high
 
 
 def _comparable(values: pa.Array) -> npt.NDArray[np.generic]:

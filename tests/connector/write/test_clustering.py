@@ -123,6 +123,23 @@ def test_values_that_the_sample_lacks_are_between_their_neighbours_and_nan_above
     assert Ranks.of(pa.array([], pa.string())).places(pa.array(["a", None])).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_other_rows_get_the_ranks_that_they_would_have_in_the_sample(kind: str, seed: int) -> None:
+    arrow, values = KINDS[kind]
+    rng = random.Random(f"{kind} {seed}")
+    known = [*rng.sample(values, rng.randrange(len(values) + 1)), *([None] * rng.randrange(2))]
+    sample = [rng.choice(known) for _ in range(50)] if known else []
+    rows = [rng.choice([*values, None]) for _ in range(30)]
+    places = Ranks.of(pa.array(sample, arrow)).places(pa.array(rows, arrow)).tolist()
+    nulls = sum(one is None for one in sample)
+    for row, place in zip(rows, places, strict=True):
+        below = nulls + sum(one is not None and row is not None and one < row for one in sample)
+        equal = sum(one is not None and one == row for one in sample)
+        doubled = nulls if row is None else 2 * below + equal
+        assert place == min((doubled << BITS) // max(1, 2 * len(sample)), (1 << BITS) - 1)
+
+
 def test_a_skewed_attribute_is_cut_where_its_rows_are() -> None:
     values = pa.array([0] * 10 + [2**i for i in range(1, 31)] * 3)
     quarters = Ranks.of(values).places(values) >> np.uint64(BITS - 2)
