@@ -11,6 +11,9 @@ backslash within a level is escaped with a backslash.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import Literal
 
@@ -51,6 +54,24 @@ class Principal(msgspec.Struct, frozen=True):
 
 ANONYMOUS = Principal(ANONYMOUS_NAME, (Grant(ANONYMOUS_NAME, Role.ADMIN.value),))
 """Every client of a server without logins, which listens on loopback only (`guard.check_binding`)."""
+
+
+_CURRENT: ContextVar[str] = ContextVar("principal", default="")
+
+
+def current_principal() -> str:
+    """The name of the principal whose request is being answered; empty for the server's own work."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def answering(name: str) -> Iterator[None]:
+    """Sets what `current_principal` returns within the block, in this task and those that it starts."""
+    token = _CURRENT.set(name)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
 
 
 def check_token_name(name: str) -> str:

@@ -12,6 +12,8 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
+from tests.api.client import Answer, Api
+from tests.api.plans.planned import append, file_of
 from tests.server.rig import Running, running, some_settings
 
 
@@ -176,3 +178,24 @@ async def test_nonsense_is_a_400_that_says_what_is_wrong(
     status, answer = await administered.call("root", method, path, body)
     assert status == 400, answer
     assert answer["error"]["message"]
+
+
+class LoggedIn(Api):
+    def __init__(self, administered: Administered, who: str) -> None:
+        super().__init__(administered.server)
+        self.login = {"Authorization": f"Bearer {administered.secrets[who]}"}
+
+    async def __call__(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
+        headers = {**(options.pop("headers", None) or {}), **self.login}
+        return await super().__call__(method, path, body, headers=headers, **options)
+
+
+async def test_the_view_of_a_plan_is_of_the_principal_that_asks_first(administered: Administered) -> None:
+    """By which the planner evicts, at its budget, those of a principal with more than half of it."""
+    root, bob = LoggedIn(administered, "root"), LoggedIn(administered, "bob")
+    await root.table()
+    await append(root, "t", [file_of("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
+    for one in (bob, root):
+        assert (await one("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
+    [view] = administered.server.parts.planner._views._views.values()
+    assert view.holder == "bob"

@@ -37,8 +37,9 @@ class Sides:
                 self.keep.append(memory)
                 address = int(memory.__array_interface__["data"][0]) if len(memory) else 0
                 row = _row(packed, address, len(values), first)
-                if sketched and packed.form == Form.INTEGERS and packed.width >= 4:
-                    row = (*row[:13], *self._sketch(memory[packed.codes :], packed.width, len(values)))
+                if sketched and packed.form != Form.FLOATS and packed.width >= 4:
+                    make = self._sketch if packed.form == Form.INTEGERS else self._sketch_strings
+                    row = (*row[:13], *make(memory[packed.codes :], packed.width, len(values)))
                 rows.append(row)
                 low.append(packed.low)
                 high.append(packed.high)
@@ -58,10 +59,23 @@ class Sides:
         self.keep.append(sketch)
         return int(sketch.__array_interface__["data"][0]), shift
 
+    def _sketch_strings(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
+        """With as many bounds as codes, and the others equal."""
+        codes = memory[: width * rows].view(f"<u{width}").astype(np.uint64)
+        bounds = np.sort(np.resize(codes, 127))
+        sketch = np.concatenate((bounds.view(np.uint8), np.searchsorted(bounds, codes, "right").astype(np.uint8)))
+        made = _scan.sketch_strings(int(memory.__array_interface__["data"][0]), width, rows, bounds)
+        assert made is None or made.tolist() == sketch.tolist()
+        self.keep.append(sketch)
+        return int(sketch.__array_interface__["data"][0]) + bounds.nbytes, 0
+
     def run(self, op: int, key: int | float | bytes, state: np.ndarray, mask: np.ndarray, *, uuid: bool) -> None:
         if self.form is Form.STRINGS:
             assert isinstance(key, bytes)
-            _scan.narrow_strings(self.layout, self.low, self.high, state, mask, op, key, uuid)
+            if uuid:
+                _scan.narrow_uuids(self.layout, self.low, self.high, state, mask, op, key)
+            else:
+                _scan.narrow_all([(self.layout, self.low, self.high, op, key)], self.layout, state, mask)
         elif self.form is Form.FLOATS:
             _scan.narrow_all([(self.layout, self.low, self.high, op, float(key))], self.layout, state, mask)
         else:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from seamark.metaserver.access.principal import answering
 from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.port import ObjectStore
@@ -232,6 +233,40 @@ async def test_the_account_is_of_the_blocks_that_are_alive(tmp_path: Path) -> No
         assert [one() for one in watch] == [None] * 9
         assert (planner.stats().live_bytes, planner.stats().blocks, planner.stats().views) == (0, 0, 0)
         assert planner.stats().added_bytes == 0
+
+
+async def test_a_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: Path) -> None:
+    tables = [filled(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(12)]
+    wanted = await sizes(tmp_path, tables)
+    rng = random.Random(5)
+
+    async def planned(planner: Planner, who: str, numbers_planned: list[int]) -> None:
+        for number in numbers_planned:
+            low = rng.randrange(70)
+            with answering(who):
+                kept = await numbers(planner, tables[number].metadata, between(low, low + 5))
+            assert kept == list(range(low, low + 6))
+            planner.check_invariants()
+
+    async with planning(tmp_path, plan_memory_bytes=sum(wanted) * 8 // 12) as planner:
+        await planned(planner, "a", [0, 1])
+        for _ in range(3):
+            await planned(planner, "b", list(range(2, 12)))
+        decoded = planner.stats().decoded
+        assert decoded > 3 * 2 * 6, "the tables of b have room beside those of a"
+        await planned(planner, "a", [1, 0])
+        assert planner.stats().decoded == decoded
+
+
+async def test_one_principal_alone_uses_the_whole_budget(tmp_path: Path) -> None:
+    tables = [filled(tmp_path / f"t{n}", days=2, per_day=40)[0] for n in range(8)]
+    wanted = await sizes(tmp_path, tables)
+    async with planning(tmp_path, plan_memory_bytes=2 * sum(wanted)) as planner:
+        for _ in range(2):
+            for who, table in zip("aaaaaaab", tables, strict=True):
+                with answering(who):
+                    assert await numbers(planner, table.metadata, between(3, 4)) == [3, 4]
+        assert planner.stats().decoded == 2 * 8
 
 
 async def test_a_view_larger_than_the_whole_budget_is_planned_and_let_go(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from seamark.metaserver.access.authorizer import changes
-from seamark.metaserver.access.principal import ANONYMOUS, Principal
+from seamark.metaserver.access.principal import ANONYMOUS, Principal, answering
 from seamark.metaserver.access.refusals import Refusals
 from seamark.metaserver.api.http.bodies import PLACE, end_unread
 from seamark.metaserver.api.http.describe import Description, description_of
@@ -152,7 +152,9 @@ class _RequestPipeline:
                 principal = request[PRINCIPAL] = await self._identify(request)
                 holder = None if principal is ANONYMOUS else principal.name
                 request[PLACE] = RequestSlot(self._bounds, holder, "watching" if described.waits else "working")
-            elif request.method not in _BODILESS:
+                with answering(principal.name):
+                    return await handler(request), None
+            if request.method not in _BODILESS:
                 request[PLACE] = RequestSlot(self._bounds, f"address {request.remote}", "tokens")
             return await handler(request), None
         except SeamarkError as error:

@@ -1,9 +1,10 @@
-"""Sketches: one byte for each code of a column of integers or floats, for comparisons that read many rows.
+"""Sketches: one byte for each code of a column, for comparisons that read many rows.
 
 The byte grows with the code: of integers it is the first byte, of floats their place between the least and the greatest
-of the block. A comparison reads a sketch in place of codes of four or eight bytes, and only the codes whose byte is
-that of the literal (`_scan.pyx`). A plan of millions of files waits for memory more than for anything else. Sketches
-are made in memory when a view first compares the column, and belong to the block.
+of the block, of strings how many of 127 codes are not greater, which divide a sample of the block evenly: the first
+bytes of strings are too often equal. A comparison reads a sketch in place of codes of four or eight bytes, and only the
+codes whose byte is that of the literal (`_scan.pyx`). A plan of millions of files waits for memory more than for
+anything else. Sketches are made in memory when a view first compares the column, and belong to the block.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from seamark.metaserver.index.kernels import _scan
 WIDTH_MIN = 4
 """Narrower codes are read without a sketch."""
 ROWS_MIN = 512
-_SCALE_BYTES = 16
-"""Before a sketch of floats."""
+STRING_ROWS_MIN = 2048
+"""A sketch of strings has 1 KiB besides its bytes."""
+_BOUNDS = 127
+_BEFORE_BYTES = {Form.INTEGERS: 0, Form.FLOATS: 16, Form.STRINGS: 8 * _BOUNDS}
+"""What the bytes of a sketch are made with precedes them."""
+_SAMPLE = 2048
 _BYTES = 400
 """Memory of a sketch besides its bytes (measured)."""
 
@@ -37,22 +42,28 @@ class Sketches:
 
 def sketch_of(block: Block, packed: Packed) -> tuple[int, int]:
     """(address, shift) of a sketch, which stays there as long as the block lives; (0, 0) if the codes are read faster.
-    The column must be verified, of integers or floats, with codes of 4 or 8 bytes."""
+    The column must be verified, with codes of 4 or 8 bytes."""
     sketches = block.derived.get(Sketches) or block.keep(Sketches())
     if packed.start not in sketches.by_start:
         made = _made(block, packed)
         if sketches.by_start.setdefault(packed.start, made) is made and made is not None:
-            block.memory.add(block.rows + _BYTES)
+            block.memory.add(made[0].nbytes + _BYTES)
     kept = sketches.by_start[packed.start]
     if kept is None:
         return 0, 0
     address = int(kept[0].__array_interface__["data"][0])
-    return address + (_SCALE_BYTES if packed.form == Form.FLOATS else 0), kept[1]
+    return address + _BEFORE_BYTES[Form(packed.form)], kept[1]
 
 
 def _made(block: Block, packed: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:
     address = block.address + packed.codes
-    if packed.form != Form.FLOATS:
+    if packed.form == Form.INTEGERS:
         return _scan.sketch(address, packed.width, block.rows)
-    made = _scan.sketch_floats(address, packed.width, block.rows)
+    if packed.form == Form.FLOATS:
+        made = _scan.sketch_floats(address, packed.width, block.rows)
+    else:
+        codes = block.column_at(packed).array(packed.codes, f"<u{packed.width}", block.rows)
+        sample = np.sort(codes[:: max(1, block.rows // _SAMPLE)]).astype(np.uint64)
+        bounds = sample[np.arange(1, _BOUNDS + 1) * len(sample) // (_BOUNDS + 1)]
+        made = _scan.sketch_strings(address, packed.width, block.rows, bounds)
     return None if made is None else (made, 0)

@@ -6,11 +6,14 @@ import numpy.typing as npt
 
 Layout = npt.NDArray[np.int64]
 State = npt.NDArray[np.uint8]
-Comparison = tuple[Layout, npt.NDArray[Any], npt.NDArray[Any], int, int | float]
+Comparison = tuple[Layout, npt.NDArray[Any], npt.NDArray[Any], int, int | float | bytes]
 
 def sketch(codes: int, width: int, rows: int) -> tuple[npt.NDArray[np.uint8], int] | None: ...
 def sketch_floats(codes: int, width: int, rows: int) -> npt.NDArray[np.uint8] | None: ...
-def narrow_strings(
+def sketch_strings(
+    codes: int, width: int, rows: int, bounds: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint8] | None: ...
+def narrow_uuids(
     layout: Layout,
     low: npt.NDArray[np.uint64],
     high: npt.NDArray[np.uint64],
@@ -18,7 +21,6 @@ def narrow_strings(
     mask: State,
     op: int,
     literal: bytes,
-    halves: bool,
 ) -> None: ...
 def narrow_longs_in(
     lower: Layout, upper: Layout, least: Layout, most: Layout, state: State, mask: State, literals: Layout

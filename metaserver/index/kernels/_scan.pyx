@@ -9,13 +9,15 @@ test are not read. A block without the column, and a row without the value, are 
     common, length of common, lengths, ends (0: no tails), tails, bytes a length, sketch (0: none), shift
 
 A sketch has one byte for each code: of integers `code >> shift`, of floats their place between the least and the
-greatest. It decides most rows, and of the codes only those are read whose byte is that of the literal.
+greatest, of strings how many of some codes are less or equal. It decides most rows, and of the codes only those are
+read whose byte is that of the literal.
 
 Blocks do not depend on each other. So several comparisons are done block by block (`narrow_all`, `collect_all`), on one
 bit for each row: what one comparison leaves of a block is still in the processor's cache for the next. Rows whose sketch
 does not decide are compared by their codes last, when the sketches of all comparisons have left few.
 """
 
+from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
@@ -269,6 +271,29 @@ cdef extern from *:
         for (int64_t i = 0; i < n; i++) sketch[i] = seamark_byte(seamark_float(width, codes, i), low, scale);
         return 1;
     }
+    /* How many of the codes that precede a sketch of strings are less than a code or equal. */
+    #define SEAMARK_BOUNDS 127
+    static inline int seamark_next_bucket(const uint64_t *bounds, uint64_t code, int at, int step) {
+        return at + (step & -(int)(bounds[at + step - 1] <= code));
+    }
+    static uint8_t seamark_code_literal(const uint8_t *sketch, uint64_t code) {
+        const uint64_t *bounds = (const uint64_t *)sketch - SEAMARK_BOUNDS;
+        int at = 0;
+        for (int step = (SEAMARK_BOUNDS + 1) / 2; step; step >>= 1) at = seamark_next_bucket(bounds, code, at, step);
+        return (uint8_t)at;
+    }
+    /* 64 codes at a time, because each step of a search waits for the previous step. */
+    static void seamark_make_string_sketch(int width, const void *codes, int64_t n, uint8_t *sketch) {
+        const uint64_t *bounds = (const uint64_t *)sketch - SEAMARK_BOUNDS;
+        for (int64_t first = 0; first < n; first += SEAMARK_ROWS) {
+            int rows = n - first < SEAMARK_ROWS ? (int)(n - first) : SEAMARK_ROWS, at[SEAMARK_ROWS] = {0};
+            uint64_t some[SEAMARK_ROWS];
+            for (int i = 0; i < rows; i++) some[i] = seamark_code(width, codes, first + i);
+            for (int step = (SEAMARK_BOUNDS + 1) / 2; step; step >>= 1)
+                for (int i = 0; i < rows; i++) at[i] = seamark_next_bucket(bounds, some[i], at[i], step);
+            for (int i = 0; i < rows; i++) sketch[first + i] = (uint8_t)at[i];
+        }
+    }
     #define SEAMARK_MAKE_SKETCH(NAME, T)                                                                 \\
         SEAMARK_CLONES static int NAME(const T *codes, int64_t n, uint8_t *sketch) {                     \\
             T all = 0;                                                                                   \\
@@ -325,7 +350,11 @@ cdef extern from *:
                              int64_t words) nogil
     void seamark_check_floats(int width, int op, const void *codes, double v, const uint64_t *ties, uint64_t *bits,
                               int64_t words) nogil
+    int seamark_next(const uint64_t *bits, const uint64_t *ties, int64_t words, const void *codes, int width, int64_t *word,
+                     int64_t *rows) nogil
     uint8_t seamark_literal(const uint8_t *sketch, double v) nogil
+    uint8_t seamark_code_literal(const uint8_t *sketch, uint64_t code) nogil
+    void seamark_make_string_sketch(int width, const void *codes, int64_t n, uint8_t *sketch) nogil
     int seamark_make_sketch_u32(const uint32_t *codes, int64_t n, uint8_t *sketch) nogil
     int seamark_make_sketch_u64(const uint64_t *codes, int64_t n, uint8_t *sketch) nogil
     int seamark_make_float_sketch(int width, const void *codes, int64_t n, uint8_t *sketch) nogil
@@ -420,16 +449,42 @@ def sketch_floats(int64_t codes, int width, int64_t rows):
     return made if found and 64 * most <= rows else None
 
 
+def sketch_strings(int64_t codes, int width, int64_t rows, const uint64_t[::1] bounds):
+    """As `sketch`, for the codes of strings: bytes[8 * 127 + rows], of which the first are `bounds`, 127 codes in order.
+    None if one byte is that of more than a 32nd of the rows, as when many strings are equal."""
+    if bounds.shape[0] != BOUNDS:
+        raise ValueError("a sketch of strings needs 127 bounds")
+    made = np.empty(8 * BOUNDS + rows, dtype=np.uint8)
+    cdef uint8_t[::1] out = made
+    cdef uint8_t *sketch = &out[0] + 8 * BOUNDS
+    cdef int64_t[256] times
+    cdef int64_t i, most = 0
+    with nogil:
+        memcpy(&out[0], &bounds[0], 8 * BOUNDS)
+        seamark_make_string_sketch(width, <const void *>codes, rows, sketch)
+        memset(times, 0, sizeof(times))
+        for i in range(rows):
+            times[sketch[i]] += 1
+        for i in range(256):
+            most = max(most, times[i])
+    return made if 32 * most <= rows else None
+
+
 cdef struct Comparison:
     const int64_t *layout
     const int64_t *lows
     const int64_t *highs
     const double *low_reals
     const double *high_reals
+    const uint64_t *low_heads
+    const uint64_t *high_heads
     int op
-    bint floats
+    int form
     int64_t literal
     double real
+    const uint8_t *text  # of `size` bytes, of which `head` is the first eight
+    int64_t size
+    uint64_t head
     # Of the block that is compared: whether `ties` are to be compared, and with which code.
     bint undecided
     uint64_t code
@@ -438,13 +493,21 @@ cdef struct Comparison:
 
 cdef enum:
     COMPARISONS = 16
+    BOUNDS = 127
+
+cdef enum:
+    INTEGERS = 0
+    FLOATS = 1
+    STRINGS = 2
 
 
 cdef int take(comparisons, Comparison *into, Py_ssize_t blocks) except -1:
-    """Comparisons as tuples (layout, low, high, op, literal), whose literals are int or float. At most 16."""
+    """Comparisons as tuples (layout, low, high, op, literal), whose literals are int, float or bytes. At most 16.
+    `into` is valid as long as the tuples are."""
     cdef const int64_t[:, ::1] layout
     cdef const int64_t[::1] longs
     cdef const double[::1] doubles
+    cdef const uint64_t[::1] heads
     cdef int count = 0
     for sides, low, high, op, literal in comparisons:
         if count == COMPARISONS:
@@ -454,14 +517,24 @@ cdef int take(comparisons, Comparison *into, Py_ssize_t blocks) except -1:
             raise ValueError("a comparison is of another view")
         into[count].layout = &layout[0, 0]
         into[count].op = op
-        into[count].floats = isinstance(literal, float)
-        if into[count].floats:
+        if isinstance(literal, bytes):
+            into[count].form = STRINGS
+            into[count].text = <const uint8_t *>PyBytes_AS_STRING(literal)
+            into[count].size = len(literal)
+            into[count].head = prefix_of(into[count].text, into[count].size, 8)
+            heads = low
+            into[count].low_heads = &heads[0]
+            heads = high
+            into[count].high_heads = &heads[0]
+        elif isinstance(literal, float):
+            into[count].form = FLOATS
             into[count].real = literal
             doubles = low
             into[count].low_reals = &doubles[0]
             doubles = high
             into[count].high_reals = &doubles[0]
         else:
+            into[count].form = INTEGERS
             into[count].literal = literal
             longs = low
             into[count].lows = &longs[0]
@@ -533,6 +606,70 @@ cdef inline bint compare_doubles(Comparison *one, Py_ssize_t b, uint64_t *bits, 
     return seamark_and(bytes, column[ROWS], bits)
 
 
+cdef bint compare_strings(Comparison *one, Py_ssize_t b, int64_t words, uint64_t *bits, uint8_t *bytes) noexcept nogil:
+    """As `compare_longs`."""
+    cdef const int64_t *column = one.layout + LAYOUT * b
+    cdef int64_t shared = column[COMMON_SIZE], row
+    cdef int order, op = one.op
+    cdef uint64_t code
+    cdef bint some = False
+    if column[FORM] < 0:
+        return True
+    if one.low_heads[b] > one.head:
+        return op >= GE
+    if one.high_heads[b] < one.head:
+        return op < GE
+    order = beside_common(column, one.text, one.size)
+    if order != 0 or column[WIDTH] == 0:
+        if order == 0:
+            order = compare(column, 0, 0, one.text + shared, one.size - shared)
+        if passes(op, order):
+            return True
+        if column[PRESENCE]:
+            for row in range(column[ROWS]):
+                if there(column[PRESENCE], row):
+                    bits[row >> 6] &= ~(<uint64_t>1 << (row & 63))
+                elif bits[row >> 6] >> (row & 63) & 1:
+                    some = True
+        return some
+    code = prefix_of(one.text + shared, one.size - shared, column[WIDTH])
+    one.code = code
+    if column[SKETCH]:
+        one.undecided = True
+        return seamark_narrow_to(<const uint8_t *>column[SKETCH], column[ROWS],
+                                 seamark_code_literal(<const uint8_t *>column[SKETCH], code), op < GE, bits, one.ties)
+    # Codes first, for all rows at once; then the ties, of which there are none in most blocks.
+    seamark_codes(column[WIDTH], LE if op < GE else GE, <const void *>column[CODES], bytes, column[ROWS], code, True)
+    some = seamark_and(bytes, column[ROWS], bits)
+    if some and seamark_ties(column[WIDTH], <const void *>column[CODES], column[ROWS], code):
+        one.undecided = True
+        memcpy(one.ties, bits, words * sizeof(uint64_t))
+    return some
+
+
+cdef void check_strings(const Comparison *one, const int64_t *column, uint64_t *bits, int64_t words) noexcept nogil:
+    """Clears the bits of the rows of `one.ties` that do not pass."""
+    cdef int64_t[128] rows
+    cdef int64_t row, word = 0, shared = column[COMMON_SIZE]
+    cdef int k, found, width = column[WIDTH]
+    cdef uint64_t code
+    cdef bint keep
+    while True:
+        found = seamark_next(bits, one.ties, words, <const void *>column[CODES], width, &word, rows)
+        if found == 0:
+            return
+        for k in range(found):
+            row = rows[k]
+            code = load(<const uint8_t *>column[CODES], width, row)
+            if code != one.code:
+                keep = (code < one.code) == (one.op < GE)
+            else:
+                keep = not there(column[PRESENCE], row) or passes(
+                    one.op, compare(column, row, code, one.text + shared, one.size - shared))
+            if not keep:
+                bits[row >> 6] &= ~(<uint64_t>1 << (row & 63))
+
+
 cdef int64_t compare_block(Comparison *each, int count, Py_ssize_t b, int64_t words, uint64_t *bits, uint64_t *ties,
                            uint8_t *bytes) noexcept nogil:
     """Clears the bits of the rows of a block that do not pass all comparisons. Returns how many are left. `ties`,
@@ -543,13 +680,20 @@ cdef int64_t compare_block(Comparison *each, int count, Py_ssize_t b, int64_t wo
     for k in range(count):
         each[k].undecided = False
         each[k].ties = ties + k * words
-        some = compare_doubles(&each[k], b, bits, bytes) if each[k].floats else compare_longs(&each[k], b, bits, bytes)
+        if each[k].form == INTEGERS:
+            some = compare_longs(&each[k], b, bits, bytes)
+        elif each[k].form == FLOATS:
+            some = compare_doubles(&each[k], b, bits, bytes)
+        else:
+            some = compare_strings(&each[k], b, words, bits, bytes)
         if not some:
             return 0
     for k in range(count):
         if each[k].undecided:
             column = each[k].layout + LAYOUT * b
-            if each[k].floats:
+            if each[k].form == STRINGS:
+                check_strings(&each[k], column, bits, words)
+            elif each[k].form == FLOATS:
                 seamark_check_floats(column[WIDTH], each[k].op, <const void *>column[CODES], each[k].real, each[k].ties,
                                      bits, words)
             else:
@@ -576,7 +720,9 @@ cdef inline bint excludes(const Comparison *one, Py_ssize_t b) noexcept nogil:
     cdef double low, high
     if column[FORM] < 0:
         return False
-    if one.floats:
+    if one.form == STRINGS:
+        return one.low_heads[b] > one.head if one.op < GE else one.high_heads[b] < one.head
+    if one.form == FLOATS:
         low = one.low_reals[b]
         high = one.high_reals[b]
         return column[PRESENCE] == 0 and decide(one.op, low > one.real, high < one.real, low == one.real,
@@ -587,7 +733,7 @@ cdef inline bint excludes(const Comparison *one, Py_ssize_t b) noexcept nogil:
 
 def narrow_all(comparisons, const int64_t[:, ::1] extents, uint8_t[::1] state, uint8_t[::1] mask):
     """Keeps rows whose values pass all comparisons, at most 16: (layout, low, high, op, literal), where `op` is 0 <=,
-    1 <, 2 >=, 3 >, and a literal of doubles is a float."""
+    1 <, 2 >=, 3 >. A literal of doubles is a float, of strings bytes."""
     cdef Py_ssize_t b, n = state.shape[0]
     cdef Comparison[COMPARISONS] each
     cdef int count
@@ -741,9 +887,9 @@ cdef inline bint passes(int op, int order) noexcept nogil:
     return order > 0
 
 
-def narrow_strings(const int64_t[:, ::1] layout, const uint64_t[::1] low, const uint64_t[::1] high,
-                   uint8_t[::1] state, uint8_t[::1] mask, int op, const uint8_t[::1] literal, bint halves):
-    """`halves`: the values are UUIDs, which some writers order as two signed longs. Both orders must rule a row out."""
+def narrow_uuids(const int64_t[:, ::1] layout, const uint64_t[::1] low, const uint64_t[::1] high,
+                 uint8_t[::1] state, uint8_t[::1] mask, int op, const uint8_t[::1] literal):
+    """As a comparison of strings. Some writers order UUIDs as two signed longs: both orders must rule a row out."""
     cdef Py_ssize_t b, n = layout.shape[0]
     cdef const uint8_t *text = &literal[0] if literal.shape[0] else NULL
     cdef int64_t size = literal.shape[0]
@@ -752,7 +898,7 @@ def narrow_strings(const int64_t[:, ::1] layout, const uint64_t[::1] low, const 
         for b in range(n):
             if state[b] == 0 or layout[b, FORM] < 0:
                 continue
-            if halves and ((low[b] ^ head) >> 63 or (high[b] ^ head) >> 63):
+            if (low[b] ^ head) >> 63 or (high[b] ^ head) >> 63:
                 pass
             elif low[b] > head:
                 if op < GE:
@@ -762,7 +908,7 @@ def narrow_strings(const int64_t[:, ::1] layout, const uint64_t[::1] low, const 
                 if op >= GE:
                     state[b] = 0
                 continue
-            narrow_block(&layout[b, 0], &state[b], &mask[layout[b, FIRST]], op, text, size, halves)
+            narrow_block(&layout[b, 0], &state[b], &mask[layout[b, FIRST]], op, text, size)
 
 
 cdef bint differ_by_sign(const int64_t *column, int64_t row, const uint8_t *text, int64_t size) noexcept nogil:
@@ -787,17 +933,16 @@ cdef bint differ_by_sign(const int64_t *column, int64_t row, const uint8_t *text
 
 
 cdef void narrow_block(const int64_t *column, uint8_t *state, uint8_t *mask, int op,
-                       const uint8_t *text, int64_t size, bint halves) noexcept nogil:
+                       const uint8_t *text, int64_t size) noexcept nogil:
     cdef int64_t rows = column[ROWS], shared = column[COMMON_SIZE], kept = 0, row
     cdef int order = beside_common(column, text, size)
-    cdef bint same = order != 0 or column[WIDTH] == 0
     cdef uint64_t code = 0
     cdef uint8_t keep
     cdef bint fresh = state[0] == 1
-    if same:
+    if order != 0 or column[WIDTH] == 0:
         if order == 0:
             order = compare(column, 0, 0, text + shared, size - shared)
-        if passes(op, order) or (halves and differ_by_sign(column, 0, text, size)):
+        if passes(op, order) or differ_by_sign(column, 0, text, size):
             return
         if column[PRESENCE] == 0:
             state[0] = 0
@@ -809,25 +954,13 @@ cdef void narrow_block(const int64_t *column, uint8_t *state, uint8_t *mask, int
         settle(state, kept, rows)
         return
     code = prefix_of(text + shared, size - shared, column[WIDTH])
-    if halves:
-        for row in range(rows):
-            if not fresh and mask[row] == 0:
-                continue
-            keep = (passes(op, compare(column, row, code, text + shared, size - shared))
-                    or not there(column[PRESENCE], row) or differ_by_sign(column, row, text, size))
-            mask[row] = keep
-            kept += keep
-        settle(state, kept, rows)
-        return
-    # Codes first, ties kept, for all rows at once; then the ties, which are few unless the literal is common.
-    kept = seamark_codes(column[WIDTH], LE if op < GE else GE, <const void *>column[CODES], mask, rows, code, fresh)
-    if kept and seamark_ties(column[WIDTH], <const void *>column[CODES], rows, code):
-        for row in range(rows):
-            if mask[row] and load(<const uint8_t *>column[CODES], column[WIDTH], row) == code:
-                if there(column[PRESENCE], row) and not passes(
-                        op, compare(column, row, code, text + shared, size - shared)):
-                    mask[row] = 0
-                    kept -= 1
+    for row in range(rows):
+        if not fresh and mask[row] == 0:
+            continue
+        keep = (passes(op, compare(column, row, code, text + shared, size - shared))
+                or not there(column[PRESENCE], row) or differ_by_sign(column, row, text, size))
+        mask[row] = keep
+        kept += keep
     settle(state, kept, rows)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
+from seamark.metaserver.access.principal import current_principal
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
@@ -22,6 +23,8 @@ _VIEW_BYTES = 4000
 """Memory of a view without manifests."""
 _DELETE_BYTES = 300
 """Memory of the delete index for each delete file: path, position and the bounds that rule it out."""
+_HOLDER_SHARE = 2
+"""The part of the budget beyond which a principal gives up its own views: 1/2."""
 _EVICTED = -1
 _RECENT = 16
 """Views that are compared with a new view."""
@@ -32,7 +35,7 @@ ViewKey = tuple[str, ...]
 class CachedView:
     """A view and what was computed from it."""
 
-    __slots__ = ("_manifests_bytes", "charged_bytes", "checked", "deletes", "files", "plans", "view")
+    __slots__ = ("_manifests_bytes", "charged_bytes", "checked", "deletes", "files", "holder", "plans", "view")
 
     def __init__(self, view: TableView, deletes: DeleteIndex, files: int, plans_bytes: int) -> None:
         """`files`: live files of the snapshot, including those of manifests that the view leaves out. `plans_bytes`:
@@ -43,6 +46,8 @@ class CachedView:
         self.plans: MemoryCache[tuple[object, ...], Scan] = MemoryCache(plans_bytes)
         self.checked: set[tuple[str, ...]] = set()
         """The tables, and states of their allowed locations, for which `LocationChecker` has accepted the view."""
+        self.holder = current_principal()
+        """The principal whose request made it; empty for the server's own work."""
         self._manifests_bytes = object_bytes((view.manifests, view.delete_manifests))
         self.charged_bytes = 0
         """The part of `added_bytes` that the total of `CachedViews` includes; `_EVICTED` after eviction."""
@@ -60,7 +65,11 @@ class CachedView:
 
 class CachedViews:
     """A view references its blocks. When the memory of live blocks, views and plans exceeds the budget, the least
-    recently used view is evicted. What answers and lookups derive counts from the next plan on."""
+    recently used view is evicted. What answers and lookups derive counts from the next plan on.
+
+    A principal that plans many tables does not evict all views of others: while its views have more than half of the
+    budget, the least recently used of them is evicted. Its last view is not, as it may be of one large table.
+    """
 
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
         self._blocks = blocks
@@ -147,7 +156,22 @@ class CachedViews:
                 self._evict(key)
             leaving_bytes = blocks_bytes
         while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
-            self._evict(next(iter(self._views)))
+            self._evict(self._next_to_evict())
+
+    def _next_to_evict(self) -> ViewKey:
+        views = Counter(cached.holder for cached in self._views.values())
+        if len(views) > 1:
+            for holder in [holder for holder, count in views.items() if holder and count > 1]:
+                keys = [key for key, cached in self._views.items() if cached.holder == holder]
+                if self._held_bytes(keys) > self.budget_bytes // _HOLDER_SHARE:
+                    return keys[0]
+        return next(iter(self._views))
+
+    def _held_bytes(self, keys: Sequence[ViewKey]) -> int:
+        """Of views and their blocks; blocks that views share count once."""
+        held = [self._views[key] for key in keys]
+        blocks = {block for cached in held for block in (*cached.view.blocks, *cached.view.delete_blocks)}
+        return sum(block.size_bytes for block in blocks) + sum(cached.charged_bytes for cached in held)
 
     def _evict(self, key: ViewKey) -> None:
         evicted = self._views.pop(key)

@@ -287,6 +287,7 @@ class Planner:
 
         made = await self._repeat_if_damaged(make)
         self._prepared += 1
+        made.holder = former.holder
         if planned.prepared:
             self._views.evict(planned.key)
         self._views.charge(made)

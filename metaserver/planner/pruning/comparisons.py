@@ -61,7 +61,10 @@ def compare_keys(selection: Selection, sides: Sides, op: int, key: bytes) -> Non
 def run_comparison(selection: Selection, side: Side, op: int, key: Key, *, uuid: bool) -> None:
     if side.form is Form.STRINGS:
         assert isinstance(key, bytes)
-        _scan.narrow_strings(side.layout, side.low, side.high, selection.state, selection.mask, op, key, uuid)
+        if uuid:
+            _scan.narrow_uuids(side.layout, side.low, side.high, selection.state, selection.mask, op, key)
+        else:
+            selection.compare(side, op, key)
     elif side.form is Form.FLOATS:
         selection.compare(side, op, float(key))
     else:

@@ -22,7 +22,7 @@ _WAITING_MAX = 16
 class Selection:
     """`state`, uint8[blocks]: 0 selects no row, 1 every row, 2 the rows whose byte in `mask`, uint8[rows], is 1.
 
-    Comparisons of numbers wait until the selection is read. Then they are done together, block by block: a plan of
+    Comparisons wait until the selection is read. Then they are done together, block by block: a plan of
     millions of files waits for memory more than for anything else, and what one comparison leaves of a block is still
     in the processor's cache for the next. If only the rows are read, no mask is made.
     """
@@ -52,8 +52,8 @@ class Selection:
             self._mask = np.empty(self.view.rows, dtype=np.uint8)
         return self._mask
 
-    def compare(self, side: Side, op: int, literal: float) -> None:
-        """Keeps rows whose value passes `op` of the kernels, or is absent. The side is of integers or floats."""
+    def compare(self, side: Side, op: int, literal: float | bytes) -> None:
+        """Keeps rows whose value passes `op` of the kernels, or is absent."""
         if len(self._waiting) == _WAITING_MAX:
             self.settle()
         self._waiting.append((side.layout, side.low, side.high, op, literal))

@@ -23,7 +23,7 @@ from seamark.metaserver.iceberg.types.values import decimal_scale
 from seamark.metaserver.index.blocks.block import Block, ColumnEntry
 from seamark.metaserver.index.blocks.derived import Derived
 from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, Packed
-from seamark.metaserver.index.blocks.sketches import ROWS_MIN, WIDTH_MIN, sketch_of
+from seamark.metaserver.index.blocks.sketches import ROWS_MIN, STRING_ROWS_MIN, WIDTH_MIN, sketch_of
 
 Flags = npt.NDArray[np.uint8]
 Objects = npt.NDArray[np.object_]
@@ -83,10 +83,9 @@ class Side:
 
     def add_sketches(self, view: TableView) -> None:
         """Of the blocks whose codes take longer to read."""
-        if self.form is Form.STRINGS:
-            return
         layout = self.layout
-        wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= ROWS_MIN)
+        rows_min = STRING_ROWS_MIN if self.form is Form.STRINGS else ROWS_MIN
+        wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= rows_min)
         for number in np.flatnonzero(wide & (layout[:, _SKETCH] == 0)).tolist():
             layout[number, _SKETCH : _SKETCH + 2] = sketch_of(view.blocks[number], self.packed[number])
 

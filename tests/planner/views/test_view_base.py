@@ -35,6 +35,8 @@ SNAPSHOTS = 12
 
 
 def value(kind: str, rng: random.Random, spread: int = 1000) -> Any:
+    if kind == "string" and spread > 1000:
+        return "".join(rng.choice("abcdefgh") for _ in range(rng.randrange(5, 12)))
     if kind == "string":
         return "".join(rng.choice("ab") for _ in range(rng.randrange(12)))
     if kind in ("float", "double"):
