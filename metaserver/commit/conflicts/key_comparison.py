@@ -72,8 +72,8 @@ async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expres
 
 
 def _deleting(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
-    """All deletes but the equality deletes whose bounds lie outside the scope, and those equality deletes among them
-    whose keys may lie outside."""
+    """All deletes but the equality deletes that have no row of the scope by their bounds, and those equality deletes
+    among them whose keys may have none."""
     selection = added.selection.copy()
     left: list[_File] = []
     for columns, places in _equality_deletes(added).items():
