@@ -14,6 +14,7 @@ mypy and import-linter understand:
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ class Deferred:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._is_loaded = False
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):  # requested by copy, pickle or inspection, not by code that uses the module
@@ -31,6 +33,15 @@ class Deferred:
         value = getattr(importlib.import_module(self._name), attribute)
         setattr(self, attribute, value)  # later accesses bypass __getattr__
         return value
+
+
+async def load(*modules: object) -> None:
+    """Imports those of the modules that are deferred, in a thread: a parser of SQL takes a tenth of a second, in which
+    an event loop would serve no client."""
+    for module in modules:
+        if isinstance(module, Deferred) and not module._is_loaded:
+            await asyncio.to_thread(importlib.import_module, module._name)
+            module._is_loaded = True
 
 
 def exports(package: str, names: Mapping[str, Sequence[str]], *, extra: str | None = None) -> Callable[[str], object]:

@@ -152,6 +152,7 @@ async def test_the_audit_log_tells_who_did_what(administered: Administered) -> N
         ("POST", "/api/v1/tokens", {"name": "t", "expires-in-s": 10**30}),
         ("POST", "/api/v1/tokens", {"name": "t", "expires-in-s": "1d"}),
         ("POST", "/api/v1/tokens", {"name": "t", "grants": [{"role": "root"}]}),
+        ("POST", "/api/v1/tokens", {"name": "t", "grants": [{"role": "reader", "namespace": ["a"]}] * 1001}),
         ("POST", "/api/v1/tokens", {"name": "t", "grants": [{"role": "reader", "namespace": [""]}]}),
         ("POST", "/api/v1/tokens", {"name": "t", "grants": [{"role": "reader", "namespace": "a"}]}),
         ("POST", "/api/v1/tokens", {"name": "t", "grant": []}),

@@ -4,6 +4,7 @@ that another tenant gets."""
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,10 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver import turns
+from seamark.metaserver import deferred, turns
+from seamark.metaserver.api.http import sql_texts
+from seamark.metaserver.api.lookups import bitmaps, metadata
+from seamark.metaserver.api.plans import explain, explain_query, plan_tables
 from seamark.metaserver.catalog import documents, large_requests
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.iceberg.types import schema
@@ -117,3 +121,46 @@ async def test_large_metadata_is_read_beside_the_event_loop(tmp_path: Path, monk
     for name, where in threads.items():
         assert where, name
         assert threading.get_ident() not in where, name
+
+
+async def test_what_a_first_request_imports_is_imported_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parser of SQL, and pandas, which PyArrow imports where it is installed: a tenth of a second each."""
+    threads: dict[str, int] = {}
+    kept, body = importlib.import_module, metadata._arrow_body
+
+    def import_module(name: str, package: str | None = None) -> Any:
+        threads.setdefault(name, threading.get_ident())
+        return kept(name, package)
+
+    def arrow_body(*args: Any) -> Any:
+        threads["arrow"] = threading.get_ident()
+        return body(*args)
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    monkeypatch.setattr(metadata, "_arrow_body", arrow_body)
+    for module in (bitmaps, explain, explain_query, plan_tables, sql_texts):
+        for name, value in vars(module).copy().items():
+            if isinstance(value, deferred.Deferred):
+                monkeypatch.setattr(module, name, deferred.Deferred(value._name))
+    async with running(tmp_path) as server:
+        api = Api(server)
+        await api.table()
+        own, query = "/api/v1/tables/db/t", {"query": "SELECT id FROM db.t WHERE id = 5", "dialect": "trino"}
+        for path, sent in (
+            ("/api/v1/explain-query", query),
+            (f"{own}/explain", {"where": "id > 0"}),
+            (f"{own}/bitmap", {"where": "id > 0"}),
+            (f"{own}/plan-tables", {"predicate": "id > 0"}),
+        ):
+            assert (await api("POST", path, sent)).status == 200, path
+        accept = {"Accept": "application/vnd.apache.arrow.stream"}
+        assert (await api("GET", f"{own}/files", headers=accept)).status == 200
+    for name in (
+        "arrow",
+        "seamark.metaserver.iceberg.expressions.sql",
+        "seamark.metaserver.api.plans.query_tables",
+        "seamark.metaserver.api.plans.query_notes",
+    ):
+        assert threads[name] != threading.get_ident(), name

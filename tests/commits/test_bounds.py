@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from seamark.metaserver.api.commits import commits
+from seamark.metaserver.commit.changes import change
 from seamark.metaserver.commit.changes.change import Remove
+from seamark.metaserver.commit.conflicts import conflicts, history, key_comparison, overwrite, row_counts, undo
 from seamark.metaserver.commit.native import change_application
-from seamark.metaserver.commit.snapshots import manifest_filter, manifests
+from seamark.metaserver.commit.snapshots import manifest_filter, manifests, snapshot_writer
 from seamark.metaserver.iceberg.manifests.content_file import ContentFile
 from tests.api.client import Api
 from tests.commits.claims import Claims
@@ -71,3 +74,83 @@ async def test_entries_of_large_manifests_are_compared_beside_the_event_loop(
         assert paths == {files[0]["file-path"], files[2]["file-path"]}
         assert threads
         assert threading.get_ident() not in threads
+
+
+_LONG_WORK: tuple[tuple[Any, str], ...] = (
+    (change, "read_request"),
+    (change_application, "read_change"),
+    (change_application, "key_of"),
+    (manifest_filter, "key_of"),
+    (undo, "key_of"),
+    (conflicts, "key_of"),
+    (conflicts, "rows_of"),
+    (conflicts, "DeleteIndex"),
+    (history, "_keys"),
+    (key_comparison, "_condition_on"),
+    (manifests, "hashes_of"),
+    (manifests, "_intersects"),
+    (overwrite, "negation"),
+    (overwrite, "_paths"),
+    (row_counts, "strings"),
+)
+"""Work that grows with the files and values of a change."""
+
+
+async def test_a_large_change_is_compared_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change may add deletes for, remove or restore two hundred thousand files, which commits since its read have
+    changed, and have a filter of as many values. Here every change is a large one."""
+    threads: dict[str, set[int]] = {}
+
+    def noted(module: Any, name: str) -> None:
+        real, where = getattr(module, name), threads.setdefault(f"{module.__name__}.{name}", set())
+
+        def work(*args: Any, **options: Any) -> Any:
+            where.add(threading.get_ident())
+            return real(*args, **options)
+
+        monkeypatch.setattr(module, name, work)
+
+    for module, name in _LONG_WORK:
+        noted(module, name)
+    monkeypatch.setattr(commits, "read_request", change.read_request)
+    monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES", -1)
+    monkeypatch.setattr(snapshot_writer, "_IN_THREAD_ENTRIES", 0)
+    for module in (commits, change_application):
+        monkeypatch.setattr(module, "LARGE_BYTES", 0)
+    async with running(tmp_path) as server:
+        lake = await Lake.create(Api(server))
+        files = [lake.data([(number, 0, "a"), (number, 1, "b")]) for number in range(4)]
+        places = [file["file-path"] for file in files]
+        first = (await lake.commit({"add": files}))["snapshot-id"]
+        deletes = [lake.position_deletes([(place, 0)], named=True) for place in places[:2]]
+        second = (await lake.commit({"add": deletes, "read-snapshot-id": first}))["snapshot-id"]
+        small = lake.data([(0, 1, "b")])
+        answer = await lake.commit(
+            {"add": [small], "remove": [{"file-path": places[0]}], "operation": "replace", "read-snapshot-id": second}
+        )
+        await lake.commit({"undo-snapshot-id": answer["snapshot-id"]})
+        narrow = {"type": "in", "term": "id", "values": [0, 1]}
+        await lake.commit({"add": [lake.equality_deletes([7])], "read-snapshot-id": second})
+        wide = {"type": "lt", "term": "id", "value": 100}
+        one = {"add": [lake.data([(5, 5, "c")])]}
+        head = (await lake.commit(one))["snapshot-id"]
+        await lake.commit({"remove": [{"file-path": places[2]}], "read-snapshot-id": head})
+        gone = {"read-snapshot-id": head, "add": [lake.data([(8, 8, "d")])], "scope": {"filter": wide}}
+        for body, status in (
+            ({"remove": [{"file-path": places[3]}], "scope": {"filter": narrow}}, 409),
+            ({"remove": [{"file-path": places[0]}]}, 409),
+            ({"remove": [{"file-path": f"{places[0]}x"}]}, 409),
+            ({"add": [lake.position_deletes([(f"{places[0]}x", 0)], named=True)]}, 409),
+            (one | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
+            ({"add": [lake.data([(6, 6, "c")])], "replace": {"filter": wide}}, 409),
+            ({"add": [lake.position_deletes([(place, 1)], named=True) for place in places]}, 409),
+            (one, 409),
+            (gone, 409),
+        ):
+            answer = await lake.send({"read-snapshot-id": first, **body})
+            assert answer.status == status, (body, answer.raw)
+    for name, where in threads.items():
+        assert where, name
+        assert threading.get_ident() not in where, name

@@ -76,6 +76,8 @@ _GRANT_QUERY = (
     Parameter("role", "query", "Which.", _ROLE, True),
     Parameter("namespace", "query", "Levels joined by 0x1F; omit it for the whole catalog.", {"type": "string"}),
 )
+_GRANTS_MAX = 1000
+"""Of a token when it is created."""
 _FORBIDDEN = ResponseSpec(403, "Requires the role admin")
 
 
@@ -147,6 +149,8 @@ async def list_tokens(call: Call) -> dict[str, Any]:
 async def create(call: Call, body: CreateTokenRequest) -> dict[str, Any]:
     grants = None
     if body.grants is not None:
+        if len(body.grants) > _GRANTS_MAX:
+            raise BadRequest(f"The token would have {len(body.grants):,} grants; the limit is {_GRANTS_MAX:,}")
         grants = [make_grant(body.name, spec.role, spec.namespace) for spec in body.grants]
     secret = await create_token(call.app[STORE], call.app[CLOCK], body.name, body.expires_in_s, grants)
     return {"name": body.name, "token": secret}

@@ -18,6 +18,7 @@ from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
 from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.api.indexes.index_state import READER
+from seamark.metaserver.catalog.large_requests import LARGE_BYTES
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.changes.change import (
     ISOLATIONS,
@@ -39,8 +40,6 @@ from seamark.metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
 
 _READ_AT_ONCE = 8
 """Index files of one change that are read concurrently."""
-_IN_THREAD_REMOVES = 1000
-"""More removed files are compared with each other in a thread."""
 _LOCATION = "metadata-location"
 _COUNT = {"type": "integer"}
 _ID = {"type": ["integer", "null"]}
@@ -214,7 +213,7 @@ COMMITTED_SCHEMA: dict[str, Any] = {
 async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     namespace, name = call.namespace, call.name
     read = partial(read_request, body, files_max=call.app[SETTINGS].commit_files_limit)
-    change = read() if len(body.remove) <= _IN_THREAD_REMOVES else await asyncio.to_thread(read)
+    change = read() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read)
 
     async def work(caller: Caller) -> CommitResult:
         return await call.app[COMMITS].commit(caller, namespace, name, change, partial(_index_files, call, change))

@@ -12,8 +12,10 @@ from typing import TypeVar
 
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import BOUNDS
+from seamark.metaserver.deferred import Deferred, load
 
 T = TypeVar("T")
+_sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
 
 IN_LOOP_CHARACTERS = 500
 """The parser takes some milliseconds for that many, for any text."""
@@ -22,6 +24,7 @@ IN_LOOP_CHARACTERS = 500
 async def read_in_turn(call: Call, characters: int, read: Callable[[], T]) -> T:
     """The result of `read`, which parses so many characters. A caller waits for its own texts first: others wait
     for one of them at most."""
+    await load(_sql)
     if characters <= IN_LOOP_CHARACTERS:
         found = read()
         await asyncio.sleep(0)  # a request may have a text in each of many joins

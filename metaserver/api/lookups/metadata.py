@@ -48,7 +48,7 @@ from seamark.metaserver.wire import encode_json
 
 ARROW_LIMIT = 100_000
 """The limit and the default of items of an Arrow answer."""
-IN_THREAD_ARROW, IN_THREAD_JSON = 20_000, 500
+IN_THREAD_JSON = 500
 """Larger pages, from about 2 ms of work, are encoded in a thread."""
 IN_THREAD_FILES = 5_000
 """Partitions of larger tables are computed in a thread: each page needs all files."""
@@ -274,7 +274,8 @@ async def _answer(page: _Page, what: str, names: tuple[str, ...], listing: Listi
         _arrow_body if page.arrow else _json_body, page, what, names, listing
     )
     items_of_page = min(page.limit, max(0, listing.total - page.start))
-    small = items_of_page <= (IN_THREAD_ARROW if page.arrow else IN_THREAD_JSON)
+    # PyArrow imports pandas, where it is installed, before it makes its first array: a seventh of a second.
+    small = not page.arrow and items_of_page <= IN_THREAD_JSON
     body = work() if small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if page.arrow else "application/json"
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})

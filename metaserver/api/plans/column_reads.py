@@ -7,6 +7,7 @@ unread that is read. Costs of a plan: one pass over the partition values of its 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from seamark.metaserver.access.service_tokens import PRINCIPAL
@@ -28,6 +29,7 @@ from seamark.metaserver.wire import PROXY_ENGINE
 
 _ENGINES = frozenset({"spark", "flink", "hive", "presto", PROXY_ENGINE})
 """Engines whose scan reports name the columns that a query reads. Others project all columns and read some."""
+_IN_LOOP_NAMES = 10_000
 _LOW = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
 
 
@@ -45,11 +47,14 @@ def count_read(call: Call, read: ColumnRead | None) -> ColumnRead | None:
     return read
 
 
-def read_of_plan(call: Call, entry: Entry | None, scan: Scan, select: Sequence[str] | None) -> ColumnRead | None:
+async def read_of_plan(call: Call, entry: Entry | None, scan: Scan, select: Sequence[str] | None) -> ColumnRead | None:
     """`select`: the columns that the client names; None if it names none. None if reads are not counted."""
     if entry is None or usage_of(call) is None:
         return None
-    named = None if select is None else _ids(scan.schema, select)
+    named: set[int] | None = None
+    if select is not None:  # a client may name half a million
+        find = partial(_ids, scan.schema, select)
+        named = find() if len(select) <= _IN_LOOP_NAMES else await call.in_turn(find)
     columns = {UNKNOWN_COLUMNS} if named is None else named
     columns |= {predicate.column_id for predicate in predicates_of(scan.bound)}
     end_ms = oldest_end_ms(scan.view, scan.rows, scan.metadata)

@@ -21,7 +21,7 @@ from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.explain import explain_scan
 from seamark.metaserver.api.plans.joins import JoinSpec
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.deferred import Deferred, load
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
@@ -97,6 +97,7 @@ class ExplainQueryRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
 async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     if len(body.query) > QUERY_MAX:
         raise BadRequest(f"The query has {len(body.query)} characters; the limit is {QUERY_MAX}")
+    await load(query_tables, query_notes, joins, async_client, sql)
     query = await read_in_turn(call, len(body.query), partial(query_tables.read_query, body.query, body.dialect))
     if len(query.names) > TABLES_MAX:
         raise BadRequest(f"The query names {len(query.names)} tables; the limit is {TABLES_MAX}")

@@ -159,7 +159,7 @@ async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, S
     began_s = call.app[CLOCK].monotonic()
     scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
     call.app[METRICS].plans.observe(scan.considered, scan.files, call.app[CLOCK].monotonic() - began_s)
-    read = count_read(call, read_of_plan(call, loaded.entry, scan, body.select) if body.seamark.usage else None)
+    read = count_read(call, await read_of_plan(call, loaded.entry, scan, body.select) if body.seamark.usage else None)
     credentials = _credentials(call, loaded)
     answer = await _completed(call, loaded, pinned, scan, body.min_rows_requested or 0, credentials)
     return answer, None if credentials else scan, read  # credentials are not cached: they may have been rotated

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints, json_answer
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
-from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.deferred import Deferred, load
 
 if TYPE_CHECKING:
     from seamark.metaserver.objects import signing
@@ -27,6 +27,7 @@ async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
     else:
         location = await catalog.staged_location(stage, call.namespace, call.name)
     settings = call.app[SETTINGS]
+    await load(signing)
     work = partial(
         signing.sign,
         s3_request,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -26,11 +26,12 @@ from seamark.metaserver.commit.conflicts.key_comparison import (
 )
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
 from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, key_of, live, referring
-from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.expressions.projection import inclusive
 from seamark.metaserver.iceberg.manifests.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.writer import ManifestEntry
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.iceberg.types.reserved import DELETED_PATH
@@ -73,9 +74,9 @@ class ConflictCheck:
         change = self._change
         if not (change.deletes or change.removes or change.scope):
             return
-        named = {file.referenced_data_file for file in change.positional} - {None}
-        referenced = {path for path in named if path is not None}
-        await self._check_live(referenced - {file.file_path for file in change.data})
+        count = len(change.data) + len(change.deletes)
+        referenced, stored = await run_by_count(count, partial(_referenced, change))
+        await self._check_live(stored)
         await self._check_vectors()
         history = await self._history(head, look_back)
         if history is None or not history.snapshots:
@@ -97,41 +98,50 @@ class ConflictCheck:
 
     async def _check_live(self, paths: set[str]) -> None:
         _, gone = await self._live_files(paths)
-        if gone:
+        if gone is not None:
             raise Collision(
                 "file-gone",
-                f"The change adds deletes for {min(gone)[:1000]}, which is no longer in the table; compute the "
+                f"The change adds deletes for {gone[:1000]}, which is no longer in the table; compute the "
                 "change again from the current snapshot",
             )
 
-    async def _live_files(self, paths: set[str]) -> tuple[tuple[TableView, Longs], set[str]]:
-        """The live data files at these paths as rows of a view, and the paths that are not live."""
+    async def _live_files(self, paths: set[str]) -> tuple[tuple[TableView, Longs], str | None]:
+        """The live data files at these paths as rows of a view, and the first of the paths that are not live."""
         data = [manifest for manifest in self._listed if manifest.content == DATA]
         listing = await self._manifests.listing(data, paths)
         view = TableView(listing, await self._manifests.blocks(listing))
-        missing, rows = set(paths), []
-        for number, block in enumerate(view.blocks):
-            matches = rows_of(block, paths)
-            missing -= matches.keys()
-            rows += [(number << ROW_BITS) | row for row in matches.values()]
-        return (view, np.array(sorted(rows), dtype=np.int64)), missing
+        rows, gone = await run_by_count(view.rows + len(paths), partial(_rows_at, view, paths))
+        return (view, rows), gone
 
     async def _check_vectors(self) -> None:
         """A data file has one deletion vector: the change must remove the existing one when it adds another."""
-        vectors = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector} - {None}
-        paths = [path for path in vectors if path is not None]
-        for _, entries in await referring(self._manifests, self._listed, paths, self._metadata):
-            for entry in entries:
-                file = entry.file
-                if file.is_deletion_vector and file.referenced_data_file in vectors and not self._is_removed(file):
-                    raise Collision(
-                        "deletion-vector",
-                        f"{file.referenced_data_file} has a deletion vector already: {key_of(file)}, added by snapshot "
-                        f"{entry.snapshot_id}. Merge it into the new vector and remove it in the same change",
-                    )
+        vectors = await run_by_count(len(self._change.deletes), self._vectors)
+        for _, entries in await referring(self._manifests, self._listed, vectors, self._metadata):
+            twin = await run_by_count(len(entries), partial(self._other_vector, entries, vectors))
+            if twin is not None:
+                raise Collision(
+                    "deletion-vector",
+                    f"{twin.file.referenced_data_file} has a deletion vector already: {key_of(twin.file)}, added by "
+                    f"snapshot {twin.snapshot_id}. Merge it into the new vector and remove it in the same change",
+                )
 
-    def _is_removed(self, file: ContentFile) -> bool:
-        return key_of(file) in self._found.removed
+    def _vectors(self) -> set[str]:
+        """The data files for which the change adds deletion vectors."""
+        named = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector}
+        return {path for path in named if path is not None}
+
+    def _other_vector(self, entries: Sequence[ManifestEntry], paths: Collection[str]) -> ManifestEntry | None:
+        """The first of the deletion vectors for data files at these paths that stays."""
+        return next(
+            (
+                entry
+                for entry in entries
+                if entry.file.is_deletion_vector
+                and entry.file.referenced_data_file in paths
+                and key_of(entry.file) not in self._found.removed
+            ),
+            None,
+        )
 
     # Checks of the snapshots since the read
 
@@ -139,8 +149,9 @@ class ConflictCheck:
         """None when the change depends on no read."""
         change = self._change
         scoped = change.scope is not None or change.replaced is not None
-        rests = scoped or change.request.remove or change.positional or self._partitioned_equality_deletes()
-        if not rests or not change.request.reads:
+        if not change.request.reads:
+            return None
+        if not (scoped or change.request.remove) and not await run_by_count(len(change.deletes), self._rests_on_rows):
             return None
         read = change.request.read_snapshot_id
         try:
@@ -159,6 +170,10 @@ class ConflictCheck:
             )
         return History(self._manifests, self._metadata, snapshots)
 
+    def _rests_on_rows(self) -> bool:
+        """Whether the deletes that the change adds are of rows that it has read."""
+        return bool(self._change.positional or self._partitioned_equality_deletes())
+
     async def _check_deletes(self, history: History, deletes: AddedFiles, referenced: set[str]) -> None:
         """Refuses when new deletes apply to rows of removed files or to rows that the change rewrites: they would be
         lost.
@@ -166,20 +181,27 @@ class ConflictCheck:
         A change that only deletes may delete rows that others have deleted, but no rows that others have rewritten.
         """
         change = self._change
-        by_name = set(change.request.remove)
-        gone = {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
+        gone = await run_by_count(len(self._found.files), self._removed_by_name)
         await self._refuse_matching(deletes, gone, vectors=True)
         writing = deletes if change.data else history.writing(deletes)
         if change.scope is not None and change.scope.bound is not None:
             # A row that the change deletes by position was read, so it is in the scope.
             writing = await exclude_deletes(self._files, writing, change.scope.bound)
         await self._refuse_matching(writing, referenced, vectors=True)
-        covered = {file.referenced_data_file for file in change.deletes if file.is_deletion_vector}
-        await self._refuse_matching(deletes, {path for path in covered if path is not None}, vectors=False)
-        unnamed = [file for file in change.positional if file.referenced_data_file is None]
+        covered = await run_by_count(len(change.deletes), self._vectors)
+        await self._refuse_matching(deletes, covered, vectors=False)
+        unnamed = await run_by_count(len(change.deletes), self._unnamed)
         if unnamed:
-            scope = ReadScope(partitions=partitions_of(unnamed))
+            scope = ReadScope(partitions=await run_by_count(len(unnamed), partial(partitions_of, unnamed)))
             await self._refuse_in_scope(writing, scope, "rewrote rows that the change deletes")
+
+    def _removed_by_name(self) -> set[str]:
+        """The data files that the request names, as what a delete file is attached to is not named."""
+        by_name = set(self._change.request.remove)
+        return {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
+
+    def _unnamed(self) -> list[ContentFile]:
+        return [file for file in self._change.positional if file.referenced_data_file is None]
 
     async def _refuse_matching(self, deletes: AddedFiles, paths: set[str], *, vectors: bool) -> None:
         """Refuses when one of `deletes` applies to a data file at one of the paths.
@@ -191,14 +213,8 @@ class ConflictCheck:
             return
         (view, rows), _ = await self._live_files(paths)
         joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
-        index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
-        fresh = set(deletes.selection.positions().tolist())
-        pairs = [
-            (row, delete)
-            for row, applying in zip(rows.tolist(), index.deletes_for(rows), strict=True)
-            for delete in sorted(fresh.intersection(applying))
-            if vectors or _is_position_delete_file(joined, delete)
-        ]
+        find = partial(self._pairs, joined, rows, deletes, vectors=vectors)
+        pairs = await run_by_count(joined.rows + joined.delete_rows, find)
         hit = await first_match(self._files, joined, self._metadata, pairs)
         if hit is not None:
             (file, at), (block, local) = joined.locate(hit[0]), joined.locate_delete(hit[1])
@@ -208,9 +224,20 @@ class ConflictCheck:
                 f"{file.text('file_path', at)}; compute the change again from the current snapshot",
             )
 
+    def _pairs(self, joined: TableView, rows: Longs, deletes: AddedFiles, *, vectors: bool) -> list[tuple[int, int]]:
+        """(row, delete) for each data file among `rows` and each of `deletes` that applies to it."""
+        index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
+        fresh = set(deletes.selection.positions().tolist())
+        return [
+            (row, delete)
+            for row, applying in zip(rows.tolist(), index.deletes_for(rows), strict=True)
+            for delete in sorted(fresh.intersection(applying))
+            if vectors or _is_position_delete_file(joined, delete)
+        ]
+
     async def _check_unnamed(self, history: History) -> None:
         """Position deletes that name no data file: refuses when a file that they may apply to was removed."""
-        unnamed = [file for file in self._change.positional if file.referenced_data_file is None]
+        unnamed = await run_by_count(len(self._change.deletes), self._unnamed)
         if not unnamed:
             return
         for removed in await history.removed(deletes=False, replaced=True):
@@ -251,7 +278,7 @@ class ConflictCheck:
     async def _check_other_specs(self, history: History) -> None:
         """An equality delete of a partition applies only to files of the same partition spec. Files written with a spec
         of none of these deletes, as after a change of the bucket count, would keep their rows. Compactions count."""
-        keyed = self._partitioned_equality_deletes()
+        keyed = await run_by_count(len(self._change.deletes), self._partitioned_equality_deletes)
         if not keyed:
             return
         specs = {file.spec_id for file in keyed}
@@ -261,7 +288,7 @@ class ConflictCheck:
             block = files.view.blocks[number]
             if block.spec_id in specs:
                 selection.keep(number, np.zeros(block.rows, dtype=np.bool_))
-        scope = ReadScope(partitions=partitions_of(keyed))
+        scope = ReadScope(partitions=await run_by_count(len(keyed), partial(partitions_of, keyed)))
         what = "wrote rows with a partition spec that none of the equality deletes has"
         await self._refuse_in_scope(AddedFiles(files.view, selection), scope, what)
 
@@ -288,9 +315,10 @@ class ConflictCheck:
     async def _refuse_in_scope(self, files: AddedFiles, scope: ReadScope, what: str, *, stats: bool = False) -> None:
         """Collision when one of the files may contain or delete rows of the scope. `stats`: the column bounds describe
         rows that the files contain."""
-        size = files.selection.count() + len(scope.partitions)
         read = partial(self._in_scope, files, scope, stats=stats)
-        rows = read() if size <= _IN_THREAD else await asyncio.to_thread(read)
+        # A filter may list two hundred thousand values.
+        is_short = scope.bound in (None, TRUE) and files.selection.count() + len(scope.partitions) <= _IN_THREAD
+        rows = read() if is_short else await asyncio.to_thread(read)
         if len(rows) and scope.bound is not None:
             exclude = exclude_data if stats else exclude_deletes
             rows = (await exclude(self._files, _restrict(files, rows), scope.bound)).selection.rows()
@@ -324,6 +352,25 @@ class ConflictCheck:
         if self._targets is None or self._targets[0] is not scope:
             self._targets = scope, Targets(self._partitions, scope.partitions)
         return self._targets[1]
+
+
+def _referenced(change: Change) -> tuple[set[str], set[str]]:
+    """The data files that the position deletes name, and those of them that the change does not add."""
+    named = {file.referenced_data_file for file in change.positional}
+    referenced = {path for path in named if path is not None}
+    return referenced, referenced - {file.file_path for file in change.data}
+
+
+def _rows_at(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
+    """The rows of the data files at these paths, and the first path that the view does not list."""
+    searched = {path.encode() for path in paths}
+    missing, rows = set(searched), list[int]()
+    for number, block in enumerate(view.blocks):
+        matches = rows_of(block, searched)
+        missing.difference_update(matches)
+        rows += [(number << ROW_BITS) | row for row in matches.values()]
+    gone = min(missing).decode() if missing else None
+    return np.array(sorted(rows), dtype=np.int64), gone
 
 
 def first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:

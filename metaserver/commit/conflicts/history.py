@@ -7,13 +7,14 @@ rows, but the files that it removed are gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from seamark.metaserver.commit.changes.change import APPEND, DELETE, OVERWRITE, REPLACE
-from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.replacement import is_replace
@@ -126,12 +127,10 @@ class History:
         own = []
         if dropped:
             own = [manifest for manifest in await self._own(snapshot) if (manifest.content != _DATA) == deletes]
-        kept = {key for block in await self._manifests.blocks(own) for key in _keys(block)}
+        still_listed = await self._manifests.blocks(own)
         view = TableView(dropped, await self._manifests.blocks(dropped))
-        selection = Selection.everything(view)
-        for number, block in enumerate(view.blocks):
-            selection.keep(number, np.array([key not in kept for key in _keys(block)], dtype=np.bool_))
-        return AddedFiles(view, selection)
+        rows = view.rows + sum(block.rows for block in still_listed)
+        return AddedFiles(view, await run_by_count(rows, partial(_missing, view, still_listed)))
 
     async def _own(self, snapshot: Snapshot) -> list[ManifestFile]:
         """The manifests that the snapshot added."""
@@ -144,6 +143,15 @@ def _operation(snapshot: Snapshot) -> str:
     return OVERWRITE if operation == REPLACE and not is_replace(snapshot) else operation
 
 
+def _missing(view: TableView, others: Iterable[Block]) -> Selection:
+    """The files of the view that none of the other blocks lists."""
+    kept = {key for block in others for key in _keys(block)}
+    selection = Selection.everything(view)
+    for number, block in enumerate(view.blocks):
+        selection.keep(number, np.array([key not in kept for key in _keys(block)], dtype=np.bool_))
+    return selection
+
+
 def _keys(block: Block) -> list[tuple[bytes | None, int]]:
     """Identifies each file of a block: its path and, for a deletion vector, the offset."""
     rows = np.arange(block.rows, dtype=np.int64)
@@ -151,8 +159,7 @@ def _keys(block: Block) -> list[tuple[bytes | None, int]]:
     return list(zip(paths, block.longs("content_offset").tolist(), strict=True))
 
 
-def rows_of(block: Block, paths: Iterable[str]) -> dict[str, int]:
+def rows_of(block: Block, paths: Collection[bytes]) -> dict[bytes, int]:
     """Maps each of the paths that the block lists to its row."""
-    by_bytes = {path.encode(): path for path in paths}
     stored = strings(block.text_column("file_path"), np.arange(block.rows, dtype=np.int64))
-    return {by_bytes[path]: row for row, path in enumerate(stored) if path is not None and path in by_bytes}
+    return {path: row for row, path in enumerate(stored) if path is not None and path in paths}

@@ -3,7 +3,7 @@
 Used where partitions and bounds cannot decide. An equality delete removes the rows that equal one of its keys, so it
 leaves the scope's rows alone when no key satisfies the part of the scope on the key's columns; a data file does when no
 row has one of the keys. What is unknown counts as a match: a file that is too large, has another format or cannot be
-read, and floating-point columns, because readers disagree condition signed zeros.
+read, and floating-point columns, because readers disagree on signed zeros.
 """
 
 from __future__ import annotations
@@ -66,6 +66,14 @@ class _File(NamedTuple):
 
 async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
     """Leaves out the equality deletes that delete no row for which `bound` is true."""
+    selection, left = await asyncio.to_thread(_deleting, added, bound)
+    await _drop_disjoint(source, selection, left)
+    return AddedFiles(added.view, selection)
+
+
+def _deleting(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
+    """All deletes but the equality deletes that have no row of the scope by their bounds, and those equality deletes
+    among them whose keys may have none."""
     selection = added.selection.copy()
     left: list[_File] = []
     for columns, places in _equality_deletes(added).items():
@@ -77,14 +85,15 @@ async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expres
         met = set(part.positions().tolist())
         _drop(selection, [place for place in places if place not in met])
         left += (_file(added.view, place, condition) for place in sorted(met))
-    await _drop_disjoint(source, selection, left)
-    return AddedFiles(added.view, selection)
+    return selection, left
 
 
 async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
     """Leaves out the data files without a row for which `bound` is true. Partitions and bounds are compared before."""
-    condition = _condition_on(bound, None)
     selection = added.selection.copy()
+    if selection.count() > FILES_MAX:
+        return AddedFiles(added.view, selection)
+    condition = await asyncio.to_thread(_condition_on, bound, None)
     if condition != TRUE:
         candidates = [_file(added.view, place, condition) for place in selection.positions().tolist()]
         await _drop_disjoint(source, selection, candidates)
@@ -157,12 +166,17 @@ async def first_match(
     """The first pair (data file row, delete file row) whose delete may remove rows of the data file. Equality deletes
     are decided by comparing all keys of both files. None when no pair matches. Forbidden for files that the table may
     not name."""
-    deletes = delete_files_at(view, {delete for _, delete in pairs})
-    files = {row: _file(view, place, TRUE) for row, place in _places(view, {row for row, _ in pairs})}
-    keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
-    sizes = {file.path: file.size_bytes for file in files.values()} | {file.path: file.size_bytes for file in keyed}
     if not pairs:
         return None
+    if len(pairs) > FILES_MAX * FILES_MAX:  # of more than FILES_MAX files
+        return pairs[0]
+    named = {row for row, _ in pairs}, {delete for _, delete in pairs}
+    if sum(map(len, named)) > FILES_MAX:
+        return pairs[0]
+    deletes = delete_files_at(view, named[1])
+    files = {row: _file(view, place, TRUE) for row, place in _places(view, named[0])}
+    keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
+    sizes = {file.path: file.size_bytes for file in files.values()} | {file.path: file.size_bytes for file in keyed}
     if (
         len(keyed) < len(deletes)
         or len(sizes) > FILES_MAX

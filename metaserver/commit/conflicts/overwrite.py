@@ -49,10 +49,11 @@ async def replaced_files(
         view = await planner.view(metadata, ScanRequest(snapshot_id=head.snapshot_id))
         return await asyncio.to_thread(_within, view, metadata, scope)
     matching = await planner.scan(metadata, ScanRequest(scope.bound, head.snapshot_id))
-    paths = _paths(matching.view, matching.rows)
+    paths = await asyncio.to_thread(_paths, matching.view, matching.rows)
     if scope.bound != TRUE:
-        others = await planner.scan(metadata, ScanRequest(negation(scope.bound, metadata), head.snapshot_id))
-        partly = paths & _paths(others.view, others.rows)
+        opposite = await asyncio.to_thread(negation, scope.bound, metadata)
+        others = await planner.scan(metadata, ScanRequest(opposite, head.snapshot_id))
+        partly = await asyncio.to_thread(lambda: paths & _paths(others.view, others.rows))
         if partly and not (matching.complete and others.complete):
             raise RetryLater("replace: planning the filter exceeded its time limit; try again")
         if partly:
@@ -60,7 +61,7 @@ async def replaced_files(
                 f"replace: only some of the rows of {min(partly)[:1000]} may match the filter; use a filter that "
                 "partitions and column bounds can decide, or rewrite the file"
             )
-    return {Remove(path) for path in paths}
+    return await asyncio.to_thread(lambda: {Remove(path) for path in paths})
 
 
 def _paths(view: TableView, rows: Longs) -> set[str]:

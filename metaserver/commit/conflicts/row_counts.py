@@ -7,16 +7,19 @@ if it changed rows, by mistake of its writer, rows would be lost without an erro
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from seamark.metaserver.commit.changes.change import REPLACE, Change
 from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, live
-from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.manifests.content_file import DATA, EQUALITY_DELETES
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import strings
 
 _DELETE_FILES_MAX = 10_000
@@ -32,12 +35,12 @@ async def check_row_counts(
     which other writers have replaced meanwhile. `listed`: the head's manifests."""
     if change.operation != REPLACE:
         return
-    removed = [file for file in found.files if file.content == DATA]
-    if any(file.record_count < 0 for file in removed):
+    count = len(found.files) + len(change.data) + len(change.deletes)
+    counted = await run_by_count(count, partial(_counted, change, found))
+    if counted is None:
         return
-    before, after = (sum(file.record_count for file in files) for files in (removed, change.data))
-    dead = sum(file.record_count for file in change.deletes)
-    if after - dead > before and all(file.content != EQUALITY_DELETES for file in change.deletes):
+    before, after, dead, is_exact = counted
+    if after - dead > before and is_exact:
         raise BadRequest(
             f"operation is replace, but the added data files have {after:,} rows, of which {dead:,} are deleted, and "
             f"the removed data files {before:,} (record-count); a replacement has the same rows. Set overwrite, or "
@@ -45,7 +48,7 @@ async def check_row_counts(
         )
     if after >= before:
         return
-    deleted = await _deleted(manifests, listed, {file.file_path for file in removed})
+    deleted = await _deleted(manifests, listed, found)
     if deleted is not None and after < before - deleted:
         raise BadRequest(
             f"operation is replace, but the added data files have {after:,} rows, and the removed data files {before:,}"
@@ -54,15 +57,40 @@ async def check_row_counts(
         )
 
 
-async def _deleted(manifests: Manifests, listed: Sequence[ManifestFile], paths: Collection[str]) -> int | None:
-    """The positions that delete files and deletion vectors may delete in these data files; None if unknown."""
+class _Counts(NamedTuple):
+    before: int
+    """Rows of the removed data files."""
+    after: int
+    """Rows of the added data files."""
+    dead: int
+    """Rows that the added delete files delete, at most."""
+    is_exact: bool
+    """Whether these delete rows by their positions."""
+
+
+def _counted(change: Change, found: FilesToRemove) -> _Counts | None:
+    """None if a number of rows is unknown."""
+    removed = [file.record_count for file in found.files if file.content == DATA]
+    if removed and min(removed) < 0:
+        return None
+    after, dead = (sum(file.record_count for file in files) for files in (change.data, change.deletes))
+    return _Counts(sum(removed), after, dead, all(file.content != EQUALITY_DELETES for file in change.deletes))
+
+
+async def _deleted(manifests: Manifests, listed: Sequence[ManifestFile], found: FilesToRemove) -> int | None:
+    """The positions that delete files and deletion vectors may delete in the removed data files; None if unknown."""
     deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
     counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
     if sum(math.inf if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:
         return None
-    searched = {path.encode() for path in paths}
+    blocks = await manifests.blocks(deletes)
+    return await run_by_count(len(found.files) + sum(block.rows for block in blocks), partial(_sum_of, blocks, found))
+
+
+def _sum_of(blocks: Sequence[Block], found: FilesToRemove) -> int | None:
+    searched = {file.file_path.encode() for file in found.files if file.content == DATA}
     deleted = 0
-    for block in await manifests.blocks(deletes):
+    for block in blocks:
         rows = np.arange(block.rows, dtype=np.int64)
         if (block.longs("content") == EQUALITY_DELETES).any():
             return None

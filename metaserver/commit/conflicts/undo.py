@@ -10,13 +10,14 @@ come back if all new manifests are still listed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from seamark.metaserver.commit.changes.change import REPLACE, Remove
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import first_between
 from seamark.metaserver.commit.snapshots.manifest_filter import key_of, live
-from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
@@ -57,15 +58,24 @@ async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot 
     undone, parent = _snapshots(metadata, head, snapshot_id)
     assert head is not None
     at_parent, at_undone = await _differences(manifests, metadata, parent, undone)
-    added, removed = at_undone.keys() - at_parent.keys(), at_parent.keys() - at_undone.keys()
+    count = len(at_parent) + len(at_undone)
+
+    def changed() -> tuple[set[Remove], set[Remove]]:
+        return at_undone.keys() - at_parent.keys(), at_parent.keys() - at_undone.keys()
+
+    added, removed = await run_by_count(count, changed)
     if not added and not removed:
         return Undo(frozenset(), (), await _restored(manifests, metadata, (parent, undone, head)))
     before, now = await _differences(manifests, metadata, undone, head)
-    gone = [before[key] for key in before.keys() - now.keys()]
-    new = [now[key] for key in now.keys() - before.keys()]
-    _check_gone(gone, added, {key.file_path for key in removed})
-    _check_new(new, {key.file_path for key in added}, removed)
-    return Undo(frozenset(added), tuple(at_parent[key] for key in removed))
+
+    def checked() -> Undo:
+        gone = [before[key] for key in before.keys() - now.keys()]
+        new = [now[key] for key in now.keys() - before.keys()]
+        _check_gone(gone, added, {key.file_path for key in removed})
+        _check_new(new, {key.file_path for key in added}, removed)
+        return Undo(frozenset(added), tuple(at_parent[key] for key in removed))
+
+    return await run_by_count(count + len(before) + len(now), checked)
 
 
 def _snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
@@ -130,8 +140,13 @@ async def _differences(
 async def _entries(manifests: Manifests, metadata: TableMetadata, listed: Sequence[ManifestFile]) -> _Entries:
     found: _Entries = {}
     for manifest in listed:
-        found |= {key_of(entry.file): entry for entry in await manifests.entries(manifest, metadata)}
+        entries = await manifests.entries(manifest, metadata)
+        await run_by_count(len(entries), partial(_add, entries, found))
     return found
+
+
+def _add(entries: Iterable[ManifestEntry], found: _Entries) -> None:
+    found.update((key_of(entry.file), entry) for entry in entries)
 
 
 def _check_gone(gone: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:

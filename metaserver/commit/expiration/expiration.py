@@ -190,7 +190,8 @@ class Expiration:
             retain_last=request.retain_last,
         )
         in_use = await parts.store.planned_snapshots(entry.uuid, now_ms)
-        expired = find_expired(before, policy, now_ms, in_use)
+        # A table may have tens of thousands of branches.
+        expired = await asyncio.to_thread(find_expired, before, policy, now_ms, in_use)
         count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
         while True:
             chosen = Expired(expired.refs, expired.snapshot_ids[:count])

@@ -8,7 +8,7 @@ keeps its files, and time travel works for the whole age.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ MAX_AGE, MAX_AGE_DEFAULT_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_6
 MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
 MAX_REF_AGE = "history.expire.max-ref-age-ms"
 _FOREVER = (1 << 63) - 1
+READS_MAX = 2_000_000
+"""Snapshots that are read for all branches: a second or two. Branches share those that are kept for their age."""
 
 
 class ExpirationPolicy(msgspec.Struct, frozen=True):
@@ -61,19 +63,19 @@ def find_expired(
 ) -> Expired:
     """What the policy removes. `in_use`: ids of snapshots that stay in any case, as those that were undone lately."""
     kept: set[int] = {*in_use, *undone_lately(metadata.snapshots, now_ms)}
-    referenced: set[int] = set()
     ended: list[str] = []
+    branches: list[SnapshotRef] = []
     for name, ref in metadata.refs.items():
         snapshot = metadata.snapshot(ref.snapshot_id)
         max_age_ms = policy.max_ref_age_ms if ref.max_ref_age_ms is None else ref.max_ref_age_ms
         if name != MAIN and (snapshot is None or now_ms - snapshot.timestamp_ms > max_age_ms):
             ended.append(name)
         elif ref.is_branch:
-            history = _history(metadata, ref.snapshot_id)
-            referenced.update(id_ for id_, _ in history)
-            kept |= _kept_by_branch(history, ref, policy, now_ms)
+            branches.append(ref)
         else:
             kept.add(ref.snapshot_id)
+    referenced = _ancestors(metadata, branches)
+    kept |= _kept_by(metadata, branches, policy, now_ms)
     replaced_ms = _replaced(metadata)
     kept |= {
         snapshot.snapshot_id
@@ -89,33 +91,56 @@ def find_expired(
     return Expired(tuple(ended), tuple(id_ for _, id_ in old))
 
 
-def _kept_by_branch(
-    history: Sequence[tuple[int, int | None]], ref: SnapshotRef, policy: ExpirationPolicy, now_ms: int
+def _ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[int]:
+    """The snapshots of the branches' histories. Branches share most of these, which are read once."""
+    found: set[int] = set()
+    for ref in branches:
+        for id_, _ in _history(metadata, ref.snapshot_id):
+            if id_ in found:
+                break
+            found.add(id_)
+    return found
+
+
+def _kept_by(
+    metadata: TableMetadata, branches: Iterable[SnapshotRef], policy: ExpirationPolicy, now_ms: int
 ) -> set[int]:
-    older_than_ms = policy.older_than_ms
-    if ref.max_snapshot_age_ms is not None:
-        older_than_ms = now_ms - ref.max_snapshot_age_ms
-    least = policy.retain_last if ref.min_snapshots_to_keep is None else ref.min_snapshots_to_keep
+    """The snapshots that are young enough for a branch, or among its newest. BadRequest above the limit of reads."""
+    terms = set[tuple[int, int, int]]()
+    for ref in branches:
+        age_ms, least = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
+        older_than_ms = policy.older_than_ms if age_ms is None else now_ms - age_ms
+        terms.add((older_than_ms, policy.retain_last if least is None else least, ref.snapshot_id))
     kept: set[int] = set()
-    for id_, replaced_ms in history:
-        if len(kept) >= least and replaced_ms is not None and replaced_ms < older_than_ms:
-            break
-        kept.add(id_)
+    young: set[int] = set()
+    """Kept for their age. The longest age comes first, so what others keep of their ancestors is kept already."""
+    reads = 0
+    for older_than_ms, least, head in sorted(terms):
+        for number, (id_, replaced_ms) in enumerate(_history(metadata, head)):
+            reads += 1
+            if reads > READS_MAX:
+                raise BadRequest(
+                    f"The table's branches keep their newest snapshots, which are more than {READS_MAX:,} in all; "
+                    f"remove branches, or lower {MIN_SNAPSHOTS} and what the branches set instead"
+                )
+            if number >= least:
+                if id_ in young or (replaced_ms is not None and replaced_ms < older_than_ms):
+                    break
+                young.add(id_)
+            kept.add(id_)
     return kept
 
 
-def _history(metadata: TableMetadata, head: int) -> list[tuple[int, int | None]]:
+def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | None]]:
     """(id, when its child was committed) of a snapshot, for which the time is None, and of its ancestors."""
-    found: list[tuple[int, int | None]] = []
     snapshot, replaced_ms = metadata.snapshot(head), None
     seen: set[int] = set()
     while snapshot is not None and snapshot.snapshot_id not in seen:  # the parents are what writers say
         seen.add(snapshot.snapshot_id)
-        found.append((snapshot.snapshot_id, replaced_ms))
+        yield snapshot.snapshot_id, replaced_ms
         replaced_ms = snapshot.timestamp_ms
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else metadata.snapshot(parent)
-    return found
 
 
 def _replaced(metadata: TableMetadata) -> dict[int, int]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
+from seamark.metaserver.catalog.large_requests import LARGE_BYTES
 from seamark.metaserver.catalog.ownership.own_files import own_places
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
@@ -30,7 +32,7 @@ from seamark.metaserver.commit.snapshots.manifest_filter import (
     live,
 )
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
-from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.removal_filter import RemovalFilter
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, SnapshotTerms, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import (
@@ -42,6 +44,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import (
 from seamark.metaserver.commit.snapshots.summary import NOTHING, SummaryCounts, counts_of
 from seamark.metaserver.errors import AlreadyExists, BadRequest, Forbidden
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.writer import ManifestEntry
 from seamark.metaserver.iceberg.metadata.compaction import UNDONE
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
@@ -106,7 +109,7 @@ class ChangeApplication:
             files = (*change.data, *change.deletes)
             return change, counts_of(files), frozenset(map(key_of, files))
 
-        few = len(self.request.add) <= _IN_THREAD_FILES
+        few = len(self.request.add) <= _IN_THREAD_FILES and self._caller.request_bytes <= LARGE_BYTES
         change, counts, fresh = read() if few else await asyncio.to_thread(read)
         if self._writer is None:
             await self._create_writers(metadata)
@@ -129,9 +132,13 @@ class ChangeApplication:
                 await self._without_removals(manifests, metadata, undo)
             return
         listed = live(await manifests.listed(parent))
-        named = {remove.file_path for remove in self.request.remove}
-        named |= {file.referenced_data_file for file in change.deletes if file.referenced_data_file is not None}
-        await manifests.listing(listed, named)
+
+        def paths() -> set[str]:
+            referenced = (file.referenced_data_file for file in change.deletes)
+            removed = (remove.file_path for remove in self.request.remove)
+            return {*removed, *(path for path in referenced if path is not None)}
+
+        await manifests.listing(listed, await run_by_count(len(self.request.remove) + len(change.deletes), paths))
         if change.replaced is not None:
             with contextlib.suppress(BadRequest):
                 await replaced_files(self._planner, metadata, parent, change.replaced)
@@ -174,7 +181,8 @@ class ChangeApplication:
         parent = head_of(self.request.branch, metadata)
         check_paths = LocationChecks(self._planner, metadata, self._uuid)
         manifests = self._manifests.checked(check_paths, DECODED_BYTES_MAX)
-        removals, summary = set(self.request.remove), self.request.summary
+        removals = await run_by_count(len(self.request.remove), partial(set[Remove], self.request.remove))
+        summary = self.request.summary
         undo: Undo | None = None
         if self.request.undo_snapshot_id is not None:
             undo = await undo_of(manifests, metadata, parent, self.request.undo_snapshot_id)
@@ -196,7 +204,7 @@ class ChangeApplication:
         else:  # which has checked more than that
             added, counts = await self._restore(undo, metadata), counts_of(undo.restored_files)
         new = change.deletes if undo is None else undo.restored_files
-        vectors = {file.file_path for file in new if file.is_deletion_vector}
+        vectors = await run_by_count(len(new), lambda: {file.file_path for file in new if file.is_deletion_vector})
         found = found._replace(in_use=found.in_use | vectors)
         sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
         if undo is not None and undo.manifests:
@@ -235,10 +243,10 @@ class ChangeApplication:
         """Stores manifests of the restored files. Forbidden for a file that the caller may not add."""
         assert self._writer is not None
         check_path = await self._path_check(metadata)
-        for file in undo.restored_files:
-            check_path(file.file_path)
+        restored = undo.restored_files
+        await run_by_count(len(restored), lambda: [check_path(file.file_path) for file in restored])
         stored: list[StoredManifest] = []
-        for spec_id, content, entries in undo.groups():
+        for spec_id, content, entries in await run_by_count(len(restored), undo.groups):
             stored += await self._writer.several(entries, metadata, spec_id, content)
         return tuple(stored)
 
@@ -248,13 +256,19 @@ class ChangeApplication:
         if not listed:
             return
         fresh = self._fresh
-        for manifest in await self._manifests.cached_listing(listed, [key.file_path for key in fresh]):
-            for entry in await self._manifests.entries(manifest, metadata):
-                if key_of(entry.file) in fresh:
-                    raise AlreadyExists(
-                        f"The file {entry.file.file_path} is in the table already, added by snapshot "
-                        f"{entry.snapshot_id}; this change was not applied. Keep the file"
-                    )
+        paths = await run_by_count(len(fresh), lambda: [key.file_path for key in fresh])
+        for manifest in await self._manifests.cached_listing(listed, paths):
+            entries = await self._manifests.entries(manifest, metadata)
+            twin = await run_by_count(len(entries), partial(_first_of, entries, fresh))
+            if twin is not None:
+                raise AlreadyExists(
+                    f"The file {twin.file.file_path} is in the table already, added by snapshot "
+                    f"{twin.snapshot_id}; this change was not applied. Keep the file"
+                )
+
+
+def _first_of(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> ManifestEntry | None:
+    return next((entry for entry in entries if key_of(entry.file) in named), None)
 
 
 def head_of(branch: str, metadata: TableMetadata) -> Snapshot | None:

@@ -12,7 +12,7 @@ vectors. The removal of the last vector is marked, so that the clean-up finally 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -62,26 +62,31 @@ async def find_files(
     if not requested:
         return FilesToRemove(frozenset(), ())
     listing: dict[str, tuple[ManifestFile, Sequence[ManifestEntry]]] = {}
-    removed = set(requested)
-    missing, data = set(requested), set()
-    for manifest in await manifests.listing(live(listed), {remove.file_path for remove in requested}):
+    removed, paths = await run_by_count(len(requested), partial(_copied, requested))
+    missing, data = set(removed), set[str]()
+
+    def match(entries: Sequence[ManifestEntry]) -> bool:
+        matches = _named(entries, removed)
+        missing.difference_update(matches)
+        data.update(file.file_path for file in matches.values() if file.content == DATA)
+        return bool(matches)
+
+    for manifest in await manifests.listing(live(listed), paths):
         entries = await manifests.entries(manifest, metadata)
-        matches = await run_by_count(len(entries), partial(_named, entries, removed))
-        if matches:
+        if await run_by_count(len(entries), partial(match, entries)):
             listing[manifest.manifest_path] = manifest, entries
-            missing -= matches.keys()
-            data |= {file.file_path for file in matches.values() if file.content == DATA}
     if missing:
+        first = await run_by_count(len(missing), lambda: min(map(str, missing)))
         raise Collision(
             "file-gone",
-            f"{min(map(str, missing))[:1000]} is to be removed but is no longer in the table; compute the change "
+            f"{first[:1000]} is to be removed but is no longer in the table; compute the change "
             "again from the current snapshot (a deletion vector is named by path and content-offset)",
         )
     for manifest, entries in await referring(manifests, listed, data, metadata):
         attached = await run_by_count(len(entries), partial(_attached, entries, data))
         if attached:
             listing.setdefault(manifest.manifest_path, (manifest, entries))
-            removed |= attached
+            await run_by_count(len(attached), partial(removed.update, attached))
     in_use = await puffins_in_use(
         manifests, listed, removed, metadata, {path: entries for path, (_, entries) in listing.items()}
     )
@@ -108,16 +113,12 @@ async def puffins_in_use(
         entries = known.get(manifest.manifest_path)
         if entries is None:
             entries = await manifests.entries(manifest, metadata)
-        found |= {
-            entry.file.file_path
-            for entry in entries
-            if entry.file.file_path in paths and key_of(entry.file) not in removed
-        }
+        found |= await run_by_count(len(entries), partial(_staying, entries, paths, removed))
     return frozenset(found)
 
 
 async def referring(
-    manifests: Manifests, listed: Sequence[ManifestFile], paths: Iterable[str], metadata: TableMetadata
+    manifests: Manifests, listed: Sequence[ManifestFile], paths: Collection[str], metadata: TableMetadata
 ) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
     """The delete manifests that may list a delete file of exactly one of these data files, with their live entries."""
     deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
@@ -128,6 +129,17 @@ async def referring(
 def _named(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> dict[Remove, ContentFile]:
     found = ((key_of(entry.file), entry.file) for entry in entries)
     return {key: file for key, file in found if key in named}
+
+
+def _copied(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]:
+    """The same as a set, and the paths."""
+    return set(requested), {remove.file_path for remove in requested}
+
+
+def _staying(entries: Sequence[ManifestEntry], paths: Collection[str], removed: Collection[Remove]) -> set[str]:
+    """Those of the paths where an entry is that is not removed."""
+    files = (entry.file for entry in entries)
+    return {file.file_path for file in files if file.file_path in paths and key_of(file) not in removed}
 
 
 def _attached(entries: Sequence[ManifestEntry], paths: Collection[str]) -> set[Remove]:

@@ -9,7 +9,7 @@ the cache needs no invalidation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from copy import copy
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -210,12 +210,11 @@ class Manifests:
         return await gathered([partial(block, manifest) for manifest in manifests], AT_ONCE)
 
     async def listing(
-        self, manifests: Sequence[ManifestFile], paths: Iterable[str], *, referenced: bool = False
+        self, manifests: Sequence[ManifestFile], paths: Collection[str], *, referenced: bool = False
     ) -> list[ManifestFile]:
         """The manifests that may list a live file at one of the paths or, with `referenced`, a delete file that refers
         to one of them."""
-        searched_paths = list(paths)
-        searched = await _maybe_in_thread(sum(map(len, searched_paths)), lambda: hashes_of(searched_paths))
+        searched = await run_by_count(len(paths), partial(hashes_of, paths))
         if not len(searched):
             return []
         names = [self._names.get(manifest.manifest_path) for manifest in manifests]
@@ -224,15 +223,13 @@ class Manifests:
             fresh = iter(await gathered([partial(self._names_of, manifest) for manifest in unknown], AT_ONCE))
             names = [next(fresh) if hashes is None else hashes for hashes in names]
         candidates = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
-        return [
-            manifest for manifest, hashes in zip(manifests, candidates, strict=True) if _intersects(hashes, searched)
-        ]
+        return await _listing(list(zip(manifests, candidates, strict=True)), searched)
 
-    async def cached_listing(self, manifests: Sequence[ManifestFile], paths: Sequence[str]) -> list[ManifestFile]:
+    async def cached_listing(self, manifests: Sequence[ManifestFile], paths: Collection[str]) -> list[ManifestFile]:
         """Like `listing`, but only among the manifests whose path hashes are in memory."""
-        searched = await _maybe_in_thread(sum(map(len, paths)), lambda: hashes_of(paths))
+        searched = await run_by_count(len(paths), partial(hashes_of, paths))
         known = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
-        return [manifest for manifest, names in known if names is not None and _intersects(names.paths, searched)]
+        return await _listing([(manifest, names.paths) for manifest, names in known if names is not None], searched)
 
     async def _names_of(self, manifest: ManifestFile) -> PathHashes:
         kept = self._names.get(manifest.manifest_path)
@@ -262,11 +259,22 @@ def names_of(files: Sequence[ContentFile]) -> PathHashes:
     )
 
 
-def _intersects(hashes: Hashes, searched: Hashes) -> bool:
+async def _listing(candidates: Sequence[tuple[ManifestFile, Hashes]], searched: Hashes) -> list[ManifestFile]:
+    """The manifests of which one of the hashes is searched."""
+
+    def work() -> list[ManifestFile]:
+        return [manifest for manifest, hashes in candidates if _intersects(hashes, searched)]
+
+    compared = sum(min(len(hashes), len(searched)) for _, hashes in candidates)
+    return await run_by_count(compared + len(candidates), work)
+
+
+def _intersects(one: Hashes, other: Hashes) -> bool:
     """Whether two sorted arrays have a common value."""
-    if not len(hashes) or not len(searched):
+    few, many = (one, other) if len(one) <= len(other) else (other, one)
+    if not len(few):
         return False
-    return bool((hashes.take(hashes.searchsorted(searched), mode="clip") == searched).any())
+    return bool((many.take(many.searchsorted(few), mode="clip") == few).any())
 
 
 def _block(data: bytes, location: str) -> Block:

@@ -11,13 +11,13 @@ readers, until they are removed as orphan files.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import msgspec
 
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
-from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests
+from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.errors import BadRequest, Corrupt
 from seamark.metaserver.gathering import gathered
@@ -92,7 +92,9 @@ class RemovalFilter:
         self, manifests: Manifests, metadata: TableMetadata, manifest: ManifestFile, paths: Collection[str]
     ) -> ManifestFile | None:
         removals = await manifests.removals(manifest, metadata)
-        others = [entry for entry in removals if entry.file.file_path not in paths]
+        others = await run_by_count(
+            len(removals), lambda: [entry for entry in removals if entry.file.file_path not in paths]
+        )
         if len(others) == len(removals):
             return manifest
         entries = [*await manifests.entries(manifest, metadata), *others]
@@ -100,7 +102,7 @@ class RemovalFilter:
             return None
         if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and manifest.content == DATA_MANIFEST:
             # A reader numbers the rows of added files from the first that has no row id, which depends on the others.
-            entries = [_existing(entry) for entry in entries]
+            entries = await run_by_count(len(entries), partial(_all_existing, entries))
         if manifest.added_snapshot_id is None:
             raise Corrupt(f"{manifest.manifest_path}: its manifest list lacks added_snapshot_id")
         if not can_be_written(metadata, manifest.partition_spec_id):
@@ -125,8 +127,8 @@ class RemovalFilter:
         return made
 
 
-def _existing(entry: ManifestEntry) -> ManifestEntry:
-    return msgspec.structs.replace(entry, status=EXISTING) if entry.status == ADDED else entry
+def _all_existing(entries: Sequence[ManifestEntry]) -> list[ManifestEntry]:
+    return [msgspec.structs.replace(entry, status=EXISTING) if entry.status == ADDED else entry for entry in entries]
 
 
 def _identity(manifest: ManifestFile) -> _Identity:

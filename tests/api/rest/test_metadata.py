@@ -321,7 +321,7 @@ async def test_what_does_not_exist_is_not_found(api: Api) -> None:
 
 async def test_large_listings_are_read_beside_the_event_loop(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await asyncio.gather(*(table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id")))
-    for name in ("IN_THREAD_ARROW", "IN_THREAD_JSON", "IN_THREAD_FILES"):
+    for name in ("IN_THREAD_JSON", "IN_THREAD_FILES"):
         monkeypatch.setattr(routes, name, 0)
     after = await asyncio.gather(*(table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id")))
     assert [one.json for one in after] == [one.json for one in before]

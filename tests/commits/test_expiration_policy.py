@@ -1,0 +1,83 @@
+"""Which snapshots a policy keeps, against the definition: branch by branch, snapshot by snapshot."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from seamark.metaserver.commit.expiration import policy as policies
+from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, Expired, find_expired
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.snapshot import Snapshot, SnapshotRef
+
+NOW_MS = 1000
+
+
+def table(snapshots: list[Snapshot], refs: dict[str, SnapshotRef]) -> TableMetadata:
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
+    made = SimpleNamespace(refs=refs, snapshots=tuple(snapshots), snapshot=by_id.get, snapshot_log=())
+    return cast(TableMetadata, made)
+
+
+def kept_by_definition(metadata: Any, policy: ExpirationPolicy) -> set[int]:
+    """Of tables whose references never end."""
+    kept, referenced = set(), set()
+    for ref in metadata.refs.values():
+        snapshot, replaced_ms, seen = metadata.snapshot(ref.snapshot_id), None, list[int]()
+        age_ms, least = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
+        older_than_ms = policy.older_than_ms if age_ms is None else NOW_MS - age_ms
+        least = policy.retain_last if least is None else least
+        keeps = True
+        while snapshot is not None and snapshot.snapshot_id not in seen:
+            young = replaced_ms is None or replaced_ms >= older_than_ms
+            keeps = keeps and (len(seen) < least or young)
+            seen.append(snapshot.snapshot_id)
+            referenced.add(snapshot.snapshot_id)
+            if keeps:
+                kept.add(snapshot.snapshot_id)
+            replaced_ms = snapshot.timestamp_ms
+            snapshot = metadata.snapshot(snapshot.parent_snapshot_id)
+    free = {one.snapshot_id for one in metadata.snapshots if one.timestamp_ms >= policy.older_than_ms} - referenced
+    return kept | free
+
+
+def test_branches_that_share_snapshots_keep_what_each_keeps_alone() -> None:
+    """Also where parents go in circles, or do not exist."""
+    rng = random.Random(7)
+    for _ in range(3000):
+        count = rng.randint(1, 9)
+        snapshots = [
+            Snapshot(
+                number, rng.randint(0, NOW_MS), parent_snapshot_id=rng.choice((None, *range(count + 1), number - 1))
+            )
+            for number in range(count)
+        ]
+        refs = {
+            f"b{number}": SnapshotRef(
+                rng.randrange(count + 1),
+                "branch",
+                rng.choice((None, 1, 2, 3, 100)),
+                rng.choice((None, 1, rng.randint(1, NOW_MS))),
+            )
+            for number in range(rng.randint(0, 5))
+        }
+        refs = {name: ref for name, ref in refs.items() if ref.snapshot_id < count}
+        metadata = table(snapshots, refs)
+        policy = ExpirationPolicy(rng.randint(0, NOW_MS), rng.randint(1, 3), 1 << 60)
+        kept = set(range(count)) - set(find_expired(metadata, policy, NOW_MS).snapshot_ids)
+        assert kept == kept_by_definition(metadata, policy), (snapshots, refs, policy)
+
+
+def test_many_branches_over_a_long_history_read_each_snapshot_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer makes 30,000 branches by one request; 30,000 times 10,000 snapshots took minutes."""
+    snapshots = [Snapshot(number, number, parent_snapshot_id=number - 1 if number else None) for number in range(300)]
+    refs = {f"b{number}": SnapshotRef(299 - number % 9, "branch", 1, 900 + number) for number in range(300)}
+    monkeypatch.setattr(policies, "READS_MAX", 1500)
+    assert find_expired(table(snapshots, refs), ExpirationPolicy(0, 1, 1 << 60), NOW_MS) == Expired((), ())
+    greedy = {f"b{number}": SnapshotRef(299, "branch", 200 + number, 1) for number in range(9)}
+    with pytest.raises(BadRequest, match="1,500"):
+        find_expired(table(snapshots, greedy), ExpirationPolicy(0, 1, 1 << 60), NOW_MS)
