@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import duckdb
@@ -220,8 +220,13 @@ class _Query:
                 plans |= await asking.plans(list(own.values()), of_catalog)
                 dimensions |= of_catalog
                 why = why or asking.why
+            marks = {mark_name(number): number for number in places}
             if not plans:
                 raise UnsupportedStatement(why or "plans keep too many of the files")
+            planned = {marks[scan.scan.table] for scan in plans}
+            if any(places[number].reference.snapshot_id is not None for number in known.keys() - planned):
+                # Its conditions were read with the present columns; a plan is made only if the snapshot has these.
+                raise UnsupportedStatement("no plan of an earlier snapshot")
             now = await _known(places, servers)
             if any(now[number].columns != known[number].columns for number in known if number in now):
                 raise UnsupportedStatement("a table's columns changed meanwhile")
@@ -239,7 +244,11 @@ class _Query:
         today = today_for(self._statement.text)
         found = find_scans(marked, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
         return {
-            at: PlannedScan(scan, places[number].catalog.lower(), places[number].name)
+            at: PlannedScan(
+                replace(scan, snapshot_id=places[number].reference.snapshot_id),
+                places[number].catalog.lower(),
+                places[number].name,
+            )
             for at, scan in enumerate(found)
             if (number := marks.get(scan.table)) is not None
         }
@@ -258,6 +267,8 @@ class _Query:
             levels = (place.catalog, ".".join(place.name[:-1]), str(plan.name))
             text = ".".join(map(quoted_name, levels)) + (place.reference.alias_needed or "")
             new.append(Replacement(place.reference.start, place.reference.end, text))
+            if place.reference.version_span is not None:
+                new.append(Replacement(*place.reference.version_span, ""))
         return PlannedQuery(
             splice(self._statement.text, new),
             summary_of({scan: plans[scan] for scan in scans.values()}, dimensions),
