@@ -86,9 +86,9 @@ def sql(
     """The result of `con.sql(text, params=params)`, from fewer files where they are known beforehand.
 
     `con` has a catalog attached by `seamark.duckdb.connect` or `attach`. The relation reads the present state of its
-    tables, and is valid for at least half of `lease_s` seconds, as far as the server grants so many. A table is read by
-    its own name if its plan keeps a larger fraction than `kept_max` of its files. A Python variable is no table here:
-    use `con.register`.
+    tables, and is valid for at least half of `lease_s` seconds, as far as the server grants so many; a statement with
+    the current time for a day at most. A table is read by its own name if its plan keeps a larger fraction than
+    `kept_max` of its files. A Python variable is no table here: use `con.register`.
     """
     done = rewritten(con, text, params, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
@@ -199,12 +199,14 @@ class _Query:
         self, places: Mapping[int, _Place], catalogs: Mapping[str, AttachedCatalog], *, utc: bool
     ) -> PlannedQuery:
         until_s = asyncio.get_running_loop().time() + BUDGET_S
+        # A relation is run later, and again: with the current time it is planned for a day (`relative_times.py`).
+        lease_s = self._lease_s if today_for(self._statement.text) is None else min(self._lease_s, LEASE_S)
         async with AsyncExitStack() as stack, asyncio.timeout_at(until_s):
             servers = {}
             for name in sorted({place.catalog.lower() for place in places.values()}):
                 found = catalogs[name]
                 servers[name] = await stack.enter_async_context(
-                    open_seamark(found.uri, token=found.token, lease_s=self._lease_s)
+                    open_seamark(found.uri, token=found.token, lease_s=lease_s)
                 )
             known = await _known(places, servers)
             scans = self._scans(places, known, utc=utc)
