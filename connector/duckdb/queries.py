@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import duckdb
@@ -86,9 +86,9 @@ def sql(
     """The result of `con.sql(text, params=params)`, from fewer files where they are known beforehand.
 
     `con` has a catalog attached by `seamark.duckdb.connect` or `attach`. The relation reads the present state of its
-    tables, and is valid for at least half of `lease_s` seconds, as far as the server grants so many. A table is read by
-    its own name if its plan keeps a larger fraction than `kept_max` of its files. A Python variable is no table here:
-    use `con.register`.
+    tables, and is valid for at least half of `lease_s` seconds, as far as the server grants so many; a statement with
+    the current time for a day at most. A table is read by its own name if its plan keeps a larger fraction than
+    `kept_max` of its files. A Python variable is no table here: use `con.register`.
     """
     done = rewritten(con, text, params, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
@@ -199,12 +199,14 @@ class _Query:
         self, places: Mapping[int, _Place], catalogs: Mapping[str, AttachedCatalog], *, utc: bool
     ) -> PlannedQuery:
         until_s = asyncio.get_running_loop().time() + BUDGET_S
+        # A relation is run later, and again: with the current time it is planned for a day (`relative_times.py`).
+        lease_s = self._lease_s if today_for(self._statement.text) is None else min(self._lease_s, LEASE_S)
         async with AsyncExitStack() as stack, asyncio.timeout_at(until_s):
             servers = {}
             for name in sorted({place.catalog.lower() for place in places.values()}):
                 found = catalogs[name]
                 servers[name] = await stack.enter_async_context(
-                    open_seamark(found.uri, token=found.token, lease_s=self._lease_s)
+                    open_seamark(found.uri, token=found.token, lease_s=lease_s)
                 )
             known = await _known(places, servers)
             scans = self._scans(places, known, utc=utc)
@@ -220,8 +222,13 @@ class _Query:
                 plans |= await asking.plans(list(own.values()), of_catalog)
                 dimensions |= of_catalog
                 why = why or asking.why
+            marks = {mark_name(number): number for number in places}
             if not plans:
                 raise UnsupportedStatement(why or "plans keep too many of the files")
+            planned = {marks[scan.scan.table] for scan in plans}
+            if any(places[number].reference.snapshot_id is not None for number in known.keys() - planned):
+                # Its conditions were read with the present columns; a plan is made only if the snapshot has these.
+                raise UnsupportedStatement("no plan of an earlier snapshot")
             now = await _known(places, servers)
             if any(now[number].columns != known[number].columns for number in known if number in now):
                 raise UnsupportedStatement("a table's columns changed meanwhile")
@@ -239,7 +246,11 @@ class _Query:
         today = today_for(self._statement.text)
         found = find_scans(marked, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
         return {
-            at: PlannedScan(scan, places[number].catalog.lower(), places[number].name)
+            at: PlannedScan(
+                replace(scan, snapshot_id=places[number].reference.snapshot_id),
+                places[number].catalog.lower(),
+                places[number].name,
+            )
             for at, scan in enumerate(found)
             if (number := marks.get(scan.table)) is not None
         }
@@ -258,6 +269,8 @@ class _Query:
             levels = (place.catalog, ".".join(place.name[:-1]), str(plan.name))
             text = ".".join(map(quoted_name, levels)) + (place.reference.alias_needed or "")
             new.append(Replacement(place.reference.start, place.reference.end, text))
+            if place.reference.version_span is not None:
+                new.append(Replacement(*place.reference.version_span, ""))
         return PlannedQuery(
             splice(self._statement.text, new),
             summary_of({scan: plans[scan] for scan in scans.values()}, dimensions),

@@ -7,6 +7,7 @@ a hidden condition leaves no file out. Statements with clauses that Trino does n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -40,7 +41,9 @@ _UNREAD = (exp.Pivot, exp.TableSample, exp.Lateral, exp.Columns, exp.Lambda, exp
 _JOINS = ("", "INNER", "CROSS", "OUTER")
 _JOIN_ARGS = {"this", "side", "kind", "on", "using"}
 _COMPARED = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
-_TABLE_ARGS = {"this", "db", "catalog", "alias", "joins"}
+_TABLE_ARGS = {"this", "db", "catalog", "alias", "joins", "when"}
+_ALIAS = re.compile(r'\s++(?:AS\s++)?+([a-z_]\w*+|"[^"]++")', re.IGNORECASE)
+_AT = re.compile(r"\s*+(AT\s*+\(\s*+VERSION\s*+=>\s*+([0-9]{1,19})\s*+\))", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class NamedRelation:
     end: int
     alias_needed: str | None
     """What follows the new name so that columns qualified by the old name are still found."""
+    snapshot_id: int | None = None
+    version_span: tuple[int, int] | None = None
+    """`AT (VERSION => …)`, which is after the alias."""
 
 
 class DuckDBStatement:
@@ -130,10 +136,17 @@ class DuckDBStatement:
             same = False
         if not same:
             return None
-        alias = None
+        alias, end = None, last + 1
         if node.args.get("alias") is None:
             alias = ' AS "' + names[-1].replace('"', '""') + '"'
-        return NamedRelation(names, first, last + 1, alias)
+        when = node.args.get("when")
+        if when is None:
+            return NamedRelation(names, first, end, alias)
+        alias_at = _ALIAS.match(self.text, end) if alias is None else None
+        clause = _AT.match(self.text, end if alias_at is None else alias_at.end())
+        if (alias_at is None) != (alias is not None) or clause is None or clause[2] != _version_of(when):
+            return None
+        return NamedRelation(names, first, end, alias, int(clause[2]), clause.span(1))
 
 
 def mark_name(number: int) -> str:
@@ -171,8 +184,10 @@ def _check(tree: exp.Expr) -> None:
                 raise UnsupportedStatement("a join that Trino does not have")
             case exp.Star() if any(node.args.values()):
                 raise UnsupportedStatement("* without some columns")
-            case exp.Table() if node.args.get("when") or node.args.get("version"):
+            case exp.Table() if node.args.get("version"):
                 raise UnsupportedStatement("it reads the past")
+            case exp.Table() if (when := node.args.get("when")) is not None and _version_of(when) is None:
+                raise UnsupportedStatement("it reads the past, and not by the number of a snapshot")
             case exp.Column() if node.args.get("db"):
                 raise UnsupportedStatement("a column qualified by its schema")
             case exp.Unnest() | exp.Explode() if not isinstance(node.parent, exp.From | exp.Join):
@@ -181,6 +196,14 @@ def _check(tree: exp.Expr) -> None:
                     raise UnsupportedStatement("unnest() among the columns")
         if isinstance(node, _UNREAD):
             raise UnsupportedStatement(f"{type(node).__name__} is not read")
+
+
+def _version_of(when: exp.Expr) -> str | None:
+    """The snapshot's number in `AT (VERSION => …)`; None for another clause."""
+    number = when.args.get("expression")
+    if str(when.this).upper() != "AT" or str(when.args.get("kind")).upper() != "VERSION":
+        return None
+    return str(number.this) if isinstance(number, exp.Literal) and not number.is_string else None
 
 
 def _with_small_ascii(name: str) -> str:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -122,9 +122,9 @@ def _like_body(like: Like) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class PlanTableRequest:
-    """A scan. `filter` may have typed literals; None keeps every file. `snapshot_id` None: the current
-    snapshot. If a plan keeps a larger fraction than `kept_max` of the files, no plan table is made. `past`: Trino reads
-    with the snapshot's schema; if that is not the current schema, no plan table is made either."""
+    """A scan. `filter` may have typed literals; None keeps every file. Without `snapshot_id` and `ref`, a branch or
+    tag: the current snapshot. If a plan keeps a larger fraction than `kept_max` of the files, no plan table is made.
+    `past`: Trino reads with the snapshot's schema; if that is not the current schema, no plan table is made either."""
 
     table: Name
     filter: Expression | None
@@ -132,6 +132,7 @@ class PlanTableRequest:
     kept_max: float
     past: bool = False
     joins: tuple[JoinRequest, ...] = ()
+    ref: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,12 @@ class KnownTable:
     size_bytes: int = 0
     files: int = 0
     """Data files, from the snapshot's summary; 0 if the summary has no count."""
+    refs: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    """The snapshots of branches and tags."""
+
+    def snapshot_of(self, ref: str | None) -> int | None:
+        """The snapshot of a branch or tag; None: the current one. None if there is none."""
+        return self.snapshot_id if ref is None else self.refs.get(ref)
 
 
 class _Field(msgspec.Struct):
@@ -204,11 +211,16 @@ class _Snapshot(msgspec.Struct, rename="kebab"):
     summary: dict[str, str] = {}
 
 
+class _Ref(msgspec.Struct, rename="kebab"):
+    snapshot_id: int
+
+
 class _Metadata(msgspec.Struct, rename="kebab"):
     current_schema_id: int
     schemas: list[_Schema]
     current_snapshot_id: int | None = None
     snapshots: list[_Snapshot] = []
+    refs: dict[str, _Ref] = {}
 
 
 class _Loaded(msgspec.Struct):
@@ -268,6 +280,7 @@ class Seamark:
         if wanted.filter is not None:
             body |= {"filter": expression_json(wanted.filter), "case-sensitive": False}
         body |= {} if wanted.snapshot_id is None else {"snapshot-id": wanted.snapshot_id}
+        body |= {} if wanted.ref is None else {"ref": wanted.ref}
         body |= {"use-snapshot-schema": True} if wanted.past else {}
         body |= {"joins": [one.body() for one in wanted.joins]} if wanted.joins else {}
         path = f"{table_path(wanted.table)}/plan-tables"
@@ -368,9 +381,10 @@ class Seamark:
             column_types([(one.name, one.type) for one in schema.fields]),
             None if snapshot is None else snapshot.snapshot_id,
             *(_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
+            refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
         )
         if version:
-            self._known.put(table, found, _BYTES_PER_COLUMN * (1 + len(schema.fields)))
+            self._known.put(table, found, _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs)))
         return found
 
     async def _path(self, name: Name, kind: str) -> str:

@@ -39,8 +39,14 @@ class PlannedScan:
     statement."""
 
     @property
-    def read(self) -> tuple[str, Name, int | None]:
+    def read(self) -> tuple[str, Name, int | None, str | None]:
         """Scans with the same value read the same rows."""
+        return self.catalog, self.table, self.scan.snapshot_id, self.scan.ref
+
+    @property
+    def state(self) -> tuple[str, Name, int | None]:
+        """Scans with the same value read one state of the table: its current snapshot, branches and tags belong
+        together, snapshots that are named by their numbers do not change."""
         return self.catalog, self.table, self.scan.snapshot_id
 
 
@@ -156,4 +162,4 @@ def _has_values(scan: Scan) -> bool:
 
 def _known(place: PlannedScan, known: Mapping[tuple[str | None, str | None, str], KnownTable]) -> KnownTable | None:
     scan = place.scan
-    return None if scan.snapshot_id is not None else known.get((scan.catalog, scan.schema, scan.table))
+    return None if scan.is_past else known.get((scan.catalog, scan.schema, scan.table))

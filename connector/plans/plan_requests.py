@@ -1,7 +1,8 @@
 """The plan requests of one statement, within its time budget: which plan tables replace its scans.
 
 A table that a statement reads more than once is read at one snapshot, as Trino would: all its scans get plans of the
-same snapshot, or none does. The same applies to a table whose rows were used to leave out files of another table: all
+same snapshot, or none does. If it is also read at a branch or tag, the snapshots of all these scans belong to one state
+of the table. The same applies to a table whose rows were used to leave out files of another table: all
 its scans must read the snapshot of these rows, which was current when the statement arrived. If that is impossible, a
 plan of the other table is requested again, without its joins.
 """
@@ -71,11 +72,13 @@ class PlanRequests:
         again |= self._others(groups, found, again)
         found |= await self._plans(again)
         _settle(groups, dimensions, found)
+        await self._settle_refs(groups, dimensions, found)
         needed = {one.place.read for place, plan in found.items() for one, _ in _used(dimensions.get(place, ()), plan)}
         for read in pins.keys() - needed:
             # It was pinned to the snapshot for a join with another table; the join is not used.
-            if all(place in found and self._keeps_most(found[place]) for place in groups[read]):
-                _drop(found, groups[read])
+            group = next(group for group in groups.values() if any(place.read == read for place in group))
+            if all(place in found and self._keeps_most(found[place]) for place in group):
+                _drop(found, group)
         return {place: plan for place, plan in found.items() if plan.is_made}
 
     def _others(
@@ -84,17 +87,33 @@ class PlanRequests:
         """The plans to request because other scans of the same table have plans."""
         wanted: dict[PlannedScan, PlanTableRequest] = {}
         for group in groups.values():
-            answers = [found[place] for place in group if place in found]
-            if len(group) > 1 and any(answer.is_made for answer in answers):
-                if len({answer.snapshot_id for answer in answers}) > 1:  # committed in between
-                    _drop(found, group)
+            answers = {place: found[place] for place in group if place in found}
+            if len(group) > 1 and any(answer.is_made for answer in answers.values()):
+                snapshots = {place.read: answer.snapshot_id for place, answer in answers.items()}
+                if any(answer.snapshot_id != snapshots[place.read] for place, answer in answers.items()):
+                    _drop(found, group)  # committed in between
                     continue
-                snapshot_id = answers[0].snapshot_id
                 for place in group:
                     if place in again or place not in found or not found[place].is_made:
                         keep = place in found or place in again
-                        wanted[place] = _wanted(place, snapshot_id, 1.0, keep=keep)
+                        wanted[place] = _wanted(place, snapshots.get(place.read), 1.0, keep=keep)
         return wanted
+
+    async def _settle_refs(
+        self,
+        groups: Mapping[object, Sequence[PlannedScan]],
+        dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
+        found: Plans,
+    ) -> None:
+        """Removes the plans of a table that is read at branches, tags or its current snapshot, if these moved while the
+        plans were made."""
+        mixed = [group for group in groups.values() if len({place.read for place in group}) > 1 and group[0] in found]
+        tables = await self.all({group[0].table: self._seamark.columns(group[0].table) for group in mixed})
+        for group in mixed:
+            table = tables.get(group[0].table)
+            if table is None or any(found[at].snapshot_id != table.snapshot_of(at.scan.ref) for at in group):
+                _drop(found, group)
+        _settle(groups, dimensions, found)
 
     def _keeps_most(self, plan: PlanTableResponse) -> bool:
         return plan.files > self._kept_max * plan.considered_files
@@ -177,8 +196,9 @@ def _wanted(
 ) -> PlanTableRequest:
     """`keep`: with the filter; after a refusal, a plan without it is requested."""
     filter = place.scan.filter if keep else None
-    past = place.scan.snapshot_id is not None
-    return PlanTableRequest(place.table, filter, snapshot_id, kept_max, past, tuple(one.request() for one in joins))
+    ref = place.scan.ref if snapshot_id is None else None
+    past, wanted = place.scan.is_past, tuple(one.request() for one in joins)
+    return PlanTableRequest(place.table, filter, snapshot_id, kept_max, past, wanted, ref)
 
 
 def _used(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[Dimension, JoinOutcome]]:
@@ -198,10 +218,10 @@ def _is_sure(dimensions: Sequence[Dimension], plan: PlanTableResponse, found: Pl
 
 
 def _groups(places: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
-    """The scans that must read the same snapshot."""
+    """The scans that must read the same state of a table."""
     groups: defaultdict[object, list[PlannedScan]] = defaultdict(list)
     for place in places:
-        groups[place.read].append(place)
+        groups[place.state].append(place)
     return groups
 
 
@@ -210,7 +230,7 @@ def _settle(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     found: Plans,
 ) -> None:
-    """Removes plans until the scans of a table, and their dimensions, are read at one snapshot."""
+    """Removes plans until the scans of a table, and their dimensions, are read at one state."""
     while True:
         apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, found)]
         unsure = [place for place, plan in found.items() if not _is_sure(dimensions.get(place, ()), plan, found)]

@@ -51,6 +51,7 @@ class Scan:
     snapshot_id: int | None
     """FOR VERSION AS OF a number."""
     version_span: tuple[int, int] | None
+    """Characters of FOR VERSION in the statement."""
     condition: Condition | None
     """Only rows for which it is true are needed. Its places are (0, column); it has no matches.
 
@@ -63,6 +64,14 @@ class Scan:
     """False if the statement may qualify columns by the table's schema, which is not possible with an alias."""
     quoted: bool = False
     """The reference is in a text within the statement, in which each quote is doubled."""
+    ref: str | None = None
+    """FOR VERSION AS OF a branch or tag. The server finds its snapshot when it plans: the rewritten
+    statement names that snapshot or its plan table, so a branch that moves afterwards changes nothing."""
+
+    @property
+    def is_past(self) -> bool:
+        """Whether a version is named. Then the engine reads with the schema of the snapshot."""
+        return self.snapshot_id is not None or self.ref is not None
 
     @cached_property
     def predicate(self) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from sqlglot import exp
@@ -26,6 +26,7 @@ from seamark.connector.plans.scan import Scan
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.types import SqlType, of_iceberg
+from seamark.connector.trino.statements.queries import version_of
 from seamark.connector.trino.statements.scans import find_scans
 from seamark.metaserver.errors import RequestError
 from seamark.metaserver.iceberg.expressions.binding import bind
@@ -83,7 +84,7 @@ class CatalogTables:
         """`schema`: of tables that are named without one."""
         self._client = client
         self._catalog, self._schema = catalog, schema
-        self._opened: dict[tuple[Name, int | None], NamedTable] = {}
+        self._opened: dict[tuple[Name, int | str | None], NamedTable] = {}
         self.of_node: dict[int, NamedTable] = {}
         """By the identity of the reference."""
 
@@ -91,21 +92,27 @@ class CatalogTables:
         return table_name(node, self._catalog, self._schema)
 
     def columns_of(self, node: exp.Table) -> Mapping[str, SqlType]:
-        named = self._named(self.name_of(node), _snapshot_id(node))
+        named = self._named(self.name_of(node), _version(node))
         self.of_node[id(node)] = named
         return named.columns
 
-    def _named(self, name: Name, snapshot_id: int | None) -> NamedTable:
-        found = self._opened.get((name, snapshot_id))
+    def _named(self, name: Name, version: int | str | None) -> NamedTable:
+        """`version`: the number of a snapshot, a branch or tag, or None."""
+        found = self._opened.get((name, version))
         if found is None:
-            at = CURRENT if snapshot_id is None else At(snapshot_id=snapshot_id)
+            moving = {one for of, one in self._opened if of == name and not isinstance(one, int)}
+            if moving and not isinstance(version, int):
+                raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag and at another of its states")
+            at = At(snapshot_id=version) if isinstance(version, int) else At(ref=version)
             try:
                 opened = open_table(self._client, name, at)
+                if at.ref is not None:  # with the schema of the snapshot, as Trino reads it
+                    opened = open_table(self._client, name, At(snapshot_id=opened.snapshot_id))
             except NotFound:
                 raise NotFound(
                     f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
                 ) from None
-            found = self._opened[name, snapshot_id] = _named_table(name, opened)
+            found = self._opened[name, version] = _named_table(name, opened)
         return found
 
 
@@ -164,14 +171,14 @@ def _named_table(name: Name, opened: OpenTable) -> NamedTable:
     return NamedTable(name, opened, columns, files, size)
 
 
-def _snapshot_id(node: exp.Table) -> int | None:
+def _version(node: exp.Table) -> int | str | None:
     version = node.args.get("version")
     if version is None:
         return None
-    value = version.expression
-    if version.name.upper() != "VERSION" or not isinstance(value, exp.Literal) or not str(value.this).isdigit():
-        raise UnsupportedInDuckDB("Time travel supports only FOR VERSION AS OF <snapshot id>")
-    return int(str(value.this))
+    found = version_of(version)
+    if found is None:
+        raise UnsupportedInDuckDB("Time travel supports only FOR VERSION AS OF a snapshot's number, a branch or a tag")
+    return found
 
 
 def _bound(scan: Scan, opened: OpenTable) -> Expression:
@@ -217,6 +224,8 @@ def _with_joins(
     places, known = {}, {}
     for at, number in enumerate(numbers):
         scan, named = scans[number], catalog.of_node[id(tables[number].node)]
+        if scan.ref is not None:  # the branch may have moved since
+            scan = replace(scan, ref=None, snapshot_id=named.opened.snapshot_id)
         places[at] = PlannedScan(scan, "", named.name)
         if named.opened.snapshot_id is not None:
             known[scan.catalog, scan.schema, scan.table] = KnownTable(

@@ -94,10 +94,22 @@ def test_a_table_is_read_at_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, 
         before = catalog.load_table("shop.travel").current_snapshot()
     assert before is not None
     con.execute(f"DELETE FROM {table} WHERE id = 3")
-    then = f"SELECT count(*) FROM {table} AT (VERSION => {before.snapshot_id}) WHERE id = 3"
+    at = f"{table} AT (VERSION => {before.snapshot_id})"
+    then = f"SELECT count(*) FROM {at} WHERE id = 3"
     assert read(con, then) == [(1,)]
-    assert seamark.duckdb.rewritten(con, then).summary == "unchanged; it reads the past"
+    assert seamark.duckdb.rewritten(con, then).files == 1
     assert read(con, f"SELECT count(*) FROM {table} WHERE id = 3") == [(0,)]
+    at = f"{table} AS a at(version => {before.snapshot_id} )"
+    both = f"SELECT a.id, b.id FROM {at} LEFT JOIN {table} AS b ON a.id = b.id WHERE a.id > 1"
+    assert read(con, both) == [(2, 2), (3, None)]
+    assert seamark.duckdb.rewritten(con, both).files < seamark.duckdb.rewritten(con, both).considered_files
+    con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
+    con.execute(f"INSERT INTO {table} VALUES (5, 'eve', 1.5)")
+    assert seamark.duckdb.rewritten(con, then).statement is None
+    assert seamark.duckdb.rewritten(con, both).summary == "unchanged; no plan of an earlier snapshot"
+    assert read(con, then) == [(1,)]
+    told = seamark.duckdb.rewritten(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
+    assert told.summary == "unchanged; it reads the past, and not by the number of a snapshot"
 
 
 def test_each_reads_what_the_other_wrote(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:

@@ -37,7 +37,12 @@ _QUERIES_OF = {"InsertIntoStatement": "query", "CreateTableAsSelect": "query", "
 """Statements that write the rows of a query."""
 _TARGETS_OF = {"InsertIntoStatement": "table", "CreateTableAsSelect": "name", "MergeIntoTable": "targetTable"}
 _ALIASES = ("SubqueryAlias", "UnresolvedSubqueryColumnAliases")
-_VERSION = re.compile(r"\s+(?:FOR\s+)?(?:SYSTEM_)?VERSION\s+AS\s+OF\s+(['\"]?)([0-9]{1,19})\1(?![\w.])", re.IGNORECASE)
+_VERSION = re.compile(
+    r"""\s+(?:FOR\s+)?(?:SYSTEM_)?VERSION\s+AS\s+OF\s+
+    (?:(?P<quote>['"]?)(?P<number>[0-9]{1,19})(?P=quote)(?![\w.])|'(?P<single>[a-z_][^'"\\]*)'|"(?P<double>[a-z_][^'"\\]*)")""",
+    re.IGNORECASE | re.VERBOSE | re.ASCII,
+)
+"""A snapshot, and the name of a branch or tag that cannot be a number."""
 _ORIGIN = re.compile(r"Origin\([^,]*,[^,]*,Some\(([0-9]+)\),Some\(([0-9]+)\),")
 """The text of an Origin in Spark: line, column, and first and last character."""
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*", re.IGNORECASE | re.ASCII)
@@ -63,7 +68,9 @@ class TableReference(NamedTuple):
     alias: str | None
     """The alias to add after another name if the reference has none."""
     snapshot_id: int | None
-    """VERSION AS OF."""
+    """VERSION AS OF a number."""
+    ref: str | None
+    """VERSION AS OF a branch or tag."""
 
 
 def is_write(catalyst: Catalyst, parsed: Node) -> bool:
@@ -159,15 +166,18 @@ def _place(
     start, end = int(found[1]), int(found[2]) + 1
     if not _is_name(catalyst, text[start:end], names) or _STATEMENT.search(text, 0, start):
         return None
-    after, snapshot_id, around = end, None, above[0]
+    after, snapshot_id, ref, around = end, None, None, above[0]
     if around == "RelationTimeTravel":
         clause, version, around = _VERSION.match(text, end), parent.version(), above[1]
-        if clause is None or version.isEmpty() or version.get() != clause[2]:
+        if clause is None or version.isEmpty():
             return None
-        after, snapshot_id = clause.end(), int(clause[2])
+        number, ref = clause["number"], clause["single"] or clause["double"]
+        if version.get() != (number or ref):
+            return None
+        after, snapshot_id = clause.end(), None if number is None else int(number)
     if around == "Sample":
         return None
-    return TableReference(start, end, after, None if around in _ALIASES else names[-1], snapshot_id)
+    return TableReference(start, end, after, None if around in _ALIASES else names[-1], snapshot_id, ref)
 
 
 def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
@@ -196,7 +206,8 @@ def replace_names(text: str, names: Mapping[TableReference, tuple[str, ...]]) ->
     """The text with other table names, each with its catalog."""
     new = []
     for place, name in names.items():
-        new.append(Replacement(place.start, place.end, ".".join(map(backquoted, name))))
+        # A plan table has only the snapshot of the version that the reference names.
+        new.append(Replacement(place.start, place.after, ".".join(map(backquoted, name))))
         new.append(Replacement(place.after, place.after, _alias(place)))
     return splice(text, new)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.wire import LIKES_MAX, PLAN_MARK
 
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
+_TABLE_CLASS = "org.apache.iceberg.spark.source.SparkTable"
+_VERSIONED = re.compile(r"(branch|tag)_(.+)|(snapshot_id)_([0-9]{1,19})", re.ASCII)
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
 """With these settings Iceberg reads another snapshot than the table's current one."""
 _log = logging.getLogger(__name__)
@@ -86,6 +89,9 @@ class _Table:
     schema_id: int
     columns: Mapping[str, SparkColumn]
     """The columns that Spark compares as Iceberg does."""
+    snapshot_id: int | None
+    ref: str | None
+    """`db.t.snapshot_id_1`; `db.t.branch_x` and `db.t.tag_x`."""
 
     @property
     def read(self) -> tuple[str, Name]:
@@ -250,11 +256,12 @@ class _Query:
                 end=place.end,
                 name_start=place.start,
                 alias_needed=place.alias,
-                snapshot_id=place.snapshot_id,
+                snapshot_id=place.snapshot_id if table.snapshot_id is None else table.snapshot_id,
                 version_span=None,
                 condition=within_limit(weaken(condition, _comparison)),
                 likes=_likes(condition),
                 joins=_joins(each, mark),
+                ref=place.ref if table.ref is None else table.ref,
             )
         return scans
 
@@ -311,7 +318,25 @@ class _Query:
             *(count_of(summary, name, 0) for name in ("total-files-size", "total-data-files")),
         )
         columns = {column.name: column for column in spark_columns(schema["fields"])}
-        return _Table(catalog_name, name, known, int(schema["schema-id"]), columns)
+        name, number, ref = self._without_version(name, leaf.table())
+        return _Table(catalog_name, name, known, int(schema["schema-id"]), columns, number, ref)
+
+    def _without_version(self, name: Name, table: Node) -> tuple[Name, int | None, str | None]:
+        """The table's name, and the version that Iceberg reads from the last level of a name that no table has."""
+        found = _VERSIONED.fullmatch(name[-1])
+        if found is None or self._catalyst.class_of(table) != _TABLE_CLASS:
+            return name, None, None
+        kind, version = (one for one in found.groups() if one is not None)
+        snapshot_id, branch = table.snapshotId(), table.branch()
+        if kind == "branch":
+            return (name, None, None) if branch != version else (name[:-1], None, version)
+        if snapshot_id is None or branch is not None:
+            return name, None, None
+        if kind == "tag":
+            ref = table.table().refs().get(version)
+            is_read = ref is not None and int(ref.snapshotId()) == int(snapshot_id)
+            return (name[:-1], None, version) if is_read else (name, None, None)
+        return (name[:-1], int(snapshot_id), None) if int(version) == int(snapshot_id) else (name, None, None)
 
     def _setting(self, catalog: str, name: str) -> str:
         key = f"spark.sql.catalog.{catalog}.{name}"

@@ -258,7 +258,7 @@ class _From:
         named = self._visible.get(names[0]) if len(names) == 1 else None
         if named is not None and version is None and sample is None:
             return named
-        past = version is not None and not is_snapshot(version)
+        past = version is not None and version_of(version) is None
         if named is not None or sample is not None or past or any("$" in one or "@" in one for one in names):
             return hidden(node, self._visible)
         catalog, schema, table = (None, None, *names)[-3:]
@@ -368,11 +368,16 @@ def _is_given(projection: exp.Expr) -> bool:
     return type(inner) in (exp.Column, exp.Literal, exp.Star, exp.Null, exp.Boolean)
 
 
-def is_snapshot(version: exp.Expr) -> bool:
-    """FOR VERSION AS OF a number; a text is a branch or a tag."""
-    number = version.args.get("expression")
-    plain = isinstance(number, exp.Literal) and not number.is_string and str(number.this).isdigit()
-    return plain and str(version.this).upper() == "VERSION" and version.args.get("kind") == "AS OF"
+def version_of(version: exp.Expr) -> int | str | None:
+    """FOR VERSION AS OF a snapshot's number, or the name of a branch or tag; None for what is neither."""
+    given = version.args.get("expression")
+    if not isinstance(given, exp.Literal) or str(version.this).upper() != "VERSION":
+        return None
+    if version.args.get("kind") != "AS OF":
+        return None
+    if given.is_string:
+        return str(given.this) or None
+    return int(given.this) if str(given.this).isdigit() else None
 
 
 def hidden(node: exp.Expr, visible: _Visible) -> Scope:

@@ -4,6 +4,10 @@ The engine evaluates `current_date - INTERVAL '7' DAY` later, by its own clock a
 analysis takes a span: the current time is between two days before and three days after the date in UTC at which the
 statement was analysed. Two days are enough for any zone (at most 14 hours from UTC) and for clocks that differ by less
 than a day. Each operation moves both ends.
+
+The start of a period, and a date some months away, may be far from the same in another zone: the month of an instant
+starts on 31 January in UTC if it starts on 1 February east of it, and days at the end of a month become one day. So
+these operations make the span wider.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from seamark.connector.trino.statements.truncations import truncated
 
 _CURRENT = re.compile(r"\b(?:current_date|current_timestamp|localtimestamp|now|today)\b", re.IGNORECASE)
 _BEFORE, _AFTER = timedelta(days=2), timedelta(days=3)
+_ZONES = timedelta(days=2)
+"""More than the times of two zones differ."""
 _TIMES = frozenset({exp.DataType.Type.DATE, exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPTZ})
 
 
@@ -38,15 +44,16 @@ class DateSpan:
     def later(self, unit: str, count: int) -> DateSpan:
         """OverflowError or ValueError beyond the range of dates."""
         if unit not in UNITS:
-            return DateSpan(*(months_later(one, unit, count) for one in (self.low, self.high)))
+            low, high = (months_later(one, unit, count) for one in (self.low, self.high))
+            return DateSpan(low - _ZONES, high + _ZONES)
         moved, day = count * UNITS[unit], timedelta(days=1)
         return DateSpan(self.low + moved // day * day, self.high - (-moved // day) * day)
 
 
 def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
     """None if the node is no such expression. `today`: the date in UTC."""
-    if today is None:
-        return None
+    if today is None or node is None or sum(1 for _ in node.find_all(exp.AtTimeZone)) > 1:
+        return None  # each conversion to a zone and back may move the value
     try:
         return _span(node, today)
     except (OverflowError, ValueError, KeyError):
@@ -65,7 +72,7 @@ def _span(node: exp.Expr | None, today: date) -> DateSpan | None:
             return DateSpan(today - _BEFORE, today + _AFTER)
         case exp.TimestampTrunc() | exp.DateTrunc():
             inner = _span(node.this, today)
-            return None if inner is None else DateSpan(truncated(inner.low, unit_of(node)), inner.high)
+            return None if inner is None else DateSpan(truncated(inner.low, unit_of(node)) - _ZONES, inner.high)
         case exp.Add() | exp.Sub():
             inner, moved = _span(node.this, today), interval_of(node.expression)
             if inner is None or moved is None:

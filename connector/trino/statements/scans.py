@@ -51,8 +51,8 @@ from seamark.connector.plans.quotes import quoted_name
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import Replacement
 from seamark.connector.trino.statements.conditions import ConditionReader
-from seamark.connector.trino.statements.lexer import QueryText, UnsupportedStatement, extract_query
-from seamark.connector.trino.statements.queries import ColumnsOf, Queries
+from seamark.connector.trino.statements.lexer import QueryText, Token, UnsupportedStatement, extract_query
+from seamark.connector.trino.statements.queries import ColumnsOf, Queries, version_of
 from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Scope, Table, canonical_name, check_relations
 from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements, tokens_in
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
@@ -172,12 +172,12 @@ class _Places:
             return None
         has_alias = table.node.args.get("alias") is not None
         alias = None if has_alias else f" AS {quoted_name(table.node.name)}"
-        version, span, snapshot_id = table.node.args.get("version"), None, None
+        version, span, at = table.node.args.get("version"), None, None
         if version is not None:
-            clause = tokens[last + 1 : last + 6]
-            if [one.word for one in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or clause[4].kind != "number":
+            clause, at = tokens[last + 1 : last + 6], version_of(version)
+            if [one.word for one in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or _given_in(clause[4]) != at:
                 return None
-            span, snapshot_id = (places[clause[0].start], places[clause[4].end]), int(clause[4].text)
+            span = places[clause[0].start], places[clause[4].end]
         catalog, schema, name = (None, None, *names)[-3:]
         return Scan(
             catalog,
@@ -187,13 +187,21 @@ class _Places:
             end=places[tokens[last].end],
             name_start=places[tokens[last].start],
             alias_needed=alias,
-            snapshot_id=snapshot_id,
+            snapshot_id=at if isinstance(at, int) else None,
             version_span=span,
             condition=_condition(table, utc),
             likes=_likes(table),
             quoted=self._inner.quoted,
             renamable=has_alias or names[-1] not in self._schemas,
+            ref=at if isinstance(at, str) else None,
         )
+
+
+def _given_in(token: Token) -> int | str | None:
+    """The number or text that the token is."""
+    if token.kind == "number" and token.text.isdigit():
+        return int(token.text)
+    return token.text[1:-1].replace("''", "'") if token.kind == "string" else None
 
 
 def _condition(table: Table, utc: bool) -> Condition | None:

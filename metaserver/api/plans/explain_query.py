@@ -186,9 +186,9 @@ async def _explained(
             loaded,
             ScanRequest(
                 filter=read.expression,
-                snapshot_id=snapshot_of(metadata, scan.snapshot_id, None, None),
+                snapshot_id=snapshot_of(metadata, scan.snapshot_id, scan.ref, None),
                 case_sensitive=False,
-                use_snapshot_schema=scan.snapshot_id is not None,
+                use_snapshot_schema=scan.is_past,
             ),
             read,
             wanted,

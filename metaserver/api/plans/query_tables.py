@@ -7,6 +7,7 @@ server.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from sqlglot import Dialect
@@ -102,11 +103,14 @@ class _DuckDBQuery:
         )
         if not found:
             raise _not_read(self._statement.text, "duckdb", "")
-        return {
-            at: TableReference(number, scan, self._references[number].start, self._references[number].end)
-            for at, scan in enumerate(found)
-            if (number := marks.get(scan.table)) is not None
-        }
+        references = {}
+        for at, scan in enumerate(found):
+            number = marks.get(scan.table)
+            if number is not None:
+                one = self._references[number]
+                then = replace(scan, snapshot_id=one.snapshot_id)
+                references[at] = TableReference(number, then, one.start, one.end)
+        return references
 
 
 def _not_read(text: str, dialect: str, why: str) -> BadRequest:

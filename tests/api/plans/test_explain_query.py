@@ -107,9 +107,15 @@ async def test_a_table_at_an_earlier_snapshot_is_planned_at_it(star: Star) -> No
     loaded = await star("GET", "/v1/namespaces/db/tables/fact")
     first = loaded.json["metadata"]["current-snapshot-id"]
     await star.fact.commit([star.fact.file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
-    for version, files in (("", 2), (f" FOR VERSION AS OF {first}", 1)):
+    tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": first}
+    done = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
+    assert done.status == 200
+    for version, files in (("", 2), (f" FOR VERSION AS OF {first}", 1), (" FOR VERSION AS OF 'v1'", 1)):
         found = await explained(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
         assert found["fact"]["plan"]["files"] == files, version
+    at = {"query": f"SELECT 1 FROM db.fact AS f AT (VERSION => {first}) WHERE f_key < 5", "dialect": "duckdb"}
+    answer = await star("POST", "/api/v1/explain-query", at)
+    assert [one["plan"]["files"] for one in answer.json["tables"]] == [1]
 
 
 async def test_what_is_no_query_is_refused_with_the_reason(star: Star) -> None:

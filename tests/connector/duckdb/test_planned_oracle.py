@@ -12,6 +12,7 @@ from contextlib import closing
 
 import duckdb
 import pytest
+from pyiceberg.catalog.rest import RestCatalog
 
 import seamark.duckdb
 from tests.connector.duckdb.loose_statements import LooseStatements
@@ -106,7 +107,7 @@ FIELDS = {"id": "i", "info.zone": "i", "info.tag": "t", "info.more.n": "i", "inf
 
 def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
     """Each INSERT is a file of its own; structs and their fields are null now and then. A column may have the name of
-    a field, and a table that of a struct, with fields of other types."""
+    a field, and a table that of a struct, with fields of other types. Two columns have exchanged their names."""
     more = "STRUCT(n BIGINT, other VARCHAR)"
     con.execute(
         f"CREATE TABLE facts (id BIGINT, info STRUCT(zone INTEGER, tag VARCHAR, day DATE, more {more}), zone INTEGER)"
@@ -124,7 +125,9 @@ def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
             below = one(f"{{'n': {one(str(number * 10))}, 'other': 'x'}}")
             struct = f"{{'zone': {one(str(number))}, 'tag': {one(repr(f'a{number}'))}, 'day': {day}, 'more': {below}}}"
             rows.append(f"({number}, {one(struct)}, {rng.randint(0, 7)})")
-        con.execute(f"INSERT INTO facts VALUES {', '.join(rows)}")
+        con.execute(f"INSERT INTO facts (id, info, zone) VALUES {', '.join(rows)}")
+        for names in ("id TO other", "zone TO id", "other TO zone") if number == 2 else ():
+            con.execute(f"ALTER TABLE facts RENAME COLUMN {names}")
 
 
 def field_condition(rng: random.Random, alias: str) -> str:
@@ -157,11 +160,14 @@ def test_fields_of_structs_leave_files_out_and_no_rows(server: Seamark) -> None:
         con.execute("CREATE SCHEMA sea.structs")
         con.execute("USE sea.structs")
         make_structs(con, rng)
-        for _ in range(120):
+        with RestCatalog("sea", uri=server.base_url) as catalog:
+            then = [f" AT (VERSION => {one.snapshot_id})" for one in catalog.load_table("structs.facts").snapshots()]
+        for _ in range(150):
             alias = rng.choice(["", "f", "info"])
             parts = [field_condition(rng, alias) for _ in range(rng.choice([1, 1, 2]))]
             where = f" {rng.choice(['AND', 'OR'])} ".join(parts)
-            facts = f"facts {alias}"
+            past = rng.choice(then) if rng.random() < 0.5 else ""
+            facts = f"facts {alias}{past}"
             text = rng.choice(
                 [
                     *[f"SELECT * FROM {facts} WHERE {where}"] * 4,
@@ -169,8 +175,12 @@ def test_fields_of_structs_leave_files_out_and_no_rows(server: Seamark) -> None:
                     f"SELECT id FROM {facts} LEFT JOIN (SELECT 3 AS k) ON k = id WHERE {where}",
                     f"SELECT x.tag FROM info x WHERE EXISTS (SELECT 1 FROM {facts} WHERE {where})",
                     f"SELECT id FROM (SELECT * FROM {facts}) {alias or 'q'} WHERE {where}",
+                    f"SELECT y.id FROM facts y WHERE EXISTS (SELECT 1 FROM {facts} WHERE id = y.zone AND {where})",
                 ]
             )
+            before = told["rewritten"]
             check(con, text, told, f"seed {first_seed() + 2}")
+            told["rewritten in the past"] += bool(past) and told["rewritten"] > before
     assert told["invalid"] < 0.3 * told["queries"], told
     assert told["rewritten"] > 0.2 * told["queries"], told
+    assert told["rewritten in the past"] > 0, told

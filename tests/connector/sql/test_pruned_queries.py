@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
+from seamark.connector.client.errors import BadRequest
 from seamark.connector.sql import reads
 from seamark.connector.sql.session import SqlSession
 from tests.connector.lake import catalog_at
@@ -67,3 +68,31 @@ def test_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None
         found = session.sql(text)
         assert found.explanation.tables[0].joins == (("id", 0),)
         assert found.to_arrow().column(0).to_pylist() == [0]
+
+
+def test_a_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        numbers = {}
+        for name in TABLES:
+            table = catalog.load_table(f"db.{name}")
+            numbers[name] = table.snapshots()[2].snapshot_id
+            table.manage_snapshots().create_tag(numbers[name], "it's").commit()
+    drawn = RandomQueries(random.Random(first_seed() + 1), "db")
+    with SqlSession(served.url) as session:
+        for number in range(30):
+            text = drawn.query()
+            for name in TABLES:
+                text = text.replace(f"db.{name} ", f"db.{name} FOR VERSION AS OF 'it''s' ")
+            found = session.sql(text)
+            for name in TABLES:
+                text = text.replace(
+                    f"db.{name} FOR VERSION AS OF 'it''s'", f"db.{name} FOR VERSION AS OF {numbers[name]}"
+                )
+            assert rows_of(found) == rows_of(session.sql(text)), f"seed {first_seed() + 1}, query {number}: {text}"
+        with pytest.raises(BadRequest, match="Cannot find the branch or tag 'none'; the table has it's, main"):
+            session.sql("SELECT * FROM db.t1 FOR VERSION AS OF 'none'")
+        both = "SELECT count(*) FROM db.t1 a JOIN db.t1 FOR VERSION AS OF 'it''s' b ON a.id = b.id"
+        with pytest.raises(BadRequest, match="at a branch or tag and at another of its states"):
+            session.explain(both)
+        (read,) = session.explain("SELECT id FROM db.t1 FOR VERSION AS OF 'it''s' WHERE id = 4711").tables
+        assert (read.files, read.considered_files) == (0, 3)

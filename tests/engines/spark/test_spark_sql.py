@@ -242,6 +242,18 @@ def test_branches_and_tags_and_times_are_read_as_they_are(rig: Rig) -> None:
     rig.run("ALTER TABLE {db}.branched CREATE BRANCH audit")
     rig.run("INSERT INTO {db}.branched.branch_audit VALUES (9, named_struct('a', 1, 'b', 9))")
     rig.run("DELETE FROM {db}.branched WHERE id = 1")
+    for source, files in (
+        *(("branched.branch_audit", 5), ("branched.tag_tagged", 4), ("branched VERSION AS OF 'audit'", 5)),
+        *(('branched FOR VERSION AS OF "tagged"', 4), (f"branched.snapshot_id_{old}", 3), ("branched", 3)),
+        *((f"branched VERSION AS OF {old}", 3), ("branched TIMESTAMP AS OF now()", None)),
+    ):
+        for where in ("id = 2", "s.a IN (0, 9) AND id > 0", "id = 9"):
+            done = rig.same(f"SELECT id, s FROM {{db}}.{source} WHERE {where}")
+            assert (done.considered_files or None) == files, (source, where, done)
+        done = rig.same(
+            f"SELECT x.id, y.id FROM {{db}}.{source} x JOIN {{db}}.branched y ON x.id = y.id WHERE y.id = 2"
+        )
+        assert (done.considered_files or None) == (None if files is None else files + 3), (source, done)
     for old_name, new_name in (("a", "c"), ("b", "a"), ("c", "b")):
         rig.run(f"ALTER TABLE {{db}}.branched RENAME COLUMN s.{old_name} TO {new_name}")
     for source in (
@@ -473,7 +485,9 @@ def past_of(rig: Rig) -> list[str]:
     rig.run(f"ALTER TABLE {{db}}.sales CREATE TAG IF NOT EXISTS earlier AS OF VERSION {numbers[3]}")
     past = [f" VERSION AS OF {one}" for one in numbers[1:4]]
     past += [f" FOR SYSTEM_VERSION AS OF '{numbers[-1]}'", f".snapshot_id_{numbers[2]}"]
-    return [*past, ".tag_earlier", " VERSION AS OF 'earlier'", f" TIMESTAMP AS OF timestamp_millis({found[3][1]})"]
+    rig.run(f"ALTER TABLE {{db}}.sales CREATE BRANCH IF NOT EXISTS held AS OF VERSION {numbers[2]}")
+    past += [".branch_held", " FOR VERSION AS OF 'held'", ".tag_earlier", " VERSION AS OF 'earlier'"]
+    return [*past, f" TIMESTAMP AS OF timestamp_millis({found[3][1]})"]
 
 
 def random_queries(rig: Rig, seed: int, count: int) -> None:

@@ -14,13 +14,13 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed, Unreachable
-from seamark.connector.plans.async_client import PlanTableRequest, PlanTableResponse
+from seamark.connector.plans.async_client import KnownTable, PlanTableRequest, PlanTableResponse
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
 from seamark.connector.trino.rewriter import Limits, RewriteResult
 from seamark.connector.trino.statements import statement_cache as reading
-from tests.connector.trino.played import Seamark, filter_of, rewriter
+from tests.connector.trino.played import COLUMNS, Seamark, filter_of, rewriter
 
 SESSION = Session(catalog="lake", schema="db")
 
@@ -247,6 +247,51 @@ async def test_the_past_is_planned_as_of_then_and_stays_the_past() -> None:
     done, _ = await rewritten(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
     assert done.statement is not None
     assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in done.statement
+
+
+async def test_a_branch_is_planned_as_of_its_snapshot_and_the_statement_names_that() -> None:
+    statement = "SELECT * FROM t FOR VERSION AS OF 'it''s' WHERE id = 1"
+    done, wanted = await rewritten(statement)
+    assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
+    assert [(one.snapshot_id, one.ref, one.past) for one in wanted] == [(None, "it's", True)]
+    done, _ = await rewritten("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
+    assert done.statement == "EXECUTE IMMEDIATE 'SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1'"
+    twice = "SELECT * FROM t FOR VERSION AS OF 'dev' a WHERE a.id = 1 UNION SELECT * FROM t FOR VERSION AS OF 'dev'"
+    done, wanted = await rewritten(twice)
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
+    assert [(one.snapshot_id, one.ref) for one in wanted] == [(None, "dev"), (7, None)]
+
+
+@pytest.mark.parametrize(
+    ("audit", "current", "plans"),
+    [(8, 7, 2), (9, 7, 0), (8, 6, 0), (None, 7, 0)],
+    ids=["neither moved", "the branch moved", "the table moved", "the branch is gone"],
+)
+async def test_a_table_and_its_branch_are_read_in_one_state_or_without_plans(
+    audit: int | None, current: int, plans: int
+) -> None:
+    statement = "SELECT * FROM t a JOIN t FOR VERSION AS OF 'audit' b ON a.id = b.id WHERE a.id = 1 AND b.id = 1"
+    refs = {} if audit is None else {"audit": audit}
+    done, wanted = await rewritten(
+        f"{statement} UNION ALL SELECT u.*, u.* FROM u WHERE y = 1",
+        plan=lambda wanted: {} if wanted.ref is None else {"snapshot_id": 8},
+        tables={"t": KnownTable("1", COLUMNS["t"], current, 1 << 30, 100, refs=refs)},
+    )
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == plans + 1
+    assert {(one.table[-1], one.ref) for one in wanted} == {("t", None), ("t", "audit"), ("u", None)}
+
+
+async def test_a_table_has_no_plans_beside_a_branch_without_one() -> None:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+        return {"plan_snapshot_id": None} if wanted.past else {}
+
+    known = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
+    union = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 'audit' WHERE id = 2"
+    done, _ = await rewritten(union, plan=plan, tables=known)
+    assert done.statement is None
+    kept = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
+    done, _ = await rewritten(kept, plan=plan)
+    assert done.statement is not None  # the snapshot of a number does not move
 
 
 # Prepared statements

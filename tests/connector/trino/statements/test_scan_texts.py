@@ -103,6 +103,11 @@ def test_a_reference_says_where_it_stands_and_what_it_names() -> None:
     assert statement[slice(*scan.version_span)] == "FOR VERSION AS OF 123"
     assert scan.alias_needed == ' AS "ORDERS"'
     assert scan.predicate == '"o_key" = 1'
+    statement = "EXECUTE IMMEDIATE 'SELECT * FROM orders /* */ FOR version AS OF ''it''''s'' AS o'"
+    (scan,) = found(statement)
+    assert (scan.snapshot_id, scan.ref) == (None, "it's")
+    assert scan.version_span is not None
+    assert statement[slice(*scan.version_span)] == "FOR version AS OF ''it''''s''"
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,14 @@ from tests.connector.trino.statements.scan_tables import predicates
             "SELECT * FROM orders, items FOR TIMESTAMP AS OF TIMESTAMP '2020-01-01 00:00:00 UTC' WHERE o_key = 1",
             {"orders": '"o_key" = 1'},
         ),
-        ("SELECT * FROM orders, items FOR VERSION AS OF 'tag' WHERE o_key = 1", {"orders": '"o_key" = 1'}),
+        (
+            "SELECT * FROM orders o, items FOR VERSION AS OF 'tag' i WHERE o.o_key = 1 AND i.qty = 2",
+            {"orders": '"o_key" = 1', "items": '"qty" = 2'},
+        ),
+        (
+            "SELECT * FROM orders o, items FOR VERSION AS OF concat('a', 'b') i WHERE o.o_key = 1 AND i.qty = 2",
+            {"orders": '"o_key" = 1'},
+        ),
         ('SELECT * FROM orders, "items$files" WHERE o_key = 1', {"orders": '"o_key" = 1'}),
         ("SELECT * FROM orders, (VALUES 1, 2) v (o) WHERE o_key = 1 AND o = 1", {"orders": '"o_key" = 1'}),
         ("SELECT * FROM (orders JOIN items ON true) x WHERE o_key = 1", {}),
