@@ -39,6 +39,12 @@ def seeds_by_version(seeds: Iterable[int], versions: Sequence[int] = (2, 3)) -> 
     ]
 
 
+def examples(number: int) -> int:
+    """Of a random test: `number` where tests explore. An ordinary run draws the same examples each time, and a third of
+    them: more of them would find nothing new."""
+    return number if EXPLORING else -(-number // 3)
+
+
 def settle() -> None:
     """The same for Hypothesis, and an exploring run draws its seed here, before pytest-xdist starts processes. No
     deadlines: how long one example took on a busy machine is no property of the code."""
