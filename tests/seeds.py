@@ -39,6 +39,19 @@ def seeds_by_version(seeds: Iterable[int], versions: Sequence[int] = (2, 3)) -> 
     ]
 
 
+def examples(number: int, judged: int | None = None) -> int:
+    """Of a random test: `number` where tests explore. An ordinary run draws the same examples each time, so it takes
+    `judged` of them, or a third."""
+    if EXPLORING:
+        return number
+    return -(-number // 3) if judged is None else judged
+
+
+def quick(seeds: Iterable[int], judged: int) -> list[ParameterSet]:
+    """Parameters: the first `judged` seeds are in the fast tier."""
+    return [pytest.param(seed, marks=[] if place < judged else pytest.mark.slow) for place, seed in enumerate(seeds)]
+
+
 def settle() -> None:
     """The same for Hypothesis, and an exploring run draws its seed here, before pytest-xdist starts processes. No
     deadlines: how long one example took on a busy machine is no property of the code."""

@@ -36,6 +36,7 @@ from tests.iceberg.samples import (
     with_snapshots,
 )
 from tests.iceberg.test_view import replace, version, view
+from tests.seeds import examples
 
 WORDS = st.sampled_from([
     "id", "ids", "name", "type", "fields", "struct", "list", "map", "element", "key", "value", "schema", "schema-id",
@@ -120,7 +121,7 @@ def mutated(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
     return document
 
 
-FUZZ = settings(max_examples=250, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=examples(250), suppress_health_check=list(HealthCheck))
 BASES: list[TableMetadata | None] = [None, *(with_snapshots(table(number), 1, 2) for number in (1, 2, 3))]
 
 

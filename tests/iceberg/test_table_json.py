@@ -16,6 +16,7 @@ from seamark.metaserver.iceberg.metadata import table_json
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
 from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table, refs_view
 from tests.iceberg.samples import EVENTS, NOW, UUID, add_snapshot, commit, order, set_ref, spec, table, with_snapshots
+from tests.seeds import examples
 
 SOURCE = "s3://lake/events/metadata/00001.metadata.json"
 
@@ -192,7 +193,7 @@ def test_a_file_that_is_not_metadata_is_corrupt_and_named(data: bytes, message: 
 DATA = encode_table(rich(2))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.integers(0, len(DATA) - 1), st.integers(0, 255))
 def test_a_flipped_byte_is_corrupt_or_still_consistent(position: int, byte: int) -> None:
     damaged = DATA[:position] + bytes([byte]) + DATA[position + 1 :]

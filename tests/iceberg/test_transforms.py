@@ -30,6 +30,7 @@ from pyiceberg.types import (
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.types.transforms import apply, first_day, result_type
+from tests.seeds import examples
 
 # appendix B of the spec, and the hash as it prints it
 HASHES: list[tuple[str, Any, int]] = [
@@ -79,7 +80,7 @@ def test_buckets_hash_as_the_spec_prints(kind: str, value: object, hashed: int) 
 
 
 @given(st.sampled_from(sorted(THEIRS)), st.integers(1, BUCKETS_MAX), st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_buckets_are_pyicebergs(kind: str, buckets: int, data: st.DataObject) -> None:
     theirs, values = THEIRS[kind]
     value = data.draw(values)
@@ -93,7 +94,7 @@ def test_buckets_are_pyicebergs(kind: str, buckets: int, data: st.DataObject) ->
 
 
 @given(st.sampled_from(TRUNCATED), st.integers(1, 1000), st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_truncation_is_pyicebergs_where_the_result_fits(kind: str, width: int, data: st.DataObject) -> None:
     theirs, values = THEIRS[kind]
     # PyIceberg computes with 28 digits, and lets an integer grow where Java's wraps

@@ -14,7 +14,7 @@ from seamark.metaserver.iceberg.types.values import Value
 from seamark.metaserver.index.blocks.packing import NONE, Form, Packed, form_of, key_of
 from seamark.metaserver.index.kernels import _scan
 from tests.index.kinds.test_packing import VALUES, packed_bounds
-from tests.seeds import first_seed
+from tests.seeds import examples, first_seed
 
 OPS = {0: lambda a, b: a <= b, 1: lambda a, b: a < b, 2: lambda a, b: a >= b, 3: lambda a, b: a > b}
 Blocks = list[list[Value | None]]
@@ -208,7 +208,7 @@ def test_a_comparison_by_a_sketch_keeps_what_passes(turn: int) -> None:
                 assert selected(state, mask, [expected]) == expected, (literal, op, state_before)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> None:
     near = st.tuples(st.sampled_from([b"\x00", b"\x7f", b"\x80", b"\xff"]), st.binary(min_size=15, max_size=15)).map(

@@ -27,6 +27,7 @@ from seamark.metaserver.planner.pruning.manifest_pruning import ManifestSummarie
 from tests.iceberg.expressions.predicates import VALUES, expressions, javas_order, matches, pythons_order
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.tables import Table, numbers, planning
+from tests.seeds import examples
 
 KINDS = dict(enumerate(VALUES, start=1000))
 SPEC = PartitionSpec(
@@ -82,7 +83,7 @@ PARTITIONS = st.lists(
 )
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @given(expression=expressions(KINDS, terms=False), partitions=PARTITIONS, javas=st.booleans(), terse=st.booleans())
 def test_a_manifest_with_a_file_that_satisfies_the_expression_is_needed(
     expression: Expression, partitions: list[Mapping[int, Any]], javas: bool, terse: bool
@@ -96,7 +97,7 @@ def test_a_manifest_with_a_file_that_satisfies_the_expression_is_needed(
             assert is_needed(expression, *summaries)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(data=st.data(), kind=st.sampled_from(sorted(kind for kind in VALUES if kind not in ("float", "double", "uuid"))))
 def test_a_manifest_without_a_value_that_the_summary_allows_is_not_needed(data: st.DataObject, kind: str) -> None:
     """Comparisons, equality and lists of one field: needed exactly when something from its least to its greatest
@@ -162,7 +163,7 @@ def test_what_the_manifest_list_does_not_say_rules_nothing_out() -> None:
     assert needed_manifests(listed, {3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(data=st.data())
 def test_manifests_together_are_needed_as_each_alone(data: st.DataObject) -> None:
     """Of several specs, of which some have no summary, or fewer fields; and with what earlier expressions decoded."""

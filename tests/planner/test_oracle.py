@@ -24,7 +24,7 @@ def seeds(default: range) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [25, pytest.param(100, marks=pytest.mark.slow)])
 async def test_plans_hold_all_that_matches_and_nothing_that_java_leaves_out(
     tmp_path: Path, java: JavaPlanner, count: int
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from tests.api.client import Api
 from tests.api.rest.stored import Row, Snapshot, Stored, some_row
+from tests.seeds import examples
 
 Found = tuple[int, str, int]
 """Number of the key, path, position."""
@@ -105,7 +106,7 @@ def some_deletes(stored: Stored, live: Sequence[Any], rng: random.Random) -> lis
 async def test_lookups_are_scans_in_every_snapshot(
     api: Api, version: int, partitioned: bool, columns: list[str]
 ) -> None:
-    for seed in range(2):
+    for seed in range(examples(2)):
         rng = random.Random(f"{seed} {version} {partitioned} {columns}")
         stored = await a_table(api, rng, version=version, partitioned=partitioned)
         ids = [("id", "name", "price", "part").index(one) + 1 for one in columns]

@@ -30,7 +30,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.upserts import MODES, upsert
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
-from tests.seeds import first_seed
+from tests.seeds import first_seed, quick
 
 COLUMNS = ["id", "name", "note", "at"]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("at", pa.timestamp("us"))])
@@ -116,7 +116,7 @@ def some_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, An
     return f"{column} = {literal(value)}", lambda row: row[column] == value
 
 
-@pytest.mark.parametrize("seed", [first_seed() + number for number in range(4)])
+@pytest.mark.parametrize("seed", quick((first_seed() + number for number in range(4)), 2))
 def test_every_mapping_gives_the_rows_that_the_files_hold_under_it(
     served: Served, catalog: RestCatalog, tmp_path: Path, seed: int
 ) -> None:

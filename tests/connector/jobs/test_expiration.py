@@ -32,7 +32,7 @@ from seamark.metaserver.store.port import InstantFilter
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import create, rows
-from tests.seeds import seeds_by_version
+from tests.seeds import examples, seeds_by_version
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -170,7 +170,7 @@ def test_random_histories_with_branches_tags_and_expirations(
                 ancestors = {entry.snapshot_id for entry in table.history()} & set(snapshots(table))
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
 
-        for number in range(45):
+        for number in range(examples(45, 24)):
             step(number)
             note()
             if rng.random() < 0.25:

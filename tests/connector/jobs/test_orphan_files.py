@@ -33,7 +33,7 @@ from tests.connector.jobs.test_expiration import history, needed, path_of, read,
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import create, rows
-from tests.seeds import seeds_by_version
+from tests.seeds import examples, seeds_by_version
 
 DAY_S = 24 * 3600
 NAMES = (
@@ -126,7 +126,7 @@ def test_random_histories_keep_every_file_that_a_snapshot_names(
         table = catalog.load_table("db.t")
         contents: dict[int, Any] = {}
         put(table, "data/first.parquet")
-        for number in range(30):
+        for number in range(examples(30, 18)):
             ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
             table.refresh()
             if kind < 0.4:

@@ -30,7 +30,7 @@ from tests.connector.jobs.test_manifests import NO_MERGE, entries
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
-from tests.seeds import first_seed
+from tests.seeds import examples, first_seed
 from tests.server.rig import LateClock
 
 LINEAGE = ["id", "_row_id", "_last_updated_sequence_number"]
@@ -50,7 +50,7 @@ def test_random_histories_around_a_job_and_its_rollback(client: IndexClient, ser
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
     with catalog_at(served.url) as catalog:
-        for _ in range(12):
+        for _ in range(examples(12, 9)):
             spec = rng.choice([PartitionSpec(), BY_PART])
             create(catalog, version, spec)
             model: dict[int, str] = {}

@@ -18,6 +18,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
 from tests.connector.served import Served
 from tests.connector.write.test_upserts import COLUMNS, FIELDS, create, rows
+from tests.seeds import quick
 
 Row = tuple[Any, ...]
 
@@ -63,7 +64,7 @@ class Model:
         assert {one["id"]: tuple(one.values()) for one in read} == self.rows, note
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", quick(range(6), 1))
 @pytest.mark.parametrize("spec", [(), (("identity", 2),), (("bucket[4]", 1),)])
 def test_rows_keep_who_they_are_whatever_file_they_come_to(
     client: IndexClient, seed: int, spec: tuple[tuple[str, int], ...]

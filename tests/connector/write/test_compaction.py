@@ -29,7 +29,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
 from seamark.metaserver.iceberg.metadata.compaction import SMALL, SMALL_SORTED
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
-from tests.seeds import seeds_by_version
+from tests.seeds import examples, seeds_by_version
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
@@ -217,7 +217,7 @@ def test_random_histories_with_compactions_between_and_within(
     compactions = 0
     with catalog_at(served.url) as catalog:
         create(catalog, version, rng.choice([PartitionSpec(), BY_PART]))
-        for _ in range(25):
+        for _ in range(examples(25, 15)):
             change(next(numbers))
             if rng.random() < 0.4:
                 policy = CompactionPolicy(rng.choice([3000, 1 << 20]), rng.choice([2, 5]))

@@ -21,6 +21,7 @@ from seamark.metaserver.iceberg.types.schema import Field, Schema, StructType
 from seamark.metaserver.iceberg.types.transforms import accepts, apply
 from seamark.metaserver.index.kernels import _murmur
 from tests.connector.read import typed
+from tests.seeds import examples
 
 TRANSFORMS = [
     *("identity", "void", "year", "month", "day", "hour"),
@@ -36,7 +37,7 @@ def results(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> li
 
 @pytest.mark.parametrize(("transform", "kind"), PAIRS)
 def test_a_column_is_transformed_as_each_of_its_values_is(transform: str, kind: str) -> None:
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
     @given(typed.columns(kind), st.integers(0, 40))
     def judge(values: list[Any], split: int) -> None:
         parts = [typed.array(kind, part) for part in (values[:split], values[split:])]

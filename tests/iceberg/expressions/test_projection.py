@@ -28,6 +28,7 @@ from tests.iceberg.expressions.predicates import (
     specs,
     values_of,
 )
+from tests.seeds import examples
 
 EXAMPLES = 200
 
@@ -57,7 +58,7 @@ def row_of(draw: st.DrawFn, columns: dict[int, str]) -> dict[int, Value | None]:
 
 
 @given(st.data())
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(EXAMPLES))
 def test_the_partition_of_a_matching_row_matches_the_inclusive_projection(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column], 99: "int"}))
     row, found = data.draw(row_of(columns)), data.draw(specs(columns))
@@ -69,7 +70,7 @@ def test_the_partition_of_a_matching_row_matches_the_inclusive_projection(data: 
 
 
 @given(st.data())
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(EXAMPLES))
 def test_a_row_whose_partition_matches_the_strict_projection_matches(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column]}))
     row, found, asked = data.draw(row_of(columns)), data.draw(specs(columns)), data.draw(predicates(columns))
@@ -180,7 +181,7 @@ ORDERED = [
 
 
 @given(st.data())
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(EXAMPLES))
 def test_a_predicate_on_a_transform_becomes_one_on_its_source(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(TRANSFORMS)))
     asked = data.draw(predicates({1: kind}).filter(lambda made: made.transform != "identity"))
@@ -201,7 +202,7 @@ def leaves(expression: Expression) -> list[Bound]:
 
 
 @given(st.data())
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=examples(EXAMPLES))
 def test_bounds_of_the_source_decide_as_much_as_transformed_bounds_do_in_java(data: st.DataObject) -> None:
     kind, transform = data.draw(st.sampled_from(ORDERED))
     asked = data.draw(predicates({1: kind}).filter(lambda made: made.transform == transform))

@@ -46,6 +46,7 @@ from seamark.metaserver.iceberg.expressions.projection import inclusive
 from seamark.metaserver.iceberg.expressions.residuals import Residuals
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from tests.iceberg.expressions.predicates import by_field, expressions, partition_of, predicates, specs
+from tests.seeds import examples
 
 TYPES: dict[str, tuple[IcebergType, Any]] = {
     "boolean": (BooleanType(), BooleanLiteral),
@@ -140,7 +141,7 @@ def drawn_partition(data: st.DataObject, spec: PartitionSpec, nulls: bool) -> tu
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_no_partition_is_kept_that_pyiceberg_skips(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
@@ -154,7 +155,7 @@ def test_no_partition_is_kept_that_pyiceberg_skips(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_no_predicate_remains_that_pyicebergs_residual_decides(data: st.DataObject) -> None:
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}

@@ -29,6 +29,7 @@ from tests.iceberg.expressions.predicates import (
     specs,
     values_of,
 )
+from tests.seeds import examples
 
 
 def predicate(op: Op, kind: str, *values: Value) -> Bound:
@@ -41,7 +42,7 @@ def residual(asked: Expression, transform: str, value: Value | None) -> Expressi
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_residual_gives_each_row_of_the_partition_the_answer_of_the_filter(data: st.DataObject) -> None:
     columns = {column: COLUMNS[column] for column in data.draw(st.sets(st.sampled_from(sorted(COLUMNS)), min_size=1))}
     spec, expression = data.draw(specs(columns)), data.draw(expressions(columns))
@@ -134,7 +135,7 @@ def test_nan_is_less_than_nothing_and_different_from_all() -> None:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_single_value_is_judged_as_both_readers_do_or_left_open_where_they_differ(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(COLUMNS.values())))
     asked = data.draw(predicates({1: kind}, terms=False))

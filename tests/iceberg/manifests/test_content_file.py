@@ -16,11 +16,12 @@ from seamark.metaserver.iceberg.manifests.content_file import column_type, decod
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from tests.iceberg.manifests.content_files import STATISTICS, Case, comparable, encode_content_file, replaced
+from tests.seeds import examples
 
 MODELS: dict[int, Any] = {0: RESTDataFile, 1: RESTPositionDeleteFile, 2: RESTEqualityDeleteFile}
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(seed=st.integers(0, 2**32), version=st.sampled_from([1, 2, 3]))
 def test_files_come_back_from_their_json(seed: int, version: int) -> None:
     case = Case(seed, version)
@@ -248,7 +249,7 @@ JUNK = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     sound=st.sampled_from([DATA, EQUALITY, POSITION, VECTOR]),
     version=st.sampled_from([1, 2, 3]),

@@ -19,6 +19,7 @@ from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.manifests._manifest import MISSING
 from seamark.metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, LONGS, TEXTS, decode_manifest
 from tests.iceberg.manifests import manifest_files as files
+from tests.seeds import examples
 
 TIME = {"type": "long", "logicalType": "time-micros"}
 MICROS = {"type": "long", "logicalType": "timestamp-micros"}
@@ -147,7 +148,7 @@ def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     codec=st.sampled_from(["null", "deflate"]),  # fastavro has no other without libraries that nothing else needs
     prefix=st.sampled_from(["", "other_"]),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_every_manifest_decodes_to_what_fastavro_reads(seed: int, version: int, codec: str, prefix: str) -> None:
     data = any_manifest(random.Random(seed), version, codec, prefix)
     decoded = decode_manifest(data, "m.avro")

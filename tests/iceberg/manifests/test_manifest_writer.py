@@ -51,6 +51,7 @@ from tests.iceberg.manifests.content_files import (
 )
 from tests.planner.lakes.kinds import DAY_US, to_bytes
 from tests.planner.lakes.manifests import Entry, PartitionField, Style, manifest_bytes
+from tests.seeds import examples
 
 SEEDS = st.integers(0, 2**32)
 VERSIONS = st.sampled_from([1, 2, 3])
@@ -76,7 +77,7 @@ def listed(case: Case, manifests: list[ManifestFile], next_row_id: int = 10_000)
     return found
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(seed=SEEDS, version=VERSIONS)
 def test_entries_are_read_as_they_were_written_with_what_they_inherit(seed: int, version: int) -> None:
     case = Case(seed, version)
@@ -92,7 +93,7 @@ def test_entries_are_read_as_they_were_written_with_what_they_inherit(seed: int,
             assert same(ours, theirs), f"{case}\n{ours}\n{theirs}"
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(seed=SEEDS, version=VERSIONS)
 def test_a_manifest_is_described_by_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
@@ -461,7 +462,7 @@ def test_a_manifest_that_is_not_what_its_list_says_is_corrupt_and_named() -> Non
         read_entries(made.data, manifest, other.metadata)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(seed=st.integers(0, 50), version=VERSIONS, at=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
 def test_a_damaged_manifest_is_corrupt_or_reads(seed: int, version: int, at: float, byte: int) -> None:
     """Packed blocks have checksums only where the codec has them; what is left must be entries, or an error."""

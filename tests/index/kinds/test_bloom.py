@@ -31,6 +31,7 @@ from seamark.metaserver.index.kinds.bloom import (
     merge,
 )
 from tests.index.kinds.test_keys import COLUMNS, arrow_of, is_nan
+from tests.seeds import examples
 
 
 def blob_of(entries: list[FileBloom]) -> bytes:
@@ -128,7 +129,7 @@ def test_keys_that_come_again_and_again_take_no_room() -> None:
     hashes=st.lists(st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 3), st.just(2**64 - 1)), max_size=300),
     again=st.integers(1, 40),
 )
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_distinct_hashes_are_each_there_once(hashes: list[int], again: int) -> None:
     found = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
     assert sorted(found) == sorted(set(hashes))

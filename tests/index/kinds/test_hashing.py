@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import checksum, file_ids, hash_key, hash_keys, hash_rows
 from seamark.metaserver.index.keys.keys import Keys, key_of
+from tests.seeds import examples
 
 SEEDS = st.sampled_from([0, 1, 2**32 - 1, 2**64 - 1])
 CODES = st.integers(0, 2**64 - 1)
@@ -42,14 +43,14 @@ def test_vectors_of_the_specification() -> None:
 
 
 @given(data=st.binary(max_size=200), seed=SEEDS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_bytes_of_any_length_hash_as_xxhash_says(data: bytes, seed: int) -> None:
     assert hash_key(data, seed) == xxhash.xxh64_intdigest(data, seed)
     assert checksum(memoryview(data), seed) == xxhash.xxh64_intdigest(data, seed)
 
 
 @given(codes=st.lists(CODES, max_size=50), seed=SEEDS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_codes_hash_as_their_eight_bytes(codes: list[int], seed: int) -> None:
     keys = Keys("long", len(codes), np.array(codes, dtype=np.uint64), None, None, None, None)
     expected = [xxhash.xxh64_intdigest(struct.pack("<Q", code), seed) for code in codes]
@@ -58,7 +59,7 @@ def test_codes_hash_as_their_eight_bytes(codes: list[int], seed: int) -> None:
 
 
 @given(texts=st.lists(st.text(max_size=80), max_size=30), seed=SEEDS, skipped=st.integers(0, 5))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_strings_hash_as_their_bytes_and_as_the_key_of_the_literal(texts: list[str], seed: int, skipped: int) -> None:
     hashes = hash_keys(keys_of(pa.array(texts, pa.string()).slice(skipped), "string"), seed).tolist()
     assert hashes == [xxhash.xxh64_intdigest(text.encode(), seed) for text in texts[skipped:]]
@@ -92,7 +93,7 @@ def row_bytes(kinds: list[str], row: tuple[Any, ...]) -> bytes:
     columns=st.lists(st.integers(0, 2), min_size=1, max_size=4),
     seed=SEEDS,
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_composite_keys_hash_lengths_and_bytes_in_turn(rows: list[Any], columns: list[int], seed: int) -> None:
     kinds, types = ["int", "string", "double"], [pa.int32(), pa.string(), pa.float64()]
     parts = [keys_of(pa.array([row[at] for row in rows], types[at], from_pandas=False), kinds[at]) for at in columns]
@@ -104,7 +105,7 @@ def test_composite_keys_hash_lengths_and_bytes_in_turn(rows: list[Any], columns:
 
 
 @given(values=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=80), seed=SEEDS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_key_of_one_column_without_nulls_hashes_its_length_and_code(values: list[int], seed: int) -> None:
     expected = [xxhash.xxh64_intdigest(row_bytes(["long"], (value,)), seed) for value in values]
     assert hash_rows([keys_of(pa.array(values, pa.int64()), "long")], seed).tolist() == expected
@@ -129,7 +130,7 @@ def test_keys_that_point_out_of_their_bytes_are_refused() -> None:
 @given(
     files=st.lists(st.tuples(st.text(max_size=60), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=20)
 )
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_file_is_known_by_path_size_and_records(files: list[tuple[str, int, int]]) -> None:
     expected = [
         tuple(xxhash.xxh64_intdigest(path.encode() + struct.pack("<QQ", size, records), seed) for seed in (0, 1))

@@ -28,6 +28,7 @@ from seamark.metaserver.index.keys.keys import (
     key_of,
     mask_of,
 )
+from tests.seeds import examples
 
 LONG = st.integers(-(2**63), 2**63 - 1)
 INT = st.integers(-(2**31), 2**31 - 1)
@@ -321,7 +322,7 @@ def within(key: Any, one: KeyRange) -> bool:
 
 @pytest.mark.parametrize("kind", ["long", "string"])
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_ranges_hold_the_keys_between_their_bounds_however_they_are_asked(kind: str, data: st.DataObject) -> None:
     keys: st.SearchStrategy[Any] = SMALL_CODES if kind == "long" else SMALL_BYTES
     given_ranges = data.draw(ascending(keys))

@@ -28,6 +28,7 @@ from seamark.metaserver.index.blocks.packing import (
     value_of,
 )
 from seamark.metaserver.index.kernels._pack import Packer
+from tests.seeds import examples
 
 INT = st.integers(-(2**31), 2**31 - 1)
 LONG = st.integers(-(2**63) + 1, 2**63 - 1)
@@ -286,7 +287,7 @@ COUNT = st.one_of(st.none(), st.sampled_from([0, 1, 5, -1, 2**40]))
 """What a file says of a column; no count is negative."""
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(data=st.data())
 def test_a_manifest_of_columns_comes_back(data: st.DataObject) -> None:
     """All kinds side by side, each column with rows that it leaves out: nothing runs over into its neighbour."""

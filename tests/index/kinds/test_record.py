@@ -25,6 +25,7 @@ from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import checksum, hash_rows
 from seamark.metaserver.index.keys.keys import Keys, key_of
 from seamark.metaserver.index.kinds.record import Fences, FileRecords, Record, build, encode, key_hash, merge
+from tests.seeds import quick
 
 PAGE = 4096
 Rows = list[tuple[Any, ...]]
@@ -120,7 +121,7 @@ def hashes(values: Sequence[int]) -> Any:
     return np.array(values, dtype=np.uint64)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", quick(range(40), 14))
 def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     draw = random.Random(seed)
     lake = Lake(draw, draw.randrange(0, 7))
@@ -139,7 +140,7 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     lake.check(opened(merge([(merged, again)])), [number for number, one in zip(kept, again, strict=True) if one])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", quick(range(20), 7))
 def test_the_hash_of_one_key_is_that_of_a_row(seed: int) -> None:
     draw = random.Random(seed)
     lake = Lake(draw, 1)
@@ -169,7 +170,7 @@ def test_what_is_no_key_has_no_hash() -> None:
             key_hash([code])
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", quick(range(30), 10))
 def test_equal_hashes_and_extreme_ones_are_told_apart_where_they_can_be(seed: int) -> None:
     """Hashes from a few values, so that halves are equal for pages on end; positions say what was put in."""
     draw = random.Random(seed)
