@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from seamark.metaserver.api.commits import commits
 from seamark.metaserver.commit.changes.change import Change
-from seamark.metaserver.commit.native import change_application
+from seamark.metaserver.commit.native import change_application, group_commit
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.store.model import RegisteredIndexFile
@@ -201,3 +202,25 @@ async def test_files_written_in_vain_go_and_others_stay(tmp_path: Path, action: 
             check(metadata, one["snapshot-id"])
     avro = {path.as_uri() for path in (lake.folder / "metadata").glob("snap-*.avro")}
     assert avro == needed
+
+
+@pytest.mark.parametrize("where", ["_attempt", "_add"])
+async def test_a_change_that_fails_is_answered_although_the_log_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The disk of the log may be full; the client waited without an end."""
+
+    async def failing(*_: object) -> None:
+        raise ZeroDivisionError
+
+    def log(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with running(tmp_path) as server:
+        lake = await Lake.create(Api(server))
+        body = {"add": [lake.data([(1, 1, "a")])]}
+        with monkeypatch.context() as patched:
+            patched.setattr(server.parts.commits, where, failing)
+            patched.setattr(group_commit, "_log", SimpleNamespace(error=log))
+            assert (await lake.send(body)).status == 500
+        await lake.commit(body)

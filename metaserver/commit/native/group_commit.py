@@ -240,8 +240,8 @@ class Commits:
                 except SeamarkError as error:
                     _fail(group, error)
                 except Exception as error:  # noqa: BLE001  the waiting requests must receive the error
+                    _fail(group, error)  # before the log, which may fail as well
                     _log.error("a commit failed unexpectedly", table=name, exc_info=error)
-                    _fail(group, error)
         finally:
             del self._queues[namespace, name]
 
@@ -309,8 +309,8 @@ class Commits:
                 else:
                     pending.fail(error)
             except Exception as error:  # noqa: BLE001  an unexpected error of one change must not fail the others
-                _log.error("a change failed unexpectedly", table=name, exc_info=error)
                 pending.fail(error)
+                _log.error("a change failed unexpectedly", table=name, exc_info=error)
         if not attempt.made:
             return
         for pending, _ in attempt.made:
