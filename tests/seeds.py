@@ -3,7 +3,8 @@
 `make test` judges a change, so it must not depend on luck: its random tests draw the same numbers each time.
 `make test-all` sets TEST_EXPLORE=1 and looks for what nobody has seen yet. Such a run draws one seed for all its
 processes: some names of tests contain it, and pytest-xdist stops where two processes collect different names. A test
-says the seed it began with; that number in TEST_SEED (or in the variable that the test names) repeats it.
+says the seed it began with. TEST_EXPLORE=1 and that number in TEST_SEED (or in the variable that the test names) repeat
+it; without TEST_EXPLORE a test may take fewer rounds.
 """
 
 from __future__ import annotations

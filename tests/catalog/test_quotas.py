@@ -9,6 +9,7 @@ import pytest
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.catalog.plans.plan_shares import PLAN_BYTES_MIN, PlanShares
 from seamark.metaserver.catalog.quotas import Quota
+from tests.seeds import quick
 
 
 def test_holders_who_never_come_back_are_forgotten() -> None:
@@ -21,7 +22,7 @@ def test_holders_who_never_come_back_are_forgotten() -> None:
     assert quota.has_room("oidc:4999", 5_060.5, 10)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", quick(range(20), 7))
 def test_a_quota_counts_what_has_not_ended_and_was_not_taken_back(seed: int) -> None:
     rng, quota, now, known = random.Random(seed), Quota(10**6), 0.0, list[tuple[float, int]]()
     for _ in range(300):

@@ -35,7 +35,7 @@ from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED
 from seamark.metaserver.iceberg.types.schema import Field, Schema
 from tests.connector.parquet.copied import merge, with_ids
-from tests.seeds import first_seed
+from tests.seeds import first_seed, quick
 
 KINDS: dict[str, tuple[pa.DataType, Any]] = {
     "long": (pa.int64(), lambda rng: rng.randrange(-(1 << 60), 1 << 60)),
@@ -110,7 +110,7 @@ def leaf_columns(schema: pa.Schema) -> list[Any]:
     return [found.column(number) for number in range(len(found))]
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", quick(range(12), 4))
 def test_a_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> None:
     seed = first_seed() + number
     rng = random.Random(seed)

@@ -37,7 +37,7 @@ from seamark.metaserver.iceberg.files.parquet import Unreadable
 from tests.connector.parquet import encrypted
 from tests.connector.parquet.copied import merge, with_ids
 from tests.connector.parquet.test_copies import KINDS, Objects, leaf_columns, random_rows, write
-from tests.seeds import first_seed
+from tests.seeds import first_seed, quick
 
 KEY = b"0123456789abcdef"
 SIMPLE = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
@@ -83,7 +83,7 @@ def scheme(path: Path, target: pa.Schema) -> EncryptionScheme:
         return scheme_of(source.encryption, paths, columns)
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", quick(range(12), 4))
 def test_a_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number: int) -> None:
     """Encrypted with new keys, with other master keys, or no longer; from encrypted files and others; columns are left
     out."""

@@ -19,6 +19,7 @@ from seamark.metaserver.index.keys.key_set import KeySet, KeySpan
 from seamark.metaserver.index.keys.keys import mask_of
 from seamark.metaserver.index.keys.ranks import Distinct, ranked
 from seamark.metaserver.index.kinds import bitmap
+from tests.seeds import quick
 
 
 def keys_in(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:
@@ -36,7 +37,7 @@ def drawn(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
     return [None if one is None else f"v{one}" for one in values] if text else values
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", quick(range(60), 20))
 def test_a_bitmap_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(key_set, "_SPAN_A_KEY", rng.choice([0, 1 << 12]))
