@@ -113,5 +113,5 @@ def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
             most, until = done, time.monotonic() + STALLED_S_MAX
         if all(each.files == each.files_total for each in built):
             return
-        time.sleep(0.2)
+        time.sleep(0.5)
     raise DemoFailed(f"The server has indexed no file for {STALLED_S_MAX:g} s")

@@ -454,7 +454,7 @@ class SeamarkClient:
                 method, address, body=body, headers=headers, redirect=False, retries=retries, **own_timeout
             )
         except HTTPError as error:
-            raise Unreachable(f"No answer from {self.url}: {cause_text(error)}") from error
+            raise Unreachable(f"No answer from {self.url}: {cause_text(error, self.url)}") from error
         if answer.status not in (200, 204):
             raise parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
         return answer.data

@@ -15,6 +15,9 @@ ClientError
 from __future__ import annotations
 
 import json
+import ssl
+
+from urllib3.exceptions import HTTPError
 
 
 class ClientError(Exception):
@@ -95,14 +98,20 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
         return made(f"HTTP {status}: {text or 'no message'}", status=status, request_id=request_id)
 
 
-def cause_text(error: Exception) -> str:
-    """The innermost cause: urllib3 wraps it in texts about its objects."""
+def cause_text(error: Exception, url: str = "") -> str:
+    """The innermost cause, in words: urllib3 wraps it in texts about its objects. `url`: of the server."""
     cause: BaseException = error
     for _ in range(8):
         inner = getattr(cause, "reason", None) or cause.__cause__
+        if isinstance(cause, HTTPError) and cause.args and isinstance(cause.args[-1], OSError):
+            inner = cause.args[-1]
         if not isinstance(inner, Exception):
             break
         cause = inner
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"{cause.verify_message}; name a file with the authority of its certificate in the variable SEAMARK_CA"
+    if isinstance(cause, ConnectionResetError) and url.startswith("http://"):  # also RemoteDisconnected
+        return "it closed the connection without an answer; a server with TLS has an https:// URL"
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
     return str(cause).partition("): ")[2] or str(cause)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import ipaddress
 import os
@@ -22,6 +23,7 @@ from cryptography.x509.oid import NameOID
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
+from seamark.metaserver.cli.installation.doctor import check_server
 from seamark.metaserver.cli.main import cli
 from tests.services.command import SEAMARK, run_seamark
 from tests.services.process import ManagedProcess, free_port
@@ -132,6 +134,12 @@ def name_presented(served: Served, authority: Authority) -> str:
     return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
+def examined(url: str) -> dict[str, str]:
+    """What `seamark doctor` finds about the server."""
+    (finding,) = (one for one in check_server(url, None) if one.subject == "server")
+    return dataclasses.asdict(finding)
+
+
 @pytest.mark.parametrize("served", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
 def test_clients_that_trust_the_authority_are_served_and_others_refuse(
     served: Served, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -139,12 +147,21 @@ def test_clients_that_trust_the_authority_are_served_and_others_refuse(
     assert f"Seamark is ready at {served.url}" in served.log.read_text()
     assert served.url in (tmp_path / "home" / "server.json").read_text()
     stranger = SeamarkClient(served.url, retries=0)
-    with pytest.raises(ClientError, match=r"(?i)certificate"):
+    with pytest.raises(ClientError, match=r"certificate.*SEAMARK_CA"):
         list(stranger.timeline())
+    plain = SeamarkClient(served.url.replace("https", "http"), retries=0)
+    with pytest.raises(ClientError, match="https:// URL"):
+        list(plain.timeline())
+    assert "in the variable SEAMARK_CA" in examined(served.url)["fix"]
     monkeypatch.setenv("SEAMARK_CA", str(authority.file))
     client = SeamarkClient(served.url, retries=0)
     assert list(client.timeline()) == []
     client.close()
+    assert examined(served.url)["text"] == f"{served.url} is ready"
+    (tmp_path / "empty.pem").write_text("")
+    monkeypatch.setenv("SEAMARK_CA", str(tmp_path / "empty.pem"))
+    assert "empty.pem" in examined(served.url)["text"]
+    monkeypatch.setenv("SEAMARK_CA", str(authority.file))
     done = CliRunner().invoke(cli, ["explain", "db.t", "--home", str(tmp_path / "home")])
     assert "does not exist" in done.output
 

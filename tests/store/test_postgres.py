@@ -357,6 +357,29 @@ async def test_a_schema_that_is_not_ours_is_refused(postgres_url: str, change: s
             pass
 
 
+async def test_a_database_that_is_missing_or_of_another_owner_is_refused_with_the_statement_that_helps(
+    postgres_url: str,
+) -> None:
+    name, account = f"foreign_{os.getpid()}", f"guest_{os.getpid()}"
+    urls = urlsplit(postgres_url)
+    with pytest.raises(ConfigError, match=r"does not exist; create it.*CREATE DATABASE"):
+        async with open_postgres(f"{postgres_url.rpartition('/')[0]}/no_such_database", clock=CLOCK):
+            pass
+    async with _raw(postgres_url) as connection:
+        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.execute(f"CREATE ROLE {account} LOGIN PASSWORD 'guest'")
+        try:
+            guest = f"postgresql://{account}:guest@{urls.hostname}:{urls.port}/{name}"
+            async with _raw(f"{postgres_url.rpartition('/')[0]}/{name}") as own:
+                await own.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # as PostgreSQL 15 and later have it
+            with pytest.raises(ConfigError, match=r"permission denied.*ALTER DATABASE"):
+                async with open_postgres(guest, clock=CLOCK):
+                    pass
+        finally:
+            await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            await connection.execute(f"DROP ROLE {account}")
+
+
 async def test_a_database_of_another_encoding_is_refused(postgres_url: str) -> None:
     name = f"latin_{os.getpid()}"
     async with _raw(postgres_url) as connection:

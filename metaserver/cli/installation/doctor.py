@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ import click
 import urllib3
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import ClientError, Unauthenticated
+from seamark.connector.client.errors import ClientError, Unauthenticated, cause_text
 from seamark.metaserver.cli.connecting import served_at
 from seamark.metaserver.cli.installation.engine_files import (
     Finding,
@@ -40,6 +39,7 @@ from seamark.metaserver.cli.options import (
 from seamark.metaserver.cli.terminal import print_json, say
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.deferred import Deferred
+from seamark.metaserver.tls import trusted_by_clients
 
 if TYPE_CHECKING:
     from seamark.metaserver.cli.installation import warehouse
@@ -129,12 +129,21 @@ def _checked(subject: str, check: Callable[[], Iterator[Finding]]) -> list[Findi
 
 def check_server(url: str, token: str | None) -> Iterator[Finding]:
     """Reachable, ready, of the same time, and open to this token."""
-    pool, clock = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S), SystemClock()
+    clock = SystemClock()
+    try:
+        pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, ssl_context=trusted_by_clients())
+    except ValueError as error:
+        yield Finding("server", str(error), "Name a file of certificates (PEM) in SEAMARK_CA, or unset it", True)
+        return
     try:
         ready = pool.request("GET", f"{url.rstrip('/')}/readyz")
     except (urllib3.exceptions.HTTPError, ValueError) as error:
+        reason = cause_text(error, url)
         fix = "Start it (seamark serve), or set --url to the address that it printed"
-        yield Finding("server", f"{url} does not answer: {_reason(error)}", fix, is_fault=True)
+        if "SEAMARK_CA" in reason:
+            reason, _, fix = reason.partition("; ")
+            fix = fix[:1].upper() + fix[1:]
+        yield Finding("server", f"{url} does not answer: {reason}", fix, is_fault=True)
         return
     if ready.status == 200:
         yield Finding("server", f"{url} is ready")
@@ -164,10 +173,6 @@ def check_server(url: str, token: str | None) -> Iterator[Finding]:
         yield Finding("catalog", error.message, "The server's log has details", is_fault=True)
     finally:
         with_client.close()
-
-
-def _reason(error: Exception) -> str:
-    return re.sub(r"<[^>]*>[,:]? ?", "", str(error)).strip() or type(error).__name__
 
 
 def _checks(answer: urllib3.BaseHTTPResponse) -> str:

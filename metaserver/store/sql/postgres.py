@@ -63,7 +63,6 @@ _REASONS: dict[type[Exception], str] = {
     TimeoutError: "no answer in time",
 }
 _UNDONE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
-_REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 
 
 @asynccontextmanager
@@ -130,7 +129,10 @@ async def _open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout
                     "synchronous_commit": "on",
                 },
             )
-        except _REFUSED as error:
+        except asyncpg.InvalidCatalogNameError as error:
+            fix = "create it for the account of the URL: CREATE DATABASE … OWNER … ENCODING 'UTF8'"
+            raise ConfigError(f"{where} refuses the connection: {error}; {fix}") from None
+        except asyncpg.InvalidAuthorizationSpecificationError as error:
             raise ConfigError(f"{where} refuses the connection: {error}") from None
         except (ValueError, asyncpg.ClientConfigurationError):
             raise ConfigError("The PostgreSQL URL is invalid; write postgresql://user@host:port/database") from None
@@ -153,6 +155,9 @@ async def _prepare(pool: Any, where: str) -> None:
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
                 await _drive(connection, migrate(POSTGRES))
                 await _drive(connection, renew_epoch())
+    except asyncpg.InsufficientPrivilegeError as error:
+        fix = "make the account of the URL the owner: ALTER DATABASE … OWNER TO …"
+        raise ConfigError(f"{where}: the server cannot create its tables: {error}; {fix}") from None
     except asyncpg.PostgresError as error:
         raise ConfigError(f"{where}: the migration of the schema failed: {error}") from None
     except _LOST as error:

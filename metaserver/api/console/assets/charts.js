@@ -7,6 +7,7 @@ import { Scroll } from "./parts.js";
 
 const AXIS = 26;
 const CHARACTER = 7; // pixels of a digit, in the font of the axes
+const SIDES = 90; // pixels of a chart beside its positions: the vertical axis and the margins
 
 // A colour of the style sheet as the present theme has it; a canvas knows no custom properties.
 function colour(name) {
@@ -68,9 +69,10 @@ export function PositionChart({ xs, lines, marks, label, unit, height = 240 }) {
 }
 
 // The labels of positions; only the first and the last if the others have no room between them.
-function labelsOf(marks, positions, width) {
+export function labelsOf(marks, positions, width) {
   const labels = positions.map((at) => labelAt(marks, at));
-  const fit = labels.reduce((sum, label) => sum + (label.length + 2) * CHARACTER, 0) < width;
+  const room = (at) => (positions[at] - positions[at - 1]) * (width - SIDES); // between the centres of two labels
+  const fit = labels.every((label, at) => at === 0 || ((label.length + labels[at - 1].length) / 2 + 2) * CHARACTER <= room(at));
   return labels.map((label, at) => (fit || at === 0 || at === labels.length - 1 ? label : ""));
 }
 
