@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seamark.cache.buffers import Buffers
 from seamark.cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
 from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, Unavailable, charge, file_name
 from seamark.cache.region import Region, map_file
@@ -28,6 +29,8 @@ from seamark.cache.tier import Payload, TierStats, parts_of
 MAP_BYTES_MIN = 64 * 1024
 """Smaller files are read: a mapping costs a further system call, and separate pages."""
 _TOUCHES_MAX = 1024
+_REUSED_BYTES = 8 << 20
+"""Of buffers that are kept for the next reads: those of an answer of 32 blocks."""
 _READ_NOW: int | None = getattr(os, "RWF_NOWAIT", None)
 """Of `preadv`, on Linux: fails instead of waiting for the disk."""
 
@@ -43,6 +46,7 @@ class DiskTier:
     as `identity` returns them; None: always. `holder_bytes`: the budget of each holder of values; at it, the entries to
     evict are the holder's own. None: no budget of holders. `check_mapped`: whether the checksum of a mapped payload is
     compared when its file is opened, which reads all of it. Without it the payload must contain its own checksums.
+    `reused_bytes`: the size of the values whose memory `get_resident` uses again, if most have one size.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class DiskTier:
         prefers: Callable[[bytes, bytes], bool] | None = None,
         holder_bytes: int | None = None,
         check_mapped: bool = True,
+        reused_bytes: int = 0,
     ) -> None:
         if budget_bytes < BUDGET_BYTES_MIN:
             raise ValueError(f"budget_bytes is {budget_bytes}; a cache folder needs at least {BUDGET_BYTES_MIN}")
@@ -67,6 +72,7 @@ class DiskTier:
         self._prefers = prefers
         self._holder_bytes = holder_bytes
         self._check_mapped = check_mapped
+        self._buffers = Buffers(HEADER_BYTES + reused_bytes, _REUSED_BYTES if reused_bytes else 0)
         self._mapped: OrderedDict[str, memoryview] = OrderedDict()
         self._touched: dict[str, None] = {}
         """Keys used since the last update of the account, in order of first use; written in batches, so that a get
@@ -99,7 +105,7 @@ class DiskTier:
             return None
         digest = key_digest(key)
         try:
-            data = _read_resident(self._folder / file_name(digest), _READ_NOW)
+            data = _read_resident(self._folder / file_name(digest), _READ_NOW, self._buffers)
             payload = None if data is None else unseal(digest, data)
         except (OSError, Damaged):
             return None  # `get` counts and discards it
@@ -343,12 +349,12 @@ def _read(path: Path, map_bytes_min: int) -> memoryview:
         return map_file(file.fileno())
 
 
-def _read_resident(path: Path, flags: int) -> memoryview | None:
+def _read_resident(path: Path, flags: int, buffers: Buffers) -> memoryview | None:
     """The bytes of the file; None if some of them are not in the kernel's memory. OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        data = bytearray(os.fstat(handle).st_size)
-        return memoryview(data).toreadonly() if os.preadv(handle, [data], 0, flags) == len(data) else None
+        data = buffers.take(os.fstat(handle).st_size)
+        return data.toreadonly() if os.preadv(handle, [data], 0, flags) == len(data) else None
     finally:
         os.close(handle)
 

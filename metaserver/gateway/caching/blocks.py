@@ -37,7 +37,9 @@ class Owner:
         return hashlib.blake2b(self.holder.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def open_tier(tier_folder: object, budget_bytes: int, sketch: FrequencySketch, holder_bytes: int | None) -> DiskTier:
+def open_tier(
+    tier_folder: object, budget_bytes: int, sketch: FrequencySketch, holder_bytes: int | None, block_bytes: int
+) -> DiskTier:
     """A disk tier for blocks. Blocking."""
     return DiskTier(
         tier_folder,  # type: ignore[arg-type]
@@ -46,6 +48,7 @@ def open_tier(tier_folder: object, budget_bytes: int, sketch: FrequencySketch, h
         map_bytes_min=_NEVER_MAPPED,
         prefers=lambda candidate, victim: sketch.estimate(candidate) > sketch.estimate(victim),
         holder_bytes=holder_bytes,
+        reused_bytes=block_bytes,
     )
 
 

@@ -130,7 +130,7 @@ async def open_tiers(settings: Settings, clock: Clock, store: Store) -> CacheTie
         tiers = [
             None
             if budget_bytes < BUDGET_BYTES_MIN
-            else open_tier(folder / name, budget_bytes, sketch, budget_bytes * share_percent // 100)
+            else open_tier(folder / name, budget_bytes, sketch, budget_bytes * share_percent // 100, block_bytes)
             for name, budget_bytes in (("blocks", disk_bytes - pinned_bytes), ("pinned", pinned_bytes))
         ]
         return versions, (tiers[0], tiers[1])
