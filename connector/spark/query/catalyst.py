@@ -192,6 +192,10 @@ class Catalyst:
         """Whether it has the same value at any time of evaluation."""
         return expression.foldable() and expression.deterministic() and not expression.containsPattern(self._current)
 
+    def has_current_time(self, plan: Node) -> bool:
+        """Whether an expression anywhere in the plan has the current time."""
+        return bool(plan.containsPattern(self._current))
+
     def operands(self, expression: Node, kind: str) -> list[Node]:
         """The operands of nested ANDs or ORs, from left to right."""
         found, left = [], [expression]

@@ -36,7 +36,7 @@ from seamark.connector.plans.conditions import (
 from seamark.connector.plans.literals import LOCAL, ZONED, Literal
 from seamark.connector.plans.zones import is_utc
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.query.expressions import SparkExpressions, is_sure
+from seamark.connector.spark.query.expressions import CURRENT, SparkExpressions, is_sure
 from seamark.connector.spark.scala import items
 from seamark.connector.trino.statements.conditions import ConditionReader
 from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
@@ -78,6 +78,7 @@ _RULE_KINDS = {
     "timestamp_ntz": "timestamp",
 }
 """The types of columns and constants in the rules, besides decimals. Instants are times in UTC."""
+_MONTHS = frozenset({"interval year", "interval month", "interval year to month"})
 _FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
 _ON_OTHER_DAYS = {"<": "<=", "<=": "<=", ">": ">", ">=": ">"}
 """The operators for a day instead of a later time of this day."""
@@ -226,7 +227,10 @@ class _Reading:
         def kind(place: Place) -> str | None:
             return _rule_kind(kinds[place[1]])
 
-        return weaken(_RULES.read(tree, lambda column: (0, column.name), kind), lambda atom: _stored(atom, kinds))
+        rules = _RULES
+        if tree.find(*CURRENT) is not None:
+            rules = ConditionReader(casts_decimal=False, today=datetime.now(UTC).date())
+        return weaken(rules.read(tree, lambda column: (0, column.name), kind), lambda atom: _stored(atom, kinds))
 
     @cached_property
     def _kinds(self) -> dict[str, str]:
@@ -354,6 +358,11 @@ class _Reading:
         if not kind.startswith("interval ") or "month" in kind or "year" in kind:
             return None
         value = self._value(node, kind)
+        return None if value is None else int(value)
+
+    def interval_months(self, node: Node) -> int | None:
+        kind = self._catalyst.type_of(node)
+        value = self._value(node, kind) if kind in _MONTHS else None
         return None if value is None else int(value)
 
     def _literal(self, node: Node, kind: str) -> Literal | None:

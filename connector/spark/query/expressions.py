@@ -10,6 +10,8 @@ What differs in Spark is guarded here:
 - Functions of instants depend on the session's zone. They are written only in UTC, in which instants are written as
   times without a zone.
 - `upper` may turn one character into two letters.
+- The current time is written unchanged: the rules take a span of days for it, so the session's zone and the time at
+  which Spark runs the query do not matter. A plan with it lasts for a day at most (`queries.py`).
 - A substring from another position than the first, and dates as texts in other patterns, are not written.
 """
 
@@ -52,6 +54,7 @@ _DIGITS = {"int": 10, "bigint": 19}
 _PRECISION_MAX = 38
 """A result of this precision may be rounded."""
 _SECOND_US = 1_000_000
+CURRENT = (exp.CurrentDate, exp.CurrentTimestamp, exp.Localtimestamp)
 _ROWS_MAX = 1_000
 
 
@@ -69,6 +72,9 @@ class Leaves(Protocol):
 
     def interval_us(self, node: Node) -> int | None:
         """Microseconds of a constant interval of days or less."""
+
+    def interval_months(self, node: Node) -> int | None:
+        """Of a constant interval of months and years."""
 
 
 class SparkExpressions:
@@ -147,6 +153,14 @@ class SparkExpressions:
             case "IntegralDivide":
                 sides = [self.value(one) for one in (node.left(), node.right())]
                 return None if None in sides else exp.Div(this=sides[0], expression=sides[1], typed=True, safe=False)
+            case "CurrentDate":
+                return exp.CurrentDate()
+            case "CurrentTimestamp" | "Now":
+                return exp.CurrentTimestamp()
+            case "LocalTimestamp":
+                return exp.Localtimestamp()
+            case "AddMonths" | "DateAddYMInterval" | "TimestampAddYMInterval":
+                return self._months_later(node, kind)
             case "DateAdd" | "DateSub":
                 return self._days_later(node, kind)
             case "TimestampAddInterval" | "TimeAdd":
@@ -217,12 +231,14 @@ class SparkExpressions:
         source = self._catalyst.type_of(child)
         times = ("date", "timestamp", "timestamp_ntz")
         if source in times and target in times:
+            inner = self.value(child)
+            if is_current(inner):
+                return inner
             if "timestamp" in (source, target) and not _in_utc(node):
                 return None
             if target == "date":
-                inner = self.value(child)
                 return exp.cast(inner, exp.DataType.Type.DATE) if isinstance(inner, exp.Column) else None
-            return self.value(child)
+            return inner
         return self.value(child) if _keeps_number(source, target) else None
 
     def _day(self, node: Node) -> exp.Expr | None:
@@ -240,6 +256,9 @@ class SparkExpressions:
         name = _TRUNCATED.get(name) or name.upper() if name in _TRUNCATED else ""
         if not name or (kind == "TruncDate" and name not in _OF_DATES):
             return None
+        current = self.value(node.date() if kind == "TruncDate" else node.timestamp())
+        if is_current(current):
+            return exp.TimestampTrunc(this=current, unit=exp.Var(this=name))
         if kind == "TruncTimestamp" and not _in_utc(node):
             return None
         inner = self._day(node.date()) if kind == "TruncDate" else self.value(node.timestamp())
@@ -287,23 +306,49 @@ class SparkExpressions:
 
     def _days_later(self, node: Node, kind: str) -> exp.Expr | None:
         value, days = self.value(node.left()), self._leaves.constant(node.right())
-        if not isinstance(value, exp.Column) or days is None or days.kind != "integer":
+        if value is None or days is None or days.kind != "integer":
+            return None
+        count = int(days.value) * (1 if kind == "DateAdd" else -1)
+        if is_current(value):
+            return _by_interval(value, count, "DAY")
+        if not isinstance(value, exp.Column):
             return None
         if self._catalyst.type_of(node.left()) != "date":
             return None
         self.moved.add(value.name)
-        return _by_interval(value, int(days.value) * (1 if kind == "DateAdd" else -1), "DAY")
+        return _by_interval(value, count, "DAY")
+
+    def _months_later(self, node: Node, kind: str) -> exp.Expr | None:
+        """Of the current time only: months after a column's values have no bounds."""
+        value = self.value(node.left())
+        if value is None or not is_current(value):
+            return None
+        if kind == "AddMonths":
+            given = self._leaves.constant(node.right())
+            count = int(given.value) if given is not None and given.kind == "integer" else None
+        else:
+            count = self._leaves.interval_months(node.right())
+        return None if count is None else _by_interval(value, count, "MONTH")
 
     def _interval_later(self, node: Node) -> exp.Expr | None:
         """A time by an interval of days or less. Beyond the range of times it is an error."""
         value, moved_us = self.value(node.start()), self._leaves.interval_us(node.interval())
-        if not isinstance(value, exp.Column) or moved_us is None or moved_us % _SECOND_US or not _in_utc(node):
+        if value is None or moved_us is None or moved_us % _SECOND_US:
+            return None
+        if not is_current(value) and not (isinstance(value, exp.Column) and _in_utc(node)):
             return None
         return _by_interval(value, moved_us // _SECOND_US, "SECOND")
 
 
 def column(name: str) -> exp.Column:
     return exp.Column(this=exp.to_identifier(name, quoted=True))
+
+
+def is_current(tree: exp.Expr | None) -> bool:
+    """Whether it is the current time, a part of it or a time before or after it."""
+    while isinstance(tree, exp.Add | exp.Sub | exp.TimestampTrunc):
+        tree = tree.this
+    return isinstance(tree, CURRENT)
 
 
 def is_sure(tree: exp.Expr) -> bool:

@@ -108,9 +108,9 @@ def sql(
 ) -> DataFrame:
     """The same result as `spark.sql(text, args)`, from fewer files if possible.
 
-    The DataFrame reads the current snapshots of its tables, and is valid for at least half of `lease_s` seconds; the
-    server may grant fewer. A table is read by its own name if its plan keeps a larger share of its files than
-    `kept_max`.
+    The DataFrame reads the current snapshots of its tables, and is valid for at least half of `lease_s` seconds, for a
+    day at most if the query has the current time; the server may grant fewer. A table is read by its own name if its
+    plan keeps a larger share of its files than `kept_max`.
 
     `ALTER TABLE … MERGE FILES` and `ALTER TABLE … PARTITION (…) DROP COLUMNS (…)` of a table of Seamark run as Spark
     jobs, and the DataFrame has their counts; ClientError, Unreadable.
@@ -238,6 +238,9 @@ class _Query:
     def _scans(self, found: Sequence[TableReference], plan: Node) -> dict[int, Scan]:
         """By marker."""
         plan = self._catalyst.inlined(plan)
+        if self._catalyst.has_current_time(plan):
+            # A DataFrame is run later, and again: its conditions hold for a day (`relative_times.py`).
+            self._lease_s = min(self._lease_s, LEASE_S)
         self._find(plan)
         relations = Relations(self._catalyst, self._relation)
         relations.read(self._catalyst.simplified(plan))

@@ -1,0 +1,124 @@
+"""Conditions with the current time leave old files out, and no row, in any time zone."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from seamark.connector.spark.query.queries import rewritten
+from tests.engines.spark.star import Rig, rows, settings
+from tests.seeds import first_seed
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+FILES = 40
+NOW = {
+    "date": ("current_date", "current_date()", "curdate()", "CAST(now() AS date)"),
+    "timestamp": ("current_timestamp", "now()", "CAST(current_date AS timestamp)"),
+    "timestamp_ntz": ("localtimestamp()", "CAST(now() AS timestamp_ntz)"),
+}
+
+
+@pytest.fixture(scope="module")
+def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Seamark(tmp_path_factory.mktemp("times")) as server:
+        made = Rig(spark, server, new_catalog(spark, server.base_url))
+        made.run("CREATE NAMESPACE {db}")
+        made.run("CREATE TABLE {db}.t (id bigint, d date, at timestamp, nt timestamp_ntz) USING iceberg")
+        # Files of two rows: near the present hours apart, farther away days and months.
+        hours = f"CAST(pow((id DIV 2) - {FILES // 4}, 3) * 3 + (id % 2) * 2 AS int)"
+        times = f"SELECT id, now() - make_dt_interval(0, {hours}) AS at FROM range({2 * FILES})"
+        made.run(
+            "INSERT INTO {db}.t SELECT /*+ REPARTITION_BY_RANGE(40, id) */ id, CAST(at AS date) AS d, at, "
+            f"CAST(at AS timestamp_ntz) AS nt FROM ({times})"
+        )
+        yield made
+
+
+def expression(rng: random.Random, kind: str) -> str:
+    text, units = rng.choice(NOW[kind]), ["YEAR", "QUARTER", "MONTH", "WEEK"]
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        count = rng.choice([1, 2, 3, 10, 40])
+        choices = [f"{text} - INTERVAL {count} DAYS", f"{text} - INTERVAL '{count}' MONTH", f"{text} + INTERVAL 1 YEAR"]
+        if kind == "date":
+            choices += [f"date_sub({text}, {count})", f"add_months({text}, -{count})", f"{text} + {count}"]
+            choices += [f"trunc({text}, '{rng.choice(units)}')"]
+        else:
+            choices += [f"{text} - INTERVAL {count} HOURS", f"date_trunc('{rng.choice(units)}', {text})"]
+        text = f"({rng.choice(choices)})"
+        if kind == "timestamp_ntz":  # of which functions make instants
+            text = f"CAST({text} AS timestamp_ntz)"
+    return text
+
+
+def condition(rng: random.Random) -> str:
+    column, kind = rng.choice([("d", "date"), ("at", "timestamp"), ("nt", "timestamp_ntz")])
+    value = expression(rng, kind)
+    found = rng.choice(
+        [
+            *[f"{column} {rng.choice(['<', '<=', '>', '>=', '='])} {value}"] * 3,
+            f"{column} BETWEEN {expression(rng, kind)} AND {value}",
+            f"{column} IN ({value}, {expression(rng, kind)})",
+            f"CAST({column} AS date) >= {expression(rng, 'date')}",
+            f"date_trunc('MONTH', {column}) = {value}",
+            f"coalesce({column}, {value}) < {expression(rng, kind)}",
+        ]
+    )
+    return f"NOT ({found})" if rng.random() < 0.2 else found
+
+
+def check(rig: Rig, where: str, note: str) -> tuple[int, int]:
+    """The files of the plan, and of the table."""
+    text = f"SELECT id FROM {rig.db}.t WHERE {where}"
+    while True:
+        wanted = rows(rig.spark.sql(text))
+        told = rewritten(rig.spark, text)
+        found = None if told.statement is None else rows(rig.spark.sql(told.statement))
+        if rows(rig.spark.sql(text)) == wanted:  # no row came to be of another day meanwhile
+            break
+    assert found is None or found == wanted, f"{note}: {where}\n{told}"
+    return told.files, told.considered_files
+
+
+def campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
+    rng, done = random.Random(f"{seed}/{zone}"), Counter[str]()
+    with settings(rig.spark, {"spark.sql.session.timeZone": zone}):
+        for number in range(count):
+            files, of = check(rig, condition(rng), f"seed {seed}, condition {number} in {zone}")
+            done["fewer"] += files < of
+    return done
+
+
+def test_what_people_write_leaves_old_files_out(rig: Rig) -> None:
+    for zone in ("UTC", "Pacific/Kiritimati"):
+        with settings(rig.spark, {"spark.sql.session.timeZone": zone}):
+            for where in (
+                *(
+                    "d >= current_date - INTERVAL 7 DAYS",
+                    "d > date_sub(current_date(), 7)",
+                    "at > now() - INTERVAL 1 DAY",
+                ),
+                *("at >= current_timestamp - INTERVAL 2 HOURS", "d >= add_months(current_date, -1)"),
+                *("nt >= localtimestamp() - INTERVAL 3 DAYS", "at >= date_trunc('MONTH', now()) - INTERVAL '1' MONTH"),
+                *("d >= trunc(current_date, 'YEAR')", "NOT (at < now() - INTERVAL 30 DAYS)", "d = current_date - 1"),
+            ):
+                files, of = check(rig, where, zone)
+                assert files < of == FILES, (zone, where)
+
+
+def test_random_conditions_have_sparks_own_rows(rig: Rig) -> None:
+    assert campaign(rig, first_seed(), 12, "America/New_York")["fewer"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Pacific/Kiritimati", "Etc/GMT+12"])
+def test_many_random_conditions_have_sparks_own_rows(rig: Rig, zone: str) -> None:
+    assert campaign(rig, first_seed() + 1, 150, zone)["fewer"] > 30
