@@ -17,8 +17,6 @@ from __future__ import annotations
 import json
 import ssl
 
-from urllib3.exceptions import HTTPError
-
 
 class ClientError(Exception):
     """`kind` is the server's name for the error, as `NoSuchTableException`; `status` 0 where there was no answer."""
@@ -103,7 +101,7 @@ def cause_text(error: Exception, url: str = "") -> str:
     cause: BaseException = error
     for _ in range(8):
         inner = getattr(cause, "reason", None) or cause.__cause__
-        if isinstance(cause, HTTPError) and cause.args and isinstance(cause.args[-1], OSError):
+        if cause.args and isinstance(cause.args[-1], OSError):  # of urllib3's ProtocolError
             inner = cause.args[-1]
         if not isinstance(inner, Exception):
             break

@@ -177,7 +177,7 @@ def _run_child(given: int, taken: int, *, memory_bytes: int, time_s: float) -> N
 
 
 def restrict(*, memory_bytes: int, time_s: float) -> None:
-    """DuckDBLimits this process permanently."""
+    """Limits this process permanently."""
     os.nice(_NICE)
     os.umask(0o077)
     cpu_s = int(time_s * (os.cpu_count() or 1)) + 1

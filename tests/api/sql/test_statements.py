@@ -249,6 +249,11 @@ async def test_a_client_that_leaves_ends_its_statement(home: Path) -> None:
         await until(lambda: not workers())
 
 
+def _file_size_limits(worker: psutil.Process) -> list[list[str]]:
+    lines = Path(f"/proc/{worker.pid}/limits").read_text().splitlines()
+    return [line.split()[3:5] for line in lines if line.startswith("Max file size")]
+
+
 async def test_a_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "the-secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
@@ -260,8 +265,7 @@ async def test_a_worker_has_no_secret_and_ends_with_the_server(home: Path, monke
         assert b"the-secret" not in seen
         assert b"SEAMARK_S3" not in seen
         assert b"smq_" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
-        limits = Path(f"/proc/{worker.pid}/limits").read_text()
-        assert [line.split()[3:5] for line in limits.splitlines() if line.startswith("Max file size")] == [["0", "0"]]
+        await until(lambda: _file_size_limits(worker) == [["0", "0"]])  # set before it reads the statement
         # A fork copies one thread. The other that there may be waits in an allocator, which knows about forks.
         assert psutil.Process(worker.ppid()).num_threads() <= 2
         running_statement.cancel()
