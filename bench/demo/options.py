@@ -29,7 +29,7 @@ class Options:
 
     scale: float = 1
     fact_files: int = 800
-    rounds: int = 1
+    rounds: int = 2
     keep: bool = False
     trino: bool = True
     home: Path = REPO / "demo-home"
