@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trino.dbapi
+from pyiceberg.catalog import load_catalog
 
 from tests.deploy.shop import (
     FILES,
@@ -179,6 +180,37 @@ def test_the_past_has_the_names_that_it_had(shop: Shop) -> None:
         assert both(shop, sql) != []
         assert post(port, sql)[0].startswith("planned" if then_or_now else "rewritten"), sql
     rows_of(port, "DROP TABLE past")
+
+
+def test_a_branch_and_a_tag_are_read_where_they_point(shop: Shop) -> None:
+    port = shop.proxy.port
+    rows_of(port, "CREATE TABLE branched (id bigint, note varchar)")
+    for number in range(4):
+        rows_of(port, f"INSERT INTO branched VALUES ({number}, 'old')")
+    catalog = load_catalog("seamark", type="rest", uri=shop.seamark.base_url)
+    table = catalog.load_table("shop.branched")
+    then = table.current_snapshot()
+    assert then is not None
+    with table.manage_snapshots() as refs:
+        refs.create_tag(then.snapshot_id, "v1").create_branch(then.snapshot_id, "audit")
+    rows_of(port, "INSERT INTO branched VALUES (2, 'new')")
+    statements = {
+        name: f"SELECT note FROM branched FOR VERSION AS OF '{name}' WHERE id = 2" for name in ("v1", "audit")
+    }
+    for sql in statements.values():
+        assert both(shop, sql) == [["old"]]
+        assert post(port, sql)[0].startswith("rewritten"), sql
+    table.refresh()
+    now = table.current_snapshot()
+    assert now is not None
+    with table.manage_snapshots() as refs:
+        refs.remove_branch("audit")
+    with table.manage_snapshots() as refs:
+        refs.create_branch(now.snapshot_id, "audit")
+    catalog.close()
+    assert both(shop, f"{statements['audit']} ORDER BY note") == [["new"], ["old"]]
+    assert both(shop, statements["v1"]) == [["old"]]
+    rows_of(port, "DROP TABLE branched")
 
 
 @pytest.mark.parametrize("headers", [{"X-Seamark": "off"}, {"X-Trino-Client-Tags": "a,seamark-off"}])
