@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 import structlog
@@ -28,13 +28,8 @@ async def running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterat
                 _log.exception("background work failed unexpectedly", work=name)
             await asyncio.sleep(5)
 
-    task = asyncio.create_task(forever(), name=name)
-    try:
+    async with _task(name, forever()):
         yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 @asynccontextmanager
@@ -47,7 +42,14 @@ async def running_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncI
         except Exception:  # noqa: BLE001  the server does not depend on it
             _log.exception("background work failed unexpectedly", work=name)
 
-    task = asyncio.create_task(once(), name=name)
+    async with _task(name, once()):
+        yield
+
+
+@asynccontextmanager
+async def _task(name: str, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Cancels the task at the end of the block, and waits for it."""
+    task = asyncio.create_task(work, name=name)
     try:
         yield
     finally:
