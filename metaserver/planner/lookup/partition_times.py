@@ -8,7 +8,7 @@ from seamark.metaserver.iceberg.metadata.column_ttl import TimeColumn, partition
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.block import longs_at
 from seamark.metaserver.index.blocks.packing import MISSING, Longs
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.view.view import ROW_MASK, TableView
 
 _FAR_MS = 1 << 62
 
@@ -32,10 +32,12 @@ def by_block(view: TableView, rows: Longs) -> list[tuple[int, Longs]]:
     """(block number, rows in the block) of row ids, which are in order."""
     if not len(rows):
         return []
+    ends = rows[[0, -1]]
+    if (ends[0] ^ ends[1]) <= ROW_MASK:  # most plans keep few files, which are in one block
+        return [(int(view.split(ends)[0][0]), rows & ROW_MASK)]
     numbers, local = view.split(rows)
-    breaks = np.flatnonzero(np.diff(numbers)) + 1
-    firsts = np.concatenate([[0], breaks])
-    return list(zip(numbers[firsts].tolist(), np.split(local, breaks), strict=True))
+    firsts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
+    return [(int(numbers[first]), local[first:end]) for first, end in zip(firsts, [*firsts[1:], len(rows)], strict=True)]
 
 
 def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
