@@ -124,7 +124,7 @@ async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) 
             planned = PlannedTable(view_key(BoundScan.bind(ours.metadata, ScanRequest())), 0.0)
             assert await ours.planner.prepare(metadata, planned, limit_bytes=made.metadata_bytes)
         started = time.perf_counter()
-        await ours.planner.scan(metadata, ScanRequest(filter=parsed))
+        await ours.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))
         more.append((time.perf_counter() - started) * 1000 - known)
         ours.metadata = metadata
     return statistics.median(more)

@@ -28,7 +28,7 @@ from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.answer.answer import FILES_PER_PIECE, ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.partition_text import PYICEBERG, STANDARD, dialect_of
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 from tests.planner.lakes.kinds import pool, to_bytes
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
@@ -112,14 +112,14 @@ def scan(
     deletes: list[tuple[ManifestFile, Block]] | None = None,
     where: object = True,
     view: TableView | None = None,
-) -> Scan:
+) -> ScanPlan:
     """Every file, whatever the filter; `view` may be one that is there."""
     deletes = deletes or []
     view = view or TableView(
         [one for one, _ in data], [one for _, one in data], [one for one, _ in deletes], [one for _, one in deletes]
     )
     bound = bind(parse_expression(where), table.current_schema, table.schemas, case_sensitive=True)
-    return Scan(
+    return ScanPlan(
         view,
         DeleteIndex(view, table.partition_specs, table.schemas),
         np.concatenate([view.rows_of(number) for number in range(len(view.blocks))]),
@@ -132,7 +132,7 @@ def scan(
     )
 
 
-def answered(plan: Scan, **options: Any) -> dict[str, Any]:
+def answered(plan: ScanPlan, **options: Any) -> dict[str, Any]:
     answer = ScanTaskWriter(plan, **options)
     tasks = b"".join(answer.tasks(plan.rows))
     return {
@@ -500,7 +500,9 @@ def test_only_pyiceberg_is_answered_its_way() -> None:
 def test_the_residual_of_a_partition_goes_by_the_fields_that_its_manifest_has() -> None:
     """In the manifest's own order, not the spec's; what a promoted date left behind counts days and decides nothing."""
 
-    def plan(table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any) -> Scan:
+    def plan(
+        table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any
+    ) -> ScanPlan:
         file = DataFile("f", 0, "PARQUET", 0, partition, 1, 1, {})
         return scan(table, [block([file], 0, fields, kinds=kinds)], where=where)
 

@@ -54,7 +54,7 @@ class Tables:
         request = ScanRequest(
             filter=parse_expression(case.filter), snapshot_id=case.snapshot.id, case_sensitive=case.case_sensitive
         )
-        scan = await self.planner.scan(metadata, request)
+        scan = await self.planner.bind_and_plan(metadata, request)
         located = [scan.view.locate(row) for row in scan.rows.tolist()]
         kept = kept_manifests(scan, metadata.format_version)
         snapshot = metadata.snapshot(case.snapshot.id)

@@ -27,7 +27,7 @@ from seamark.metaserver.planner.indexes.coverage import file_ids_of
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
 from tests.api.plans.planned import append, file_of
 from tests.planner.lakes.manifests import Manifest
@@ -46,8 +46,8 @@ def filled(folder: Path, *, days: int = DAYS, per_day: int = PER_DAY) -> tuple[T
     return table, manifests
 
 
-async def plan(planner: Planner, table: Table, filter: Any = True, **request: Any) -> Scan:
-    return await planner.scan(table.metadata, ScanRequest(filter=parse_expression(filter), **request))
+async def plan(planner: Planner, table: Table, filter: Any = True, **request: Any) -> ScanPlan:
+    return await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(filter), **request))
 
 
 async def test_many_who_plan_a_cold_table_at_once_decode_each_manifest_once(tmp_path: Path) -> None:
@@ -393,12 +393,14 @@ async def test_the_account_is_what_the_process_holds(tmp_path: Path) -> None:
         tracemalloc.start()
         try:
             before = planner.stats()
-            scan = await planner.scan(metadata, ScanRequest(filter=parse_expression(True)))
+            scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(True)))
             tasks = sum(len(task) for task in ScanTaskWriter(scan).tasks(scan.rows))
             lookup(scan.view)
             file_ids_of(scan.view)
             del scan
-            await planner.scan(metadata, ScanRequest(filter=parse_expression({"type": "eq", "term": "id", "value": 7})))
+            await planner.bind_and_plan(
+                metadata, ScanRequest(filter=parse_expression({"type": "eq", "term": "id", "value": 7}))
+            )
             await asyncio.sleep(0)
             gc.collect()
             held = tracemalloc.get_traced_memory()[0]

@@ -51,7 +51,7 @@ from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
 from seamark.metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion, positions_of
 from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, without
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.wire import decode_json, encode_json
 
@@ -272,7 +272,7 @@ def _predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predicate:
 class _Page:
     """`last` is the last file of the page when there are more."""
 
-    def __init__(self, call: Call, scan: Scan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
+    def __init__(self, call: Call, scan: ScanPlan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
         self._covers = call.app[COVERS]
         self._evaluator: DeleteEvaluator = call.app[DELETED].evaluator_of(scan)
         self._clock = call.app[CLOCK]

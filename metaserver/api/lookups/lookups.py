@@ -44,7 +44,7 @@ from seamark.metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_j
 from seamark.metaserver.planner.rows.record_lookup import KEYS_MAX, LocatedRows, Locator
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes, row_ids_at
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.wire import decode_json, encode_json
 
@@ -170,7 +170,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     definition, terms = _record_index(metadata, query)
     columns, possible = await _keys(call, terms, query.given)
     in_order = [columns[terms.index(term)] for term in definition.terms]
-    scan = await call.app[PLANNER].scan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
+    scan = await call.app[PLANNER].bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
     located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
     answer = _LookupAnswer(metadata, scan, definition, columns[0].rows, query, located)
     if not wants_arrow and len(located.query) > JSON_ROWS_MAX:
@@ -273,7 +273,7 @@ class _LookupAnswer:
     """An answer; encoded in a thread when it is large."""
 
     metadata: TableMetadata
-    scan: Scan
+    scan: ScanPlan
     definition: IndexDefinition
     keys: int
     query: _KeyQuery

@@ -143,7 +143,7 @@ async def list_files(call: Call) -> web.Response:
     planner = call.app[PLANNER]
     scan = None
     if content != "deletes" and view.delete_rows:
-        scan = await planner.scan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
+        scan = await planner.bind_and_plan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
 
     data = lookup(view if content != "deletes" else TableView((), ()), prefix)
     deletes = lookup(_delete_view(view) if content != "data" else TableView((), ()), prefix)

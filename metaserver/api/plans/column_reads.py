@@ -23,7 +23,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUMNS, Entry
 from seamark.metaserver.wire import PROXY_ENGINE
 
@@ -47,7 +47,9 @@ def count_read(call: Call, read: ColumnRead | None) -> ColumnRead | None:
     return read
 
 
-async def read_of_plan(call: Call, entry: Entry | None, scan: Scan, select: Sequence[str] | None) -> ColumnRead | None:
+async def read_of_plan(
+    call: Call, entry: Entry | None, scan: ScanPlan, select: Sequence[str] | None
+) -> ColumnRead | None:
     """`select`: the columns that the client names; None if it names none. None if reads are not counted."""
     if entry is None or usage_of(call) is None:
         return None

@@ -34,7 +34,7 @@ from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.plan.layout_estimates import estimate_layouts
 from seamark.metaserver.planner.plan.term_effects import TermEffect, effects_of_terms
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan, Stage
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
 from seamark.metaserver.wire import decode_json, encode_json
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> 
     return await read_in_turn(call, len(body.where), read)
 
 
-def _explained(scan: Scan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes) -> ExplainResponse:
+def _explained(scan: ScanPlan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes) -> ExplainResponse:
     files = files_at(scan.view, scan.rows)
     deletes = {delete for applying in scan.deletes_of(scan.rows) for delete in applying}
     residuals, complete = _residuals(scan)
@@ -297,7 +297,7 @@ def _columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]
         yield ComparedColumn(expression.name, expression.column_id, expression.kind)
 
 
-def _residuals(scan: Scan) -> tuple[list[ExplainedResidual], bool]:
+def _residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
     """The residuals and their numbers of files, most files first, and whether the list is complete."""
     within = group_by_partition(files_at(scan.view, scan.rows))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])

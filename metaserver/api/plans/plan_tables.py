@@ -38,7 +38,7 @@ from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
 from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry, PlanTable
 from seamark.metaserver.wire import PLANS_FOLDER
 
@@ -309,7 +309,7 @@ async def _stored(
     return await app[CATALOG].plan_tables.keep(plan, written.metadata, written.files, lease_s, who)
 
 
-def _sizes(scan: Scan) -> tuple[int, int, int, int | None]:
+def _sizes(scan: ScanPlan) -> tuple[int, int, int, int | None]:
     """Files and bytes that the plan keeps, and files and bytes of the snapshot."""
     kept_bytes = int(files_at(scan.view, scan.rows).longs("file_size_in_bytes").sum())
     all_bytes = None

@@ -40,7 +40,7 @@ from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.partition_text import ClientDialect, PartitionTextCache, dialect_of
 from seamark.metaserver.planner.scan.request import BoundScan, expired_ancestor
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.sql.changes import watch
@@ -144,7 +144,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     return answer
 
 
-async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, Scan | None, ColumnRead | None]:
+async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, ScanPlan | None, ColumnRead | None]:
     """The answer; the plan if the answer can be cached; and the read if it is counted."""
     body = await call.parse(data, _PlanTableScan)
     pinned = _pinned(body, loaded.metadata)
@@ -286,11 +286,11 @@ def _metadata_at(metadata: TableMetadata, pinned: PinnedRequest) -> TableMetadat
 
 def _plan_task(
     call: Call, entry: Entry | None, metadata: TableMetadata, pinned: PinnedRequest
-) -> Callable[[], Awaitable[Scan]]:
+) -> Callable[[], Awaitable[ScanPlan]]:
     """Computes the plan in a task that outlives the request."""
     planner, filters = call.app[PLANNER], _long_filters(call)
 
-    async def make() -> Scan:
+    async def make() -> ScanPlan:
         return await planner.plan(await filters.bind(metadata, pinned), entry)
 
     return make
@@ -319,7 +319,7 @@ async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest,
     return plan_id
 
 
-def _answer(call: Call, pinned: PinnedRequest, scan: Scan) -> ScanTaskWriter:
+def _answer(call: Call, pinned: PinnedRequest, scan: ScanPlan) -> ScanTaskWriter:
     form = TaskForm(
         residuals=pinned.residuals,
         residual_bytes=call.app[SETTINGS].plan_residual_bytes,
@@ -378,7 +378,7 @@ def _credentials(call: Call, loaded: LoadedTable) -> bytes:
 
 
 async def _completed(
-    call: Call, loaded: LoadedTable, pinned: PinnedRequest, scan: Scan, min_rows: int, credentials: bytes
+    call: Call, loaded: LoadedTable, pinned: PinnedRequest, scan: ScanPlan, min_rows: int, credentials: bytes
 ) -> web.StreamResponse:
     """The complete answer of a plan, or the plan tasks that cover it."""
     settings = call.app[SETTINGS]
@@ -452,7 +452,7 @@ def _plan_tasks(
     ]
 
 
-def _enough(scan: Scan, min_rows: int, most: int) -> Longs:
+def _enough(scan: ScanPlan, min_rows: int, most: int) -> Longs:
     """The first files that certainly contain `min_rows` rows in total: files without residual and without deletes.
 
     All files when the first `most` do not suffice: the hint is used only when that is cheap.

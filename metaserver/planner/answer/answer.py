@@ -36,7 +36,7 @@ from seamark.metaserver.planner.answer.partition_text import (
     partition_texts,
 )
 from seamark.metaserver.planner.deletes.inheritance import first_row_ids, sequence_numbers
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.wire import encode_json as to_json
 
 FILES_PER_PIECE = 125
@@ -77,7 +77,7 @@ class ScanTaskWriter:
 
     def __init__(
         self,
-        scan: Scan,
+        scan: ScanPlan,
         *,
         stats: Sequence[int] = (),
         dialect: ClientDialect = STANDARD,
@@ -237,7 +237,7 @@ class _Residuals:
     rows by the residual alone gets every residual in full, and fewer files in one answer.
     """
 
-    def __init__(self, scan: Scan, form: TaskForm, dialect: ClientDialect) -> None:
+    def __init__(self, scan: ScanPlan, form: TaskForm, dialect: ClientDialect) -> None:
         self._scan = scan
         self._limit_bytes = form.residual_bytes
         self._exact = form.exact_residuals

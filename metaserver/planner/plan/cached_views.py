@@ -14,7 +14,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.plan.stages import PruningInput
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 
 _PLANS_SHARE = 64
@@ -43,7 +43,7 @@ class CachedView:
         self.view = view
         self.deletes = deletes
         self.files = files
-        self.plans: MemoryCache[tuple[object, ...], Scan] = MemoryCache(plans_bytes)
+        self.plans: MemoryCache[tuple[object, ...], ScanPlan] = MemoryCache(plans_bytes)
         self.checked: set[tuple[str, ...]] = set()
         """The tables, and states of their allowed locations, for which `LocationChecker` has accepted the view."""
         self.holder = current_principal()

@@ -52,7 +52,7 @@ from seamark.metaserver.planner.plan.manifest_lists import (
 from seamark.metaserver.planner.plan.planned_tables import PlannedTable, PlannedTables
 from seamark.metaserver.planner.plan.stages import prune
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import Entry
@@ -121,21 +121,21 @@ class Planner:
         lists_bytes = budget_bytes // _LISTS_SHARE
         self._views = CachedViews(blocks, budget_bytes - lists_bytes)
         self._loading: SingleFlight[ViewKey, CachedView] = SingleFlight()
-        self._planning: SingleFlight[tuple[object, ...], Scan] = SingleFlight()
+        self._planning: SingleFlight[tuple[object, ...], ScanPlan] = SingleFlight()
         self._lists = ManifestLists(blocks, lists_bytes)
         self.planned = PlannedTables(clock)
         self._plans = self._plan_hits = self._prepared = 0
 
-    async def scan(self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None) -> Scan:
-        """Plans a scan. `entry` is the table's entry in the catalog; without it no index is used.
-
-        BadRequest if the filter or the snapshot id is invalid; Corrupt, with its path, if a file of the table is
-        damaged.
+    async def bind_and_plan(
+        self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None
+    ) -> ScanPlan:
+        """Binds a request to its snapshot and plans it. `entry` is the table's entry in the catalog; without it no
+        index is used. BadRequest if the filter or the snapshot id is invalid; otherwise as `plan`.
         """
         return await self.plan(BoundScan.bind(metadata, request), entry)
 
-    async def plan(self, bound_scan: BoundScan, entry: Entry | None = None) -> Scan:
-        """Plans a scan whose filter is bound. Corrupt, with its path, if a file of the table is damaged."""
+    async def plan(self, bound_scan: BoundScan, entry: Entry | None = None) -> ScanPlan:
+        """Plans a bound scan. Corrupt, with its path, if a file of the table is damaged."""
         return await self._repeat_if_damaged(lambda: self._plan(bound_scan, entry))
 
     async def _repeat_if_damaged(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -160,7 +160,7 @@ class Planner:
             self._views.evict(key)
         await self._blocks.remove_damaged()
 
-    async def _plan(self, bound_scan: BoundScan, entry: Entry | None) -> Scan:
+    async def _plan(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
         metadata, request = bound_scan.metadata, bound_scan.request
         cached = await self._load_checked_view(bound_scan, entry)
         if entry is not None and bound_scan.snapshot_id == metadata.current_snapshot_id:
@@ -218,13 +218,13 @@ class Planner:
         index_access: IndexAccess | None,
         *,
         loaded_us: int | None = None,
-    ) -> Scan:
+    ) -> ScanPlan:
         """A new plan. `loaded_us`, the time to load the manifests, turns on the counts of files and bytes in its
         stages.
         """
         probe = None if index_access is None else await index_access.prepare(cached.view, bound_scan)
 
-        def plan() -> Scan:
+        def plan() -> ScanPlan:
             return prune(
                 cached.pruning_input, bound_scan, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us
             )
@@ -245,11 +245,11 @@ class Planner:
         self._views.evict_over_budget(cached)
         return cached.view
 
-    async def explain(self, bound_scan: BoundScan, entry: Entry | None = None) -> Scan:
+    async def explain(self, bound_scan: BoundScan, entry: Entry | None = None) -> ScanPlan:
         """Plans as `plan` does, without the plan cache, and counts files and bytes in each stage."""
         return await self._repeat_if_damaged(lambda: self._explain(bound_scan, entry))
 
-    async def _explain(self, bound_scan: BoundScan, entry: Entry | None) -> Scan:
+    async def _explain(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
         before_s = self._clock.monotonic()
         cached = await self._load_checked_view(
             bound_scan, entry, whole=True
@@ -423,7 +423,7 @@ def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
     return comparisons <= _QUICK_COMPARISONS
 
 
-def _has_same_schemas(kept: Scan, metadata: TableMetadata) -> bool:
+def _has_same_schemas(kept: ScanPlan, metadata: TableMetadata) -> bool:
     """Whether a cached plan was made with the same schemas and specs.
 
     Tables registered from one metadata file share snapshots, and may evolve differently afterwards.

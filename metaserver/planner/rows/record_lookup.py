@@ -37,7 +37,7 @@ from seamark.metaserver.index.kinds.record import Found, Record
 from seamark.metaserver.planner.indexes.resolver import IndexResolver, RecordIndex
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry
 
 KEYS_MAX = 1_000_000
@@ -77,7 +77,7 @@ class Locator:
         self._clock = clock
 
     async def locate(
-        self, scan: Scan, definition: IndexDefinition, columns: Sequence[Keys], asked: Mask | None, entry: Entry
+        self, scan: ScanPlan, definition: IndexDefinition, columns: Sequence[Keys], asked: Mask | None, entry: Entry
     ) -> LocatedRows:
         """Locates the rows of keys in a scan of a whole snapshot.
 

@@ -40,7 +40,7 @@ from seamark.metaserver.index.keys.terms import resolve_id
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import DeleteFiles, delete_files_at
 from seamark.metaserver.planner.rows.data_columns import DataRows
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import ROW_BITS, TableView
 
 DELETES_LIMIT_BYTES = 256 << 20
@@ -74,7 +74,7 @@ class RowDeletes:
         self._decoded_bytes = decoded_bytes
         self._files = DeleteFiles(objects, decoded_bytes)
 
-    def evaluator_of(self, scan: Scan, known: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
+    def evaluator_of(self, scan: ScanPlan, known: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
         """The evaluator of one request. `known`: columns whose values the caller knows for the rows, by column id."""
         mapping = name_mapping_of(scan.metadata.properties)
         loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class DeleteEvaluator:
     file.
     """
 
-    def __init__(self, scan: Scan, files: DeleteFiles, data: DataRows, known: Mapping[int, Keys]) -> None:
+    def __init__(self, scan: ScanPlan, files: DeleteFiles, data: DataRows, known: Mapping[int, Keys]) -> None:
         self._scan = scan
         self.view = scan.view
         self._reader = files

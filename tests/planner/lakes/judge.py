@@ -37,7 +37,7 @@ from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import Entry
 from tests.planner.lakes.cases import Case, cases
@@ -68,7 +68,7 @@ async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> 
         case_sensitive=case.case_sensitive,
         use_snapshot_schema=case.names_of_snapshot,
     )
-    scan = await planner.scan(metadata, request, entry)
+    scan = await planner.bind_and_plan(metadata, request, entry)
     plan, told = {}, {}
     for row in scan.rows.tolist():
         block, local = scan.view.locate(row)
@@ -98,7 +98,7 @@ def _delete_name(block: Block, row: int) -> str:
     return path if offset is None else f"{path}#{offset}"
 
 
-def _answered(scan: Scan) -> dict[str, Task]:
+def _answered(scan: ScanPlan) -> dict[str, Task]:
     """The plan read back out of its JSON. NotAcceptable where JSON cannot say it."""
     answer = ScanTaskWriter(scan)
     tasks = json.loads(b"[" + b"".join(answer.tasks(scan.rows)) + b"]")

@@ -49,7 +49,7 @@ class Stage(msgspec.Struct, frozen=True, gc=False):
     """False if the time budget ended during the stage; files that were not checked are kept."""
 
 
-class Scan:
+class ScanPlan:
     """A plan. `rows`, int64[files], are positions of files in the view, in the order of the manifest list. Immutable
     except for caches.
     """
