@@ -150,7 +150,7 @@ class _DimensionTree:
 
 def _of_column(atom: Atom) -> Atom | None:
     """The rows of a dimension are filtered by whole columns, and not by fields of structs."""
-    return None if isinstance(atom, ColumnComparison) and "." in atom.place[1] else atom
+    return None if isinstance(atom, ColumnComparison) and "." in atom.column[1] else atom
 
 
 def _has_values(scan: Scan) -> bool:
