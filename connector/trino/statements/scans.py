@@ -80,8 +80,8 @@ def find_scans(
     try:
         inner, queries, result = _read(statement, columns_of, parameters, today)
         result.push_down(None)
-        places = _Places(inner)
-        found = [(table, scan) for table in queries.tables if (scan := places.scan(table, utc)) is not None]
+        positions = _ReferencePositions(inner)
+        found = [(table, scan) for table in queries.tables if (scan := positions.scan(table, utc)) is not None]
     except (UnsupportedStatement, RecursionError):
         return ()
     found.sort(key=lambda one: one[1].start)
@@ -146,7 +146,7 @@ def _parsed(inner: QueryText) -> exp.Expr:
     return trees[0]
 
 
-class _Places:
+class _ReferencePositions:
     """The positions of table references in the statement."""
 
     def __init__(self, inner: QueryText) -> None:
@@ -164,7 +164,7 @@ class _Places:
         """None if the name cannot be replaced."""
         names = [canonical_name(part.name) for part in table.node.parts]
         numbers = [self._number.get(part.meta.get("start", -1)) for part in table.node.parts]
-        tokens, places = self._inner.tokens, self._inner.places
+        tokens, offsets = self._inner.tokens, self._inner.offsets
         if any(number is None for number in numbers):
             return None
         first, last = int(numbers[0] or 0), int(numbers[-1] or 0)
@@ -177,15 +177,15 @@ class _Places:
             clause, at = tokens[last + 1 : last + 6], version_of(version)
             if [one.word for one in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or _given_in(clause[4]) != at:
                 return None
-            span = places[clause[0].start], places[clause[4].end]
+            span = offsets[clause[0].start], offsets[clause[4].end]
         catalog, schema, name = (None, None, *names)[-3:]
         return Scan(
             catalog,
             schema,
             str(name),
-            start=places[tokens[first].start],
-            end=places[tokens[last].end],
-            name_start=places[tokens[last].start],
+            start=offsets[tokens[first].start],
+            end=offsets[tokens[last].end],
+            name_start=offsets[tokens[last].start],
             alias_needed=alias,
             snapshot_id=at if isinstance(at, int) else None,
             version_span=span,
