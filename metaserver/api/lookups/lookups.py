@@ -303,7 +303,7 @@ class _LookupAnswer:
         """(number of each file of the view among those with a row, paths, [spec ids, partitions] if requested)."""
         view = self.scan.view
         hit = np.zeros(view.rows, dtype=np.bool_)
-        hit[self.located.place] = True
+        hit[self.located.data_file] = True
         places = np.flatnonzero(hit)
         numbers = np.cumsum(hit) - 1
         more: list[list[Any]] = []
@@ -320,7 +320,7 @@ class _LookupAnswer:
         pieces = [encode_json(self._about())[:-1] + b',"rows":[']
         for start in range(0, len(located.query), _ROWS_A_PIECE):
             part = slice(start, start + _ROWS_A_PIECE)
-            columns = (located.query[part], numbers[located.place[part]], located.position[part])
+            columns = (located.query[part], numbers[located.data_file[part]], located.position[part])
             values = zip(*(column.tolist() for column in columns), located.undecided[part].tolist(), strict=True)
             rows = [
                 LocatedRow(key, paths[file], position, undecided, *(column[file] for column in more))
@@ -346,7 +346,7 @@ class _LookupAnswer:
         writer = None
         for start in range(0, max(1, len(located.query)), _ROWS_A_BATCH):
             part = slice(start, start + _ROWS_A_BATCH)
-            files = pa.array(numbers[located.place[part]].astype(np.int32))
+            files = pa.array(numbers[located.data_file[part]].astype(np.int32))
             columns = {
                 "key": pa.array(located.query[part]),
                 "file_path": pa.DictionaryArray.from_arrays(files, known),

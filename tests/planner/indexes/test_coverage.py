@@ -50,7 +50,7 @@ async def test_every_file_of_a_random_table_is_found_by_its_identity_and_no_othe
             for _, snapshot, view in await views(lake, planner):
                 files, told = list(snapshot.data_files), f"seed {seed}, snapshot {snapshot.id}"
                 ids = FileIds(view)
-                assert ids.rows == len(files), told
+                assert ids.count == len(files), told
                 picked = rng.sample(range(len(files)), len(files) // 2)
                 strangers = [replace(file, size=file.size + 1) for file in files[:3]]
                 asked = ids_of([files[row] for row in picked] + strangers)
@@ -88,7 +88,7 @@ async def test_a_file_whose_records_nobody_counted_has_no_identity(
 async def test_a_view_of_nothing_has_no_files(planner: Planner) -> None:
     ids = FileIds(TableView((), ()))
     asked = np.array([[1, 2]], dtype=np.uint64)
-    assert (ids.rows, ids.find(asked).tolist(), ids.described(asked).tolist()) == (0, [-1], [])
+    assert (ids.count, ids.find(asked).tolist(), ids.described(asked).tolist()) == (0, [-1], [])
     assert FileIds(TableView((), ())).find(np.empty((0, 2), dtype=np.uint64)).tolist() == []
 
 

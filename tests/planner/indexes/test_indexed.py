@@ -229,11 +229,11 @@ async def test_an_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig)
     coverage = Coverage(ids, files)
     assert coverage.uncovered.tolist() == [1, 0, 1, 1, 0, 1]
     assert coverage.files == 2
-    assert [(part.location, part.rows.tolist()) for part in coverage.parts] == [
+    assert [(part.location, part.positions.tolist()) for part in coverage.parts] == [
         (path.as_uri(), [4, 1]),
         (again.as_uri(), [1]),
     ]
-    part_of, file_of = coverage.places
+    part_of, file_of = coverage.by_position
     assert (part_of[4], file_of[4]) == (0, 0)
     assert (part_of[1], file_of[1]) in ((0, 1), (1, 0))
     assert part_of[0] == -1
