@@ -40,7 +40,7 @@ class OurPlanner:
         """As `scan`, with the answer's fingerprint, which is not timed."""
         took, scan = await self.scan(expression)
         paths, size = [], 0
-        for row in scan.rows.tolist():
+        for row in scan.entry_ids.tolist():
             block, local = scan.view.locate(row)
             paths.append(block.raw("file_path", local) or b"")
             size += block.long("file_size_in_bytes", local) or 0

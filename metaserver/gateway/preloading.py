@@ -113,7 +113,7 @@ class Preloading:
         scan = await self._planner.bind_and_plan(
             metadata, ScanRequest(filter=_filter(text))
         )  # without the usage of indexes
-        located = [scan.view.locate(row) for row in scan.rows[:_FILES_MAX].tolist()]
+        located = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.text("file_path", local) or "": None for block, local in located}
         before, known = self._read.pop(entry.uuid, (policy, {}))
         known = {path: size for path, size in known.items() if path in paths} if before == policy else {}

@@ -135,7 +135,7 @@ async def test_a_manifest_with_flipped_bytes_is_corrupt_or_planned_as_it_is_stor
                 seen["corrupt" if "m1.avro" in error.message else f"{where}: {error.message}"] += 1
                 continue
             expected = planned_by_fastavro(manifests)
-            located = (scan.view.locate(row) for row in scan.rows.tolist())
+            located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
             found = [block.text("file_path", row) for block, row in located]
             if expected is not None:
                 assert found == expected, where

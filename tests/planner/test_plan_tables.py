@@ -55,7 +55,7 @@ class Tables:
             filter=parse_expression(case.filter), snapshot_id=case.snapshot.id, case_sensitive=case.case_sensitive
         )
         scan = await self.planner.bind_and_plan(metadata, request)
-        located = [scan.view.locate(row) for row in scan.rows.tolist()]
+        located = [scan.view.locate(row) for row in scan.entry_ids.tolist()]
         kept = kept_manifests(scan, metadata.format_version)
         snapshot = metadata.snapshot(case.snapshot.id)
         assert snapshot is not None

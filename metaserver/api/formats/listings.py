@@ -179,7 +179,7 @@ class _FilesPage:
             return np.full(files, MISSING, dtype=np.int64)
         if self._scan is None:
             return np.zeros(files, dtype=np.int64)
-        applying = self._scan.deletes_of(self._files.rows())
+        applying = self._scan.deletes_of(self._files.entry_ids())
         return np.array([len(deletes) for deletes in applying], dtype=np.int64)
 
 
@@ -200,7 +200,7 @@ class ColumnStats:
             if name == "file-path":
                 columns.add(shown, pa.string(), arrow.texts(files.texts("file_path")))
             elif name == "file":
-                rows = pa.py_buffer(files.rows())
+                rows = pa.py_buffer(files.entry_ids())
                 columns.add(shown, pa.int64(), pa.Array.from_buffers(pa.int64(), files.files, [None, rows]))
             elif side := _SIDES.get(name):
                 self._add_bounds(columns, shown, stats, side)
@@ -227,7 +227,7 @@ class ColumnStats:
             elif side := _SIDES.get(name):
                 made.append(_values(stats.bounds(side), self._column.kind))
             else:
-                made.append(_nullable(files.rows() if name == "file" else stats.counts(_COUNTS[name])))
+                made.append(_nullable(files.entry_ids() if name == "file" else stats.counts(_COUNTS[name])))
         return made
 
 

@@ -42,7 +42,7 @@ from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
 from seamark.metaserver.planner.rows.record_lookup import KEYS_MAX, LocatedRows, Locator
-from seamark.metaserver.planner.rows.row_deletes import RowDeletes, row_ids_at
+from seamark.metaserver.planner.rows.row_deletes import RowDeletes, entry_ids_at
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
@@ -302,16 +302,16 @@ class _LookupAnswer:
     def _files(self) -> tuple[Longs, list[str], list[list[Any]]]:
         """(number of each file of the view among those with a row, paths, [spec ids, partitions] if requested)."""
         view = self.scan.view
-        hit = np.zeros(view.rows, dtype=np.bool_)
+        hit = np.zeros(view.file_count, dtype=np.bool_)
         hit[self.located.data_file] = True
-        places = np.flatnonzero(hit)
+        positions = np.flatnonzero(hit)
         numbers = np.cumsum(hit) - 1
         more: list[list[Any]] = []
         if self.query.partitions:
-            found = files_at(view, row_ids_at(view, places))
-            files = FileListing(self.metadata, found, files_at(view, places[:0]), None)
+            found = files_at(view, entry_ids_at(view, positions))
+            files = FileListing(self.metadata, found, files_at(view, positions[:0]), None)
             more = files.lists(("spec-id", "partition"), 0, files.total)
-        return numbers, paths_at(view, places), more
+        return numbers, paths_at(view, positions), more
 
     def json(self) -> list[bytes]:
         """In pieces: encoding and joining hold the GIL."""
@@ -364,9 +364,9 @@ class _LookupAnswer:
         return [memoryview(sink.getvalue())]
 
 
-def paths_at(view: TableView, places: Any) -> list[str]:
-    """The paths of data files at these places of the view, ascending."""
-    texts = files_at(view, row_ids_at(view, places)).texts("file_path").values() if len(places) else []
+def paths_at(view: TableView, positions: Any) -> list[str]:
+    """The paths of data files at these positions in the view, ascending."""
+    texts = files_at(view, entry_ids_at(view, positions)).texts("file_path").values() if len(positions) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 
 

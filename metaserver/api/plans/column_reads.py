@@ -59,7 +59,7 @@ async def read_of_plan(
         named = find() if len(select) <= _IN_LOOP_NAMES else await call.in_turn(find)
     columns = {UNKNOWN_COLUMNS} if named is None else named
     columns |= {predicate.column_id for predicate in predicates_of(scan.bound)}
-    end_ms = oldest_end_ms(scan.view, scan.rows, scan.metadata)
+    end_ms = oldest_end_ms(scan.view, scan.entry_ids, scan.metadata)
     return ColumnRead(entry.uuid, frozenset(columns), _age_d(end_ms, call.app[CLOCK].now_ms()))
 
 

@@ -231,12 +231,12 @@ async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> 
 
 
 def _explained(scan: ScanPlan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes) -> ExplainResponse:
-    files = files_at(scan.view, scan.rows)
-    deletes = {delete for applying in scan.deletes_of(scan.rows) for delete in applying}
+    files = files_at(scan.view, scan.entry_ids)
+    deletes = {delete for applying in scan.deletes_of(scan.entry_ids) for delete in applying}
     residuals, complete = _residuals(scan)
     kept: Any = msgspec.UNSET
     if listed:
-        listing = FileListing(scan.metadata, files, files_at(scan.view, scan.rows[:0]), scan)
+        listing = FileListing(scan.metadata, files, files_at(scan.view, scan.entry_ids[:0]), scan)
         kept = items(listing, tuple(FILE_COLUMNS), 0, min(listed, listing.total))
     return ExplainResponse(
         snapshot_id=scan.snapshot_id,
@@ -299,7 +299,7 @@ def _columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]
 
 def _residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
     """The residuals and their numbers of files, most files first, and whether the list is complete."""
-    within = group_by_partition(files_at(scan.view, scan.rows))
+    within = group_by_partition(files_at(scan.view, scan.entry_ids))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}
     size = sum(1 + len(predicate.values) for predicate in predicates_of(scan.bound))

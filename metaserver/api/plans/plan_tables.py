@@ -265,7 +265,7 @@ async def _make(
     plan = await _stored(app, entry, bound_scan, kept, made, plan_id, lease_s, holder, who)
     usage = app[CATALOG].column_usage
     if plan.shown_id is not None and usage.is_on:
-        usage.plans.put(plan.shown_id, oldest_end_ms(scan.view, scan.rows, scan.metadata), 0)
+        usage.plans.put(plan.shown_id, oldest_end_ms(scan.view, scan.entry_ids, scan.metadata), 0)
     return _answer(plan)
 
 
@@ -311,9 +311,9 @@ async def _stored(
 
 def _sizes(scan: ScanPlan) -> tuple[int, int, int, int | None]:
     """Files and bytes that the plan keeps, and files and bytes of the snapshot."""
-    kept_bytes = int(files_at(scan.view, scan.rows).longs("file_size_in_bytes").sum())
+    kept_bytes = int(files_at(scan.view, scan.entry_ids).longs("file_size_in_bytes").sum())
     all_bytes = None
-    if scan.view.rows == scan.considered:
+    if scan.view.file_count == scan.considered:
         all_bytes = int(lookup(scan.view).longs("file_size_in_bytes").sum())
     return scan.files, kept_bytes, scan.considered, all_bytes
 

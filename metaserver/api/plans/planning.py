@@ -209,8 +209,8 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
         scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
     except BadRequest as error:  # valid when the task was issued; a snapshot of its range has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
-    first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
-    rows, answer = scan.rows[first:end], _answer(call, task.request, scan)
+    first, end = scan.entry_ids.searchsorted((task.first_row, task.end_row)).tolist()
+    rows, answer = scan.entry_ids[first:end], _answer(call, task.request, scan)
     tasks_of = partial(_plan_tasks, call, loaded, answer, rows, task, inline_limit=len(rows))
     return await _sent(call, task.request, answer, rows, tasks_of, b"{", b"}")
 
@@ -383,7 +383,7 @@ async def _completed(
     """The complete answer of a plan, or the plan tasks that cover it."""
     settings = call.app[SETTINGS]
     answer = _answer(call, pinned, scan)
-    rows = scan.rows
+    rows = scan.entry_ids
     if min_rows > 0:
         enough = partial(_enough, scan, min_rows, settings.plan_inline_limit)
         rows = await _long_filters(call).run(pinned, enough)
@@ -458,13 +458,13 @@ def _enough(scan: ScanPlan, min_rows: int, most: int) -> Longs:
     All files when the first `most` do not suffice: the hint is used only when that is cheap.
     """
     sure = 0
-    for count, row in enumerate(scan.rows[:most].tolist(), start=1):
+    for count, row in enumerate(scan.entry_ids[:most].tolist(), start=1):
         if scan.residual(row) == TRUE and not scan.deletes(row):
             block, local = scan.view.locate(row)
             sure += max(0, block.long("record_count", local) or 0)
             if sure >= min_rows:
-                return scan.rows[:count]
-    return scan.rows
+                return scan.entry_ids[:count]
+    return scan.entry_ids
 
 
 def _body(head: bytes, answer: ScanTaskWriter, rows: Longs, tail: bytes) -> Iterator[bytes]:

@@ -132,7 +132,7 @@ def _located(view: TableView, position: int) -> tuple[int, Block, int]:
 
 
 def _mask(view: TableView, positions: Iterable[int], *, others: bool) -> npt.NDArray[np.uint8]:
-    mask = np.full(view.rows, others, dtype=np.uint8)
+    mask = np.full(view.file_count, others, dtype=np.uint8)
     mask[list(positions)] = not others
     return mask
 

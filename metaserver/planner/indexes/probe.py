@@ -190,7 +190,7 @@ class Probe:
 
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
         """Removes, file by file, the files of which no row is in all bitmaps."""
-        kept = np.ones(self.view.rows, dtype=np.uint8)
+        kept = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, rest = self._conjuncts()
         for position in selection.positions().tolist():
             if expired():

@@ -217,7 +217,7 @@ class Dimensions:
 
 
 def _files(scan: ScanPlan) -> list[_File]:
-    columns = files_at(scan.view, scan.rows)
+    columns = files_at(scan.view, scan.entry_ids)
     paths, formats = (columns.texts(name).values() for name in ("file_path", "file_format"))
     sizes, records = (columns.longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
     specs = columns.by_segment([segment.block.spec_id for segment in columns.segments]).tolist()

@@ -28,11 +28,11 @@ def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int 
     return oldest
 
 
-def by_block(view: TableView, rows: Longs) -> list[tuple[int, Longs]]:
-    """(block number, rows in the block) of row ids, which are in order."""
-    if not len(rows):
+def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
+    """(block number, rows in the block) of entry ids, which are in order."""
+    if not len(entry_ids):
         return []
-    numbers, local = view.split(rows)
+    numbers, local = view.split(entry_ids)
     breaks = np.flatnonzero(np.diff(numbers)) + 1
     firsts = np.concatenate([[0], breaks])
     return list(zip(numbers[firsts].tolist(), np.split(local, breaks), strict=True))

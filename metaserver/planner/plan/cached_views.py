@@ -59,7 +59,7 @@ class CachedView:
     @property
     def added_bytes(self) -> int:
         """Memory in addition to the blocks, which other views of the table share."""
-        own = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_rows
+        own = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_file_count
         return _VIEW_BYTES + own + self.plans.used_bytes
 
 

@@ -67,7 +67,7 @@ def estimate_layouts(scan: ScanPlan) -> list[LayoutEstimate]:
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, never)
-    found = files_at(scan.view, selection.rows())
+    found = files_at(scan.view, selection.entry_ids())
     shares = {name: _row_shares(found, bound, intervals) for name, (bound, intervals) in columns.items()}
     known = {name: each for name, each in shares.items() if each is not None}
     sizes = Counter(group_by_partition(found).files()) if known else Counter[int]()

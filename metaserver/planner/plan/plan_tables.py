@@ -80,7 +80,7 @@ class PlanFiles(NamedTuple):
 def kept_manifests(scan: ScanPlan, format_version: int) -> KeptManifests:
     """Which entries of each manifest of the scan's snapshot are kept."""
     view = scan.view
-    numbers, local = view.split(scan.rows)
+    numbers, local = view.split(scan.entry_ids)
     whole, parts = [], []
     edges = np.flatnonzero(np.diff(numbers)) + 1
     for rows, number in zip(np.split(local, edges), numbers[np.append(0, edges)] if len(numbers) else (), strict=False):

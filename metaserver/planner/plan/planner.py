@@ -378,7 +378,7 @@ class Planner:
             view = TableView(chosen, blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
             left_out = set(range(len(data))).difference(ordinals)
-            files = view.rows + sum(live_entries(data[number]) for number in left_out)
+            files = view.file_count + sum(live_entries(data[number]) for number in left_out)
             made = CachedView(view, index, files, self._views.plans_bytes)
             self._views.put(key, made)
             return made
@@ -386,7 +386,7 @@ class Planner:
         return await self._loading.run(key, load)
 
     async def _run(self, view: TableView, work: Callable[[], T]) -> T:
-        if _is_small(view) or not view.delete_rows:
+        if _is_small(view) or not view.delete_file_count:
             return work()
         return await asyncio.to_thread(
             work
@@ -407,7 +407,7 @@ def _all_valid(blocks: Sequence[Block]) -> bool:
 
 
 def _is_small(view: TableView) -> bool:
-    return view.rows + view.delete_rows <= _IN_THREAD_ROWS
+    return view.file_count + view.delete_file_count <= _IN_THREAD_ROWS
 
 
 def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
@@ -419,7 +419,7 @@ def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
         column = view.cheap_stats(predicate.column_id, predicate.kind)
         if column is None and not _is_small(view):
             return False  # its statistics are assembled first
-        comparisons += (view.rows if column is None else column.rows_read) * max(1, len(predicate.values))
+        comparisons += (view.file_count if column is None else column.rows_read) * max(1, len(predicate.values))
     return comparisons <= _QUICK_COMPARISONS
 
 

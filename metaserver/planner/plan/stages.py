@@ -68,7 +68,7 @@ def prune(
         before_s = clock.monotonic()
         narrow(selection)
         if name == last:
-            rows = selection.rows()
+            rows = selection.entry_ids()
         elif counted:
             selection.settle()
         spent_us = int((clock.monotonic() - before_s) * 1e6)
@@ -77,7 +77,7 @@ def prune(
     return ScanPlan(
         pruning_input.view,
         pruning_input.deletes,
-        selection.rows() if rows is None else rows,
+        selection.entry_ids() if rows is None else rows,
         schema=bound_scan.schema,
         bound=bound_scan.bound,
         projected=bound_scan.projected,

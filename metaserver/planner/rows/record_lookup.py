@@ -101,7 +101,7 @@ class Locator:
         self._usage.note(
             entry.uuid,
             definition.id,
-            files_in=view.rows,
+            files_in=view.file_count,
             files_removed=removed,
             now_ms=self._clock.now_ms(),
         )

@@ -41,7 +41,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import DeleteFiles, delete_files_at
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import ROW_BITS, TableView
+from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView
 
 DELETES_LIMIT_BYTES = 256 << 20
 """Limit of the delete files that one request reads; rows that further delete files apply to are undecided."""
@@ -106,7 +106,7 @@ class DeleteEvaluator:
         with known columns, its index in those, int64[n] each. Calls must not overlap.
         """
         deletion = RowDeletion(np.zeros(len(data_files), dtype=np.bool_), np.zeros(len(data_files), dtype=np.bool_))
-        if not len(data_files) or not self.view.delete_rows:
+        if not len(data_files) or not self.view.delete_file_count:
             return deletion
         quick = len(data_files) <= _QUICK_ROWS
         resolved = self._deletes_of(data_files) if quick else await asyncio.to_thread(self._deletes_of, data_files)
@@ -128,8 +128,8 @@ class DeleteEvaluator:
         order = np.argsort(data_files, kind="stable")
         ends = [*(np.flatnonzero(np.diff(data_files[order])) + 1).tolist(), len(data_files)]
         groups = [(int(data_files[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
-        row_ids = row_ids_at(self.view, np.array([data_file for data_file, _ in groups], dtype=np.int64))
-        applying = self._scan.deletes_of(row_ids)
+        entry_ids = entry_ids_at(self.view, np.array([data_file for data_file, _ in groups], dtype=np.int64))
+        applying = self._scan.deletes_of(entry_ids)
         new = {number for deletes in applying for number in deletes} - self.files.keys()
         unread: list[tuple[int, DeleteFile, Columns]] = []
         for number, file in delete_files_at(self.view, sorted(new)).items():
@@ -193,7 +193,7 @@ class _Evaluation:
 
     def _evaluate(self, data_file: int, rows: Longs, deletes: tuple[int, ...]) -> None:
         evaluator, view = self.evaluator, self.evaluator.view
-        block, local = view.locate(int(row_ids_at(view, np.array([data_file], dtype=np.int64))[0]))
+        block, local = view.locate(int(entry_ids_at(view, np.array([data_file], dtype=np.int64))[0]))
         path = block.text("file_path", local) or ""
         if sum(evaluator.files[number].is_vector for number in deletes) > 1:
             self._mark_undecided(rows, Unreadable(path, "it has several deletion vectors, which readers reject"))
@@ -269,16 +269,16 @@ def _among(values: Longs, ascending: Longs) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def row_ids_at(view: TableView, positions: Longs) -> Longs:
-    """Row ids (`view.py`) of data files at these positions in the view, int64[n] each."""
+def entry_ids_at(view: TableView, positions: Longs) -> Longs:
+    """Entry ids (`view.py`) of data files at these positions in the view, int64[n] each."""
     starts = np.array(view.starts[:-1], dtype=np.int64)
     numbers = np.searchsorted(starts, positions, side="right") - 1
-    row_ids: Longs = (view.ordinals[numbers] << ROW_BITS) + positions - starts[numbers]
-    return row_ids
+    entry_ids: Longs = (view.ordinals[numbers] << ENTRY_BITS) + positions - starts[numbers]
+    return entry_ids
 
 
-def positions_of(view: TableView, row_ids: Longs) -> Longs:
-    """Positions in the view of these row ids; the inverse of `row_ids_at`."""
-    numbers, local = view.split(row_ids)
+def positions_of(view: TableView, entry_ids: Longs) -> Longs:
+    """Positions in the view of these entry ids; the inverse of `entry_ids_at`."""
+    numbers, local = view.split(entry_ids)
     positions: Longs = np.array(view.starts[:-1], dtype=np.int64)[numbers] + local
     return positions

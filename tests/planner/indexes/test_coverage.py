@@ -106,7 +106,7 @@ async def test_identities_are_computed_once_for_snapshots_that_share_manifests_a
 ) -> None:
     made = []
     identify = coverage._identify
-    monkeypatch.setattr(coverage, "_identify", lambda view: made.append(view.rows) or identify(view))
+    monkeypatch.setattr(coverage, "_identify", lambda view: made.append(view.file_count) or identify(view))
     table = Table(tmp_path / "t")
     first = table.manifest("a", range(5))
     table.commit(1, [first])

@@ -284,7 +284,7 @@ async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, s
         if isinstance(scan.bound, Bound | And | Or) and asked != sum(1 + ("left" in one) for one in drawn):
             seen["decided by its type"] += 1
             continue
-        planned = {_path_at(scan, row) for row in scan.rows.tolist()}
+        planned = {_path_at(scan, row) for row in scan.entry_ids.tolist()}
         where = f"seed {lake.seed}, snapshot {snapshot.id}: {condition}\n{scan.bound}"
         assert matched(lake, snapshot.data_files, drawn, CLIENTS) <= planned, where
         if asked:

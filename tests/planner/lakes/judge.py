@@ -70,7 +70,7 @@ async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> 
     )
     scan = await planner.bind_and_plan(metadata, request, entry)
     plan, told = {}, {}
-    for row in scan.rows.tolist():
+    for row in scan.entry_ids.tolist():
         block, local = scan.view.locate(row)
         path = block.text("file_path", local)
         assert path is not None
@@ -101,7 +101,7 @@ def _delete_name(block: Block, row: int) -> str:
 def _answered(scan: ScanPlan) -> dict[str, Task]:
     """The plan read back out of its JSON. NotAcceptable where JSON cannot say it."""
     answer = ScanTaskWriter(scan)
-    tasks = json.loads(b"[" + b"".join(answer.tasks(scan.rows)) + b"]")
+    tasks = json.loads(b"[" + b"".join(answer.tasks(scan.entry_ids)) + b"]")
     deletes = []
     for delete in json.loads(b"[" + b"".join(answer.delete_files()) + b"]"):
         offset = delete.get("content-offset")

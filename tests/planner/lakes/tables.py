@@ -242,13 +242,13 @@ async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True,
 async def _numbers(planner: Planner, metadata: TableMetadata, filter: Any, **request: Any) -> list[int]:
     scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter), **request))
     found = numbers_of(scan)
-    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.rows)) + b"]")
+    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
     assert [_number(task["data-file"]["file-path"]) for task in tasks] == found
     return found
 
 
 def numbers_of(scan: ScanPlan) -> list[int]:
-    located = (scan.view.locate(row) for row in scan.rows.tolist())
+    located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
     return [_number(block.text("file_path", row) or "") for block, row in located]
 
 

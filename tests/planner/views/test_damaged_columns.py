@@ -60,7 +60,7 @@ async def table(made: tuple[Path, Table]) -> Table:
     folder, table = made
     shutil.rmtree(folder / "home", ignore_errors=True)
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-        assert len((await planner.bind_and_plan(table.metadata, ScanRequest())).rows) == FILES
+        assert len((await planner.bind_and_plan(table.metadata, ScanRequest())).entry_ids) == FILES
     return table
 
 
@@ -153,7 +153,7 @@ async def test_plans_beside_one_that_finds_damage_are_right(folder: Path, table:
             planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(*ends))))
             for ends in wanted
         ]
-        counts = [len(scan.rows) for scan in await asyncio.gather(*plans)]
+        counts = [len(scan.entry_ids) for scan in await asyncio.gather(*plans)]
         assert counts == [11] * len(wanted)
         assert planner.stats().decoded == 1
         planner.check_invariants()
@@ -184,7 +184,7 @@ async def test_a_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
         await until(lambda: watched[0].held)
-        assert len((await planner.bind_and_plan(table.metadata, old)).rows) == 10
+        assert len((await planner.bind_and_plan(table.metadata, old)).entry_ids) == 10
         watched[0].let_go()
         await loading
         for at_snapshot in (2, 1):

@@ -51,7 +51,7 @@ async def plan(planner: Planner, metadata: TableMetadata, filter: Any = True) ->
 
 
 def tasks(scan: ScanPlan) -> Any:
-    return json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.rows)) + b"]")
+    return json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
 
 
 class Lake:
