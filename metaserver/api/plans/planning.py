@@ -308,8 +308,8 @@ async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest,
     pending = call.app[PENDING]
     if not _dialect(call).polls or pending.is_full(call.principal.name):
         return None
-    unread = await call.app[PLANNER].unread(bound_scan)
-    if unread <= call.app[SETTINGS].plan_async_files:
+    undecoded = await call.app[PLANNER].entries_to_decode(bound_scan)
+    if undecoded <= call.app[SETTINGS].plan_async_files:
         return None
     packed = await _long_filters(call).run(pinned, partial(pack, pinned))
     plan_id = call.app[TOKENS].plan_id(packed, _uuid(loaded))

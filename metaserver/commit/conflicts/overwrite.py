@@ -47,7 +47,7 @@ async def replaced_files(
         return set()
     if scope.bound is None:
         view = await planner.view(metadata, ScanRequest(snapshot_id=head.snapshot_id))
-        return await asyncio.to_thread(_within, view, metadata, scope)
+        return await asyncio.to_thread(_files_in_scope, view, metadata, scope)
     matching = await planner.bind_and_plan(metadata, ScanRequest(scope.bound, head.snapshot_id))
     paths = await asyncio.to_thread(_paths, matching.view, matching.entry_ids)
     if scope.bound != TRUE:
@@ -68,7 +68,7 @@ def _paths(view: TableView, rows: Longs) -> set[str]:
     return {path.decode() for path in files_at(view, rows).texts("file_path").values() if path is not None}
 
 
-def _within(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
+def _files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
     targets = Targets(PartitionOverlap(metadata), scope.partitions)
     rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.rows_of, range(len(view.blocks)))])
     groups = group_by_partition(files_at(view, rows))

@@ -294,7 +294,7 @@ class Planner:
         self._views.evict_over_budget(made)
         return key
 
-    async def unread(self, bound_scan: BoundScan) -> int:
+    async def entries_to_decode(self, bound_scan: BoundScan) -> int:
         """The approximate number of manifest entries to decode before the plan can begin; 0 if all are in memory."""
         if view_key(bound_scan) in self._views:
             return 0
