@@ -36,7 +36,7 @@ from seamark.metaserver.iceberg.expressions.expression import Expression
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
-from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
+from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, kept_manifests
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry, PlanTable
