@@ -247,7 +247,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
 
 def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
     """The answer's items for these rows of a view."""
-    named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.rows_of, range(len(files.view.blocks)))])
+    named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.entry_ids_of, range(len(files.view.blocks)))])
     none = files_at(TableView((), ()), named[:0])
     return items(FileListing(metadata, files_at(files.view, named[rows]), none, None), _FILE_FIELDS, 0, len(rows))
 

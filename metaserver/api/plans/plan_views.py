@@ -23,7 +23,7 @@ from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.plans.plan_tables import Holder
-from seamark.metaserver.catalog.plans.plan_views import Reader, TableReference
+from seamark.metaserver.catalog.plans.plan_views import Reader, ReplacedReference
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, NoSuchTable, NoSuchView
 from seamark.metaserver.store.model import NamespacePath
@@ -139,7 +139,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     return PlanViewResponse(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id)
 
 
-async def _reference(call: Call, table: PlanViewReference, audience: str | None) -> TableReference:
+async def _reference(call: Call, table: PlanViewReference, audience: str | None) -> ReplacedReference:
     given = table.plan or table.table
     if len(given) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
         raise BadRequest(
@@ -157,24 +157,24 @@ async def _reference(call: Call, table: PlanViewReference, audience: str | None)
         inner = (await catalog.views.load(namespace, plan.of_name)).metadata
         schema = inner.schema(inner.current_version.schema_id)
         columns = () if schema is None else tuple(field.name for field in schema.fields)
-        return TableReference(
+        return ReplacedReference(
             table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias, columns=columns
         )
     try:
         plan, _ = await catalog.plan_tables.named(namespace, name)
     except NoSuchTable:
         plan = await catalog.plan_views.named(namespace, name)
-    return TableReference(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
+    return ReplacedReference(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
 
 
 async def _version(
     catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
-) -> TableReference:
+) -> ReplacedReference:
     entry = await catalog.tables.entry(namespace, name)
     shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
     if table.plan_snapshot_id not in {plan.shown_id for plan in shown}:
         raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
-    return TableReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)
+    return ReplacedReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)
 
 
 def add_routes(app: web.Application) -> None:

@@ -44,7 +44,7 @@ _HOLDER = "seamark.plan-holder"
 """The key in the version's summary from which the plan view's name is derived."""
 
 
-class TableReference(msgspec.Struct, frozen=True):
+class ReplacedReference(msgspec.Struct, frozen=True):
     """Characters [start, end) of a view's text: the name of a table or view, qualified as in the text. `namespace` and
     `name` are the table or view that the text must name.
 
@@ -100,7 +100,7 @@ class PlanViews:
     async def create(
         self,
         view: LoadedView,
-        references: list[TableReference],
+        references: list[ReplacedReference],
         condition: str,
         lease_s: int,
         who: str,
@@ -149,7 +149,7 @@ def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | Non
 
 
 def _over_plans(
-    view: LoadedView, references: list[TableReference], condition: str, reader: Reader | None
+    view: LoadedView, references: list[ReplacedReference], condition: str, reader: Reader | None
 ) -> ViewMetadata:
     """The view's metadata with one version, one schema and one representation."""
     metadata, version = view.metadata, view.metadata.current_version
@@ -186,7 +186,7 @@ def _over_plans(
     )
 
 
-def _access_check(text: str, reference: TableReference, number: int) -> str:
+def _access_check(text: str, reference: ReplacedReference, number: int) -> str:
     """A query that never runs: the engine checks access to the view, and applies its rules, when it analyses it."""
     columns = ", ".join(map(_quoted, reference.columns))
     return f'"~{number}" AS (SELECT {columns} FROM {text[reference.start : reference.end]} WHERE FALSE)'  # noqa: S608
@@ -199,7 +199,7 @@ def _only_for(user: str) -> str:
     return f"IF(current_user = '{quoted}', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
 
 
-def _replaced(text: str, references: list[TableReference], default: NamespacePath) -> str:
+def _replaced(text: str, references: list[ReplacedReference], default: NamespacePath) -> str:
     pieces, at = [], 0
     for reference in sorted(references, key=lambda reference: reference.start):
         match = _REFERENCE.match(text, reference.start) if reference.start >= at else None
@@ -217,7 +217,7 @@ def _replaced(text: str, references: list[TableReference], default: NamespacePat
     return "".join([*pieces, text[at:]])
 
 
-def _names(match: re.Match[str], reference: TableReference, default: NamespacePath) -> bool:
+def _names(match: re.Match[str], reference: ReplacedReference, default: NamespacePath) -> bool:
     """Whether the text names the table or view of the reference, compared like Trino does. Catalog names are not
     checked."""
     before = [_plain(part) for part in _PARTS.findall(match[1])]

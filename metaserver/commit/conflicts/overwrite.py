@@ -70,7 +70,7 @@ def _paths(view: TableView, rows: Longs) -> set[str]:
 
 def _files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
     targets = Targets(PartitionOverlap(metadata), scope.partitions)
-    rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.rows_of, range(len(view.blocks)))])
+    rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.entry_ids_of, range(len(view.blocks)))])
     groups = group_by_partition(files_at(view, rows))
     removed = []
     for number, partition in enumerate(groups.partitions):
