@@ -82,7 +82,7 @@ async def _measure(made: Table, home: Path, memory_bytes: int) -> Measured:
         await _settled()
         found.resident["after one plan"] = (_resident() - before) / made.files
         for name, wanted in FILTERS.items():
-            found.kept[name] = len((await ours.scan(wanted.expression(made)))[1].rows)
+            found.kept[name] = len((await ours.scan(wanted.expression(made)))[1].entry_ids)
             times = [(await ours.scan(wanted.expression(made, turn)))[0] for turn in range(1, TURNS + 1)]
             found.plans_ms[name] = statistics.median(times)
         await _settled()
