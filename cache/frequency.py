@@ -37,27 +37,27 @@ class FrequencySketch:
 
     def count(self, key: Hashable) -> None:
         """Counts a request of the key."""
-        places = self._places(key)
+        slots = self._slots(key)
         self._counted += 1
         if self._counted >= self._sample:
             self._age()
-        if not self._enter(places):
+        if not self._enter(slots):
             return
         rows = self._rows
-        least = min(row[place] for row, place in zip(rows, places, strict=True))
+        least = min(row[slot] for row, slot in zip(rows, slots, strict=True))
         if least < COUNT_MAX:
             # Only the least counters: a counter that is shared with a frequent key stays that key's.
-            for row, place in zip(rows, places, strict=True):
-                if row[place] == least:
-                    row[place] = least + 1
+            for row, slot in zip(rows, slots, strict=True):
+                if row[slot] == least:
+                    row[slot] = least + 1
 
     def estimate(self, key: Hashable) -> int:
         """0 for a key that was not counted lately; at most 16."""
-        places = self._places(key)
-        known = min(row[place] for row, place in zip(self._rows, places, strict=True))
-        return known + self._is_inside(places)
+        slots = self._slots(key)
+        known = min(row[slot] for row, slot in zip(self._rows, slots, strict=True))
+        return known + self._is_inside(slots)
 
-    def _places(self, key: Hashable) -> tuple[int, int, int, int]:
+    def _slots(self, key: Hashable) -> tuple[int, int, int, int]:
         value = hash(key) & _MASK64
         value ^= value >> 32
         shift = self._shift
@@ -69,16 +69,16 @@ class FrequencySketch:
             ((value * fourth) & _MASK64) >> shift,
         )
 
-    def _enter(self, places: tuple[int, int, int, int]) -> bool:
+    def _enter(self, slots: tuple[int, int, int, int]) -> bool:
         """Whether the doorkeeper had the key before."""
-        had = self._is_inside(places)
-        for place, bit in ((places[0], places[1] & 7), (places[2], places[3] & 7)):
-            self._doorkeeper[place] |= 1 << bit
+        had = self._is_inside(slots)
+        for slot, bit in ((slots[0], slots[1] & 7), (slots[2], slots[3] & 7)):
+            self._doorkeeper[slot] |= 1 << bit
         return had
 
-    def _is_inside(self, places: tuple[int, int, int, int]) -> bool:
+    def _is_inside(self, slots: tuple[int, int, int, int]) -> bool:
         door = self._doorkeeper
-        return bool(door[places[0]] >> (places[1] & 7) & 1 and door[places[2]] >> (places[3] & 7) & 1)
+        return bool(door[slots[0]] >> (slots[1] & 7) & 1 and door[slots[2]] >> (slots[3] & 7) & 1)
 
     def _age(self) -> None:
         for row in self._rows:

@@ -84,7 +84,7 @@ async def _measure(made: Table, home: Path, memory_bytes: int) -> Measured:
         await _settled()
         found.resident["after one plan"] = (_resident() - before) / made.files
         for name, wanted in FILTERS.items():
-            found.kept[name] = len((await ours.scan(wanted.expression(made)))[1].rows)
+            found.kept[name] = len((await ours.scan(wanted.expression(made)))[1].entry_ids)
             times = [(await ours.scan(wanted.expression(made, turn)))[0] for turn in range(1, TURNS + 1)]
             found.plans_ms[name] = statistics.median(times)
         await _settled()
@@ -126,7 +126,7 @@ async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) 
             planned = PlannedTable(view_key(BoundScan.bind(ours.metadata, ScanRequest())), 0.0)
             assert await ours.planner.prepare(metadata, planned, limit_bytes=made.metadata_bytes)
         started = time.perf_counter()
-        await ours.planner.scan(metadata, ScanRequest(filter=parsed))
+        await ours.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))
         more.append((time.perf_counter() - started) * 1000 - known)
         ours.metadata = metadata
     return statistics.median(more)

@@ -138,7 +138,7 @@ def _answer(found: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[
     """Arrays of everything that is known of the column in the files found."""
     known = found.stats(column)
     answer: dict[str, Any] = dict(zip(READ, known.read(READ), strict=True))
-    answer["file"] = found.texts("file_path") if names else found.rows()
+    answer["file"] = found.texts("file_path") if names else found.entry_ids()
     return answer
 
 

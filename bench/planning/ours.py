@@ -19,7 +19,7 @@ from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.settings import Settings
 
 
@@ -29,18 +29,18 @@ class OurPlanner:
     def __init__(self, planner: Planner, metadata: TableMetadata) -> None:
         self.planner, self.metadata = planner, metadata
 
-    async def scan(self, expression: Any) -> tuple[float, Scan]:
+    async def scan(self, expression: Any) -> tuple[float, ScanPlan]:
         """(milliseconds from the JSON values of a filter to the rows that are kept, the scan)."""
         started = time.perf_counter()
         wanted = TRUE if expression is True else parse_expression(expression)
-        scan = await self.planner.scan(self.metadata, ScanRequest(filter=wanted))
+        scan = await self.planner.bind_and_plan(self.metadata, ScanRequest(filter=wanted))
         return (time.perf_counter() - started) * 1000, scan
 
     async def plan(self, expression: Any) -> Plan:
         """As `scan`, with the answer's fingerprint, which is not timed."""
         took, scan = await self.scan(expression)
         paths, size = [], 0
-        for row in scan.rows.tolist():
+        for row in scan.entry_ids.tolist():
             block, local = scan.view.locate(row)
             paths.append(block.raw("file_path", local) or b"")
             size += block.long("file_size_in_bytes", local) or 0

@@ -57,14 +57,14 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionTerm:
-    """A transform of a column. `places`: the positions on the path to the column through the structs of a batch."""
+    """A transform of a column. `positions`: the positions on the path to the column through the structs of a batch."""
 
     transform: str
     kind: str
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
 
     def of(self, rows: pa.RecordBatch | pa.Table) -> Values:
-        return apply_transform(self.transform, self.kind, column_at(rows, self.places))
+        return apply_transform(self.transform, self.kind, column_at(rows, self.positions))
 
     @property
     def result(self) -> str:
@@ -84,10 +84,10 @@ def term_of(transform: str, sources: Sequence[int], schema: Schema, subject: str
         function(transform, column.type)
     except BadRequest as error:
         raise Unwritable(f"{subject} cannot be written: {error.message}") from None
-    return PartitionTerm(transform, column.type, places_of(column.id, schema))
+    return PartitionTerm(transform, column.type, field_positions(column.id, schema))
 
 
-def places_of(column_id: int, schema: Schema) -> tuple[int, ...]:
+def field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
     """The positions of the fields on the path to a column, in batches of the table's Arrow schema."""
     path = [column_id]
     while (parent := schema.index.by_id[path[0]].parent) is not None:
@@ -101,12 +101,12 @@ def places_of(column_id: int, schema: Schema) -> tuple[int, ...]:
     return tuple(positions)
 
 
-def column_at(rows: pa.RecordBatch | pa.Table, places: tuple[int, ...]) -> pa.Array | pa.ChunkedArray:
+def column_at(rows: pa.RecordBatch | pa.Table, positions: tuple[int, ...]) -> pa.Array | pa.ChunkedArray:
     """The column; null where an enclosing struct is null. For an empty path, only nulls."""
-    if not places:
+    if not positions:
         return pa.nulls(rows.num_rows)
-    column = rows.column(places[0])
-    return pc.struct_field(column, list(places[1:])) if len(places) > 1 else column
+    column = rows.column(positions[0])
+    return pc.struct_field(column, list(positions[1:])) if len(positions) > 1 else column
 
 
 class Partitioner:

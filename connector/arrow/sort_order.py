@@ -68,7 +68,7 @@ def _sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
 
 def _ranks(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
     """(ranks in the order of the values, uint64[rows]; the rows that are not null, bool[rows], None for all rows)."""
-    column = column_at(rows, term.places)
+    column = column_at(rows, term.positions)
     if term.transform != IDENTITY:
         distinct = apply_transform(term.transform, term.kind, column)
         present = sorted((value, code) for code, value in enumerate(distinct.values) if value is not None)

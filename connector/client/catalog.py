@@ -24,13 +24,13 @@ def namespace_properties(client: SeamarkClient, namespace: Name) -> dict[str, st
 
 
 def create_namespace(client: SeamarkClient, namespace: Name, properties: Mapping[str, str]) -> None:
-    """Conflict if it exists; NotFound if its parent does not."""
+    """Refused, a 409, if it exists; NotFound if its parent does not."""
     body = {"namespace": list(_levels(namespace)), "properties": dict(properties)}
     _send(client, "POST", f"{client._catalog()}/namespaces", body)
 
 
 def drop_namespace(client: SeamarkClient, namespace: Name) -> None:
-    """NotFound; Conflict if it is not empty."""
+    """NotFound; Refused, a 409, if it is not empty."""
     _send(client, "DELETE", namespace_route(client, namespace))
 
 
@@ -43,8 +43,8 @@ def create_table(
     location: str | None = None,
     properties: Mapping[str, str],
 ) -> None:
-    """`schema`, `partition_spec`: in Iceberg's JSON form. BadRequest; NotFound for the namespace; Conflict if the table
-    exists."""
+    """`schema`, `partition_spec`: in Iceberg's JSON form. BadRequest; NotFound for the namespace; Refused, a 409, if
+    the table exists."""
     levels = split_table(table)
     body: dict[str, Any] = {"name": levels[-1], "schema": dict(schema), "properties": dict(properties)}
     body |= {} if partition_spec is None else {"partition-spec": dict(partition_spec)}
@@ -58,7 +58,7 @@ def drop_table(client: SeamarkClient, table: Name, *, purge: bool = False) -> No
 
 
 def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
-    """NotFound; Conflict if the new name is taken."""
+    """NotFound; Refused, a 409, if the new name is taken."""
     body = {"source": _identifier(table), "destination": _identifier(to)}
     _send(client, "POST", f"{client._catalog()}/tables/rename", body)
 
@@ -76,7 +76,7 @@ def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
 
 
 def rename_view(client: SeamarkClient, view: Name, to: Name) -> None:
-    """NotFound; Conflict if the new name is taken."""
+    """NotFound; Refused, a 409, if the new name is taken."""
     body = {"source": _identifier(view), "destination": _identifier(to)}
     _send(client, "POST", f"{client._catalog()}/views/rename", body)
 
@@ -104,7 +104,7 @@ def dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Ite
 
 
 def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None) -> dict[str, Any]:
-    """The restored entry. NotFound; Conflict if the name is taken."""
+    """The restored entry. NotFound; Refused, a 409, if the name is taken."""
     body = {} if to is None else _identifier(to)
     answer = _send(client, "POST", f"/api/v1/dropped/{quote(entry_id, safe='')}/undrop", body)
     found: dict[str, Any] = json.loads(answer)

@@ -57,7 +57,7 @@ class PlannedQuery(RewrittenStatement):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _CatalogTable:
     """A reference to a table of an attached catalog."""
 
     catalog: str
@@ -132,14 +132,14 @@ class _Query:
         if not catalogs:
             raise UnsupportedStatement("the connection has no catalog of seamark.duckdb.attach")
         session = self._session()
-        places = {}
+        tables = {}
         for number, reference in enumerate(self._statement.references):
-            place = None if reference is None else self._place(reference, session, catalogs)
-            if place is not None:
-                places[number] = place
-        if not places:
+            table = None if reference is None else self._catalog_table(reference, session, catalogs)
+            if table is not None:
+                tables[number] = table
+        if not tables:
             raise UnsupportedStatement("no table of a Seamark catalog")
-        return run_in_thread(self._plan(places, catalogs, utc=session.utc))
+        return run_in_thread(self._plan(tables, catalogs, utc=session.utc))
 
     # Names
 
@@ -160,9 +160,9 @@ class _Query:
         row = self._con.sql(query).fetchone()
         return row or ()
 
-    def _place(
+    def _catalog_table(
         self, reference: NamedRelation, session: _Session, catalogs: Mapping[str, AttachedCatalog]
-    ) -> _Place | None:
+    ) -> _CatalogTable | None:
         """None for a relation that is none of the catalogs' tables. UnsupportedStatement for a view of DuckDB: it may
         read the same tables at another snapshot."""
         *qualifiers, table = reference.parts
@@ -178,7 +178,7 @@ class _Query:
                 if "," in session.search_path or self._is_temporary(table):
                     database = ""
         if database.lower() in catalogs and PLAN_MARK not in table:
-            return _Place(database, (*schema.split("."), table), reference)
+            return _CatalogTable(database, (*schema.split("."), table), reference)
         if self._row(f"SELECT 1 FROM duckdb_views() WHERE NOT internal AND view_name ILIKE {quoted_text(table)}"):  # noqa: S608
             raise UnsupportedStatement(f"{table} is a view")
         return None
@@ -196,20 +196,20 @@ class _Query:
     # Plans
 
     async def _plan(
-        self, places: Mapping[int, _Place], catalogs: Mapping[str, AttachedCatalog], *, utc: bool
+        self, tables: Mapping[int, _CatalogTable], catalogs: Mapping[str, AttachedCatalog], *, utc: bool
     ) -> PlannedQuery:
         until_s = asyncio.get_running_loop().time() + BUDGET_S
         # A relation is run later, and again: with the current time it is planned for a day (`relative_times.py`).
         lease_s = self._lease_s if today_for(self._statement.text) is None else min(self._lease_s, LEASE_S)
         async with AsyncExitStack() as stack, asyncio.timeout_at(until_s):
             servers = {}
-            for name in sorted({place.catalog.lower() for place in places.values()}):
+            for name in sorted({table.catalog.lower() for table in tables.values()}):
                 found = catalogs[name]
                 servers[name] = await stack.enter_async_context(
                     open_seamark(found.uri, token=found.token, lease_s=lease_s)
                 )
-            known = await _known(places, servers)
-            scans = self._scans(places, known, utc=utc)
+            known = await _known(tables, servers)
+            scans = self._scans(tables, known, utc=utc)
             if not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):
                 raise UnsupportedStatement("no condition by which files could be left out")
             plans: dict[PlannedScan, PlanTableResponse] = {}
@@ -222,22 +222,22 @@ class _Query:
                 plans |= await asking.plans(list(own.values()), of_catalog)
                 dimensions |= of_catalog
                 why = why or asking.why
-            marks = {mark_name(number): number for number in places}
+            marks = {mark_name(number): number for number in tables}
             if not plans:
                 raise UnsupportedStatement(why or "plans keep too many of the files")
             planned = {marks[scan.scan.table] for scan in plans}
-            if any(places[number].reference.snapshot_id is not None for number in known.keys() - planned):
+            if any(tables[number].reference.snapshot_id is not None for number in known.keys() - planned):
                 # Its conditions were read with the present columns; a plan is made only if the snapshot has these.
                 raise UnsupportedStatement("no plan of an earlier snapshot")
-            now = await _known(places, servers)
+            now = await _known(tables, servers)
             if any(now[number].columns != known[number].columns for number in known if number in now):
                 raise UnsupportedStatement("a table's columns changed meanwhile")
         return self._spliced(
-            places, {number: scan for number, scan in scans.items() if scan in plans}, plans, dimensions
+            tables, {number: scan for number, scan in scans.items() if scan in plans}, plans, dimensions
         )
 
     def _scans(
-        self, places: Mapping[int, _Place], known: Mapping[int, KnownTable], *, utc: bool
+        self, tables: Mapping[int, _CatalogTable], known: Mapping[int, KnownTable], *, utc: bool
     ) -> dict[int, PlannedScan]:
         """By the number of the reference. The scans of the analysis name the marks; their joins count the scans."""
         columns = {number: one.columns for number, one in known.items() if one.columns is not None}
@@ -247,9 +247,9 @@ class _Query:
         found = find_scans(marked, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
         return {
             at: PlannedScan(
-                replace(scan, snapshot_id=places[number].reference.snapshot_id),
-                places[number].catalog.lower(),
-                places[number].name,
+                replace(scan, snapshot_id=tables[number].reference.snapshot_id),
+                tables[number].catalog.lower(),
+                tables[number].name,
             )
             for at, scan in enumerate(found)
             if (number := marks.get(scan.table)) is not None
@@ -257,20 +257,20 @@ class _Query:
 
     def _spliced(
         self,
-        places: Mapping[int, _Place],
+        tables: Mapping[int, _CatalogTable],
         scans: Mapping[int, PlannedScan],
         plans: Mapping[PlannedScan, PlanTableResponse],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     ) -> PlannedQuery:
-        marks = {mark_name(number): place for number, place in places.items()}
+        marks = {mark_name(number): table for number, table in tables.items()}
         new = []
         for scan in scans.values():
-            place, plan = marks[scan.scan.table], plans[scan]
-            levels = (place.catalog, ".".join(place.name[:-1]), str(plan.name))
-            text = ".".join(map(quoted_name, levels)) + (place.reference.alias_needed or "")
-            new.append(Replacement(place.reference.start, place.reference.end, text))
-            if place.reference.version_span is not None:
-                new.append(Replacement(*place.reference.version_span, ""))
+            table, plan = marks[scan.scan.table], plans[scan]
+            levels = (table.catalog, ".".join(table.name[:-1]), str(plan.name))
+            text = ".".join(map(quoted_name, levels)) + (table.reference.alias_needed or "")
+            new.append(Replacement(table.reference.start, table.reference.end, text))
+            if table.reference.version_span is not None:
+                new.append(Replacement(*table.reference.version_span, ""))
         return PlannedQuery(
             splice(self._statement.text, new),
             summary_of({scan: plans[scan] for scan in scans.values()}, dimensions),
@@ -280,15 +280,15 @@ class _Query:
         )
 
 
-async def _known(places: Mapping[int, _Place], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:
+async def _known(tables: Mapping[int, _CatalogTable], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:
     """The present state of the tables, by the number of the reference; without those that are none, such as views."""
-    names = sorted({(place.catalog.lower(), place.name) for place in places.values()})
+    names = sorted({(table.catalog.lower(), table.name) for table in tables.values()})
     answers = await asyncio.gather(*(servers[catalog].columns(name) for catalog, name in names))
     found = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
     return {
-        number: found[place.catalog.lower(), place.name]
-        for number, place in places.items()
-        if (place.catalog.lower(), place.name) in found
+        number: found[table.catalog.lower(), table.name]
+        for number, table in tables.items()
+        if (table.catalog.lower(), table.name) in found
     }
 
 

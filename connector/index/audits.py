@@ -88,7 +88,7 @@ class _AuditedIndex:
         """Verifies a live index file and reports problems to the server."""
         location = listed["location"]
         verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), listed)
-        if verdict.problems and self.report and not verdict.newer:
+        if verdict.problems and self.report and not verdict.has_newer_version:
             self.states[location] = state = _report(self.client, self.table, self.index.name, verdict)
             if state == _NOT_LIVE:
                 return replace(verdict, problems=())
@@ -185,7 +185,7 @@ def _report(client: IndexClient, table: Name, name: str, verdict: VerificationRe
     """Reports the problems to the server; returns the state of the index file."""
     reason = "; ".join(verdict.problems)
     try:
-        answer = client.quarantine_index_file(table, name, verdict.location, reason, check=verdict.unread)
+        answer = client.quarantine_index_file(table, name, verdict.location, reason, check=verdict.is_unreadable)
     except NotFound:
         return _NOT_LIVE  # deleted since
     return str(answer["state"])

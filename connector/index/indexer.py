@@ -216,7 +216,7 @@ class Indexer:
             progress.size_bytes += size_bytes
             done.verified += 1
             done.verified_bytes += size_bytes
-            if verdict.problems and not verdict.newer:
+            if verdict.problems and not verdict.has_newer_version:
                 progress.damaged += 1
                 done.damaged += 1
                 _log.warning(

@@ -24,18 +24,18 @@ KEYS_SAMPLED = 50
 
 @dataclass(frozen=True)
 class VerificationResult:
-    """`problems` is empty for a correct file. `sampled`: data files that were read. `gone`: data files that could not
-    be read, for example because they were deleted."""
+    """`problems` is empty for a correct file. `sampled_files` are data files that were read, `unreadable_files` those
+    that could not be read, for example because they were deleted."""
 
     location: str
     files: int = 0
     rows: int = 0
-    sampled: int = 0
-    gone: int = 0
+    sampled_files: int = 0
+    unreadable_files: int = 0
     problems: tuple[str, ...] = ()
-    unread: bool = False
+    is_unreadable: bool = False
     """The index file could not be read or is damaged; another reader may succeed."""
-    newer: bool = False
+    has_newer_version: bool = False
     """The index file has a newer format version, which cannot be verified; this is not an error."""
     listed: FilesTable | None = field(default=None, compare=False, repr=False)
     """The data files of the index file; None if it could not be read."""
@@ -49,9 +49,9 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         index = kind.open(opened.blob)
         index.verify()
     except UnknownVersion as error:
-        return VerificationResult(location, problems=(str(error),), newer=True)
+        return VerificationResult(location, problems=(str(error),), has_newer_version=True)
     except (Corrupt, ValueError, OSError) as error:
-        return VerificationResult(location, problems=(str(error),), unread=True)
+        return VerificationResult(location, problems=(str(error),), is_unreadable=True)
     verdict = VerificationResult(location, len(opened.files), opened.files.rows, listed=opened.files)
     actual, expected = (opened.header.table_uuid, opened.header.definition), (task.table_uuid, task.definition.id)
     problems = [f"it is of table and index {actual}, not {expected}"] if actual != expected else []
@@ -67,9 +67,9 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
         try:
             columns = keys_of_file(task, file)
         except (Unreadable, ValueError):  # deleted since, or no longer readable with the table's current schema
-            verdict = replace(verdict, gone=verdict.gone + 1)
+            verdict = replace(verdict, unreadable_files=verdict.unreadable_files + 1)
             continue
-        verdict = replace(verdict, sampled=verdict.sampled + 1)
+        verdict = replace(verdict, sampled_files=verdict.sampled_files + 1)
         differences = kind.compare(index, number, columns, _sample_rows(columns[0], rng))
         problems.extend(f"{path}: {problem}" for problem in differences)
     return replace(verdict, problems=tuple(problems))

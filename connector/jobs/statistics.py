@@ -175,7 +175,7 @@ class _Computation:
     ) -> None:
         storage, folder = self._opened.storage, metadata_folder(self._metadata.location, self._metadata.properties)
         sequence_number = self._known.snapshot.sequence_number
-        place = f"{folder}/{self._snapshot_id}-{uuid.uuid4()}.stats"
+        location = f"{folder}/{self._snapshot_id}-{uuid.uuid4()}.stats"
         blobs = []
         for column, sketch in sketches.items():
             properties = {NDV: str(min(round(sketch.estimate), max(self._known.rows, len(sketch.hashes))))}
@@ -186,22 +186,22 @@ class _Computation:
         data = b"".join(write_puffin(blobs, {"created-by": "Seamark"}))
         file = StatisticsFile(
             self._snapshot_id,
-            place,
+            location,
             len(data),
-            footer_size_bytes(data, place),
+            footer_size_bytes(data, location),
             tuple(BlobMetadata(THETA, self._snapshot_id, sequence_number, b.fields, dict(b.properties)) for b in blobs),
         )
         updates = [{"action": "set-statistics", "statistics": msgspec.to_builtins(file)}]
-        written = [place]
+        written = [location]
         try:
-            storage.write(place, [data])
+            storage.write(location, [data])
             if is_partitioned(self._metadata):
-                place = f"{folder}/partition-stats-{self._snapshot_id}-{uuid.uuid4()}.parquet"
-                written.append(place)
+                location = f"{folder}/partition-stats-{self._snapshot_id}-{uuid.uuid4()}.parquet"
+                written.append(location)
                 report.partitions, size = write_partition_statistics(
-                    self._client, self._opened, self._metadata, place, self._snapshot_id
+                    self._client, self._opened, self._metadata, location, self._snapshot_id
                 )
-                of_partitions = PartitionStatisticsFile(self._snapshot_id, place, size)
+                of_partitions = PartitionStatisticsFile(self._snapshot_id, location, size)
                 update = {"partition-statistics": msgspec.to_builtins(of_partitions)}
                 updates.append({"action": "set-partition-statistics", **update})
                 report.size_bytes += size

@@ -23,7 +23,7 @@ from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.footers import SIGNATURE_BYTES, FileKeys, is_signed
 from seamark.metaserver.iceberg.files.budget import decoded_budget
 from seamark.metaserver.iceberg.files.footer import ENCRYPTED_MAGIC, END_BYTES, MAGIC
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, places_of, with_mapped_ids
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns, with_mapped_ids
 from seamark.metaserver.iceberg.files.parquet_reading import FOOTER_LIMIT_BYTES, BoundedParquet
 from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping
 from seamark.metaserver.iceberg.types.schema import Schema
@@ -89,7 +89,7 @@ def _read(
     file = BoundedParquet(source, path, decoded_budget(DECODED_BYTES))
     if file.rows != rows:
         raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
-    return file.plain_columns(places_of(with_mapped_ids(list(file.schema), projection.mapping), column_ids))
+    return file.plain_columns(find_columns(with_mapped_ids(list(file.schema), projection.mapping), column_ids))
 
 
 def _is_encrypted(source: pa.NativeFile) -> bool:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from seamark.connector.arrow.casting import UNKNOWN, file_name_of
+from seamark.connector.arrow.partitions import column_at
 from seamark.metaserver.iceberg.expressions.ranges import after_prefix
 from seamark.metaserver.iceberg.metadata.properties import as_int
 from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
@@ -48,12 +49,12 @@ _ORDER_PRESERVING = frozenset({"identity", "truncate", "year", "month", "day", "
 
 
 class LeafColumn(NamedTuple):
-    """A leaf column of a Parquet file. `places`: its path of positions through structs. `repeated`: in a list or
+    """A leaf column of a Parquet file. `positions`: its path of positions through structs. `repeated`: in a list or
     map."""
 
     id: int
     kind: str
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     repeated: bool
     path: str
     """The Parquet path: `st.a`, `tags.list.element`."""
@@ -77,24 +78,26 @@ def leaves_of(schema: Schema) -> list[LeafColumn]:
     return list(_leaves(schema.fields, (), False, ""))
 
 
-def _leaves(fields: tuple[Field, ...], places: tuple[int, ...], repeated: bool, path: str) -> Iterator[LeafColumn]:
+def _leaves(fields: tuple[Field, ...], positions: tuple[int, ...], repeated: bool, path: str) -> Iterator[LeafColumn]:
     written = [field for field in fields if field.type != UNKNOWN]
-    for place, field in enumerate(written):
-        yield from _leaves_within(field.id, field.type, (*places, place), repeated, path + file_name_of(field.name))
+    for position, field in enumerate(written):
+        yield from _leaves_within(
+            field.id, field.type, (*positions, position), repeated, path + file_name_of(field.name)
+        )
 
 
 def _leaves_within(
-    field_id: int, kind: Type, places: tuple[int, ...], repeated: bool, path: str
+    field_id: int, kind: Type, positions: tuple[int, ...], repeated: bool, path: str
 ) -> Iterator[LeafColumn]:
     if isinstance(kind, StructType):
-        yield from _leaves(kind.fields, places, repeated, f"{path}.")
+        yield from _leaves(kind.fields, positions, repeated, f"{path}.")
     elif isinstance(kind, ListType):
         yield from _leaves_within(kind.element_id, kind.element, (), True, f"{path}.list.element")
     elif isinstance(kind, MapType):
         yield from _leaves_within(kind.key_id, kind.key, (), True, f"{path}.key_value.key")
         yield from _leaves_within(kind.value_id, kind.value, (), True, f"{path}.key_value.value")
     else:
-        yield LeafColumn(field_id, kind, places, repeated, path)
+        yield LeafColumn(field_id, kind, positions, repeated, path)
 
 
 def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) -> dict[int, Mode]:
@@ -181,10 +184,10 @@ class Metrics:
         for leaf in self._leaves:
             mode, name = self._modes[leaf.id], base_name(leaf.kind)
             if mode.counts and name in FLOATS:
-                nans = pc.sum(pc.is_nan(_column(rows, leaf))).as_py()
+                nans = pc.sum(pc.is_nan(column_at(rows, leaf.positions))).as_py()
                 self._nans[self._groups, leaf.id] = nans or 0
             elif mode.bounds and name in ("string", "binary"):
-                column = _column(rows, leaf)
+                column = column_at(rows, leaf.positions)
                 if (pc.max(pc.binary_length(column)).as_py() or 0) > FOOTER_BYTES_MAX:
                     min_max = pc.min_max(column.cast(pa.large_binary()))
                     self._long_values[self._groups, leaf.id] = (min_max["min"].as_py(), min_max["max"].as_py())
@@ -242,12 +245,6 @@ class Metrics:
         if any(value is None or value != value for value in values):
             return None
         return (min(values), max(values)) if values else None
-
-
-def _column(rows: pa.Table, leaf: LeafColumn) -> pa.ChunkedArray:
-    """The column; null in rows where an enclosing struct is null."""
-    column = rows.column(leaf.places[0])
-    return pc.struct_field(column, list(leaf.places[1:])) if len(leaf.places) > 1 else column
 
 
 def _value(kind: str, raw: Any) -> Any:

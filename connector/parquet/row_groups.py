@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from seamark.metaserver.iceberg.expressions.arrow import plain_type
 from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
 from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, predicates_of
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, find_columns
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.iceberg.types.values import FLOATS
 
@@ -59,23 +59,23 @@ def _chunks(file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[
     if not kinds:
         return {}
     try:
-        places = places_of(fields, kinds)
+        column_paths = find_columns(fields, kinds)
     except AmbiguousColumn:
         return {}
     paths: dict[str, list[int]] = {}
     for number in range(file.num_columns):
         paths.setdefault(file.schema.column(number).path, []).append(number)
     chunks = {}
-    for column_id, place in places.items():
-        numbers = paths.get(".".join(place), [])
-        if len(numbers) == 1 and _comparable(_type_at(fields, place), kinds[column_id]):
+    for column_id, column_path in column_paths.items():
+        numbers = paths.get(".".join(column_path), [])
+        if len(numbers) == 1 and _comparable(_type_at(fields, column_path), kinds[column_id]):
             chunks[column_id] = numbers[0]
     return chunks
 
 
-def _type_at(fields: list[pa.Field], place: tuple[str, ...]) -> pa.DataType:
-    kind = next(field.type for field in fields if field.name == place[0])
-    for name in place[1:]:
+def _type_at(fields: list[pa.Field], column_path: tuple[str, ...]) -> pa.DataType:
+    kind = next(field.type for field in fields if field.name == column_path[0])
+    for name in column_path[1:]:
         kind = kind.field(name).type
     return kind
 

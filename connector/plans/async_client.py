@@ -116,7 +116,7 @@ class JoinRequest:
 
 
 def _like_body(like: Like) -> dict[str, Any]:
-    body = {"column": like.place[1], "pattern": like.pattern, "escape": like.escape, "function": like.function}
+    body = {"column": like.column[1], "pattern": like.pattern, "escape": like.escape, "function": like.function}
     return {**{name: value for name, value in body.items() if value is not None}, "negated": like.negated}
 
 

@@ -7,8 +7,8 @@ logic has three values, and a row is used if its condition is *true*. So a part 
 
 The condition None is true for every row. `NEVER` is true for none.
 
-`Match` requires that a column's value is among the values of another table's column. It is never negated. `Like` is a
-pattern that only the rows of a dimension are compared with.
+`SemiJoin` requires that a column's value is among the values of another table's column. It is never negated. `Like` is
+a pattern that only the rows of a dimension are compared with.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from seamark.metaserver.iceberg.expressions import expression as iceberg
 from seamark.metaserver.iceberg.expressions.expression import Expression, Not, Op, Unbound
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
-Place: TypeAlias = tuple[int, str]
-"""The number of a source within its query block, and the name of a column."""
+ColumnReference: TypeAlias = tuple[int, str]
+"""A column of a source: the number of the source within its query block, and the name of the column."""
 LEAVES_MAX = 5_000
 """The limit of comparisons in a condition. Names in WITH that use other names twice would double it each time."""
 TEXT_MAX = 100_000
@@ -44,7 +44,7 @@ class ColumnComparison:
     `IS TRUE` for a boolean column alone.
     """
 
-    place: Place
+    column: ColumnReference
     op: str
     literals: tuple[Literal, ...] = ()
     transform: str = IDENTITY
@@ -73,8 +73,8 @@ class ColumnComparison:
         return frozenset(one.zone for one in self.literals if one.zone is not None and self.transform == IDENTITY)
 
     def moved(self, to: Move) -> ColumnComparison | None:
-        place = to(self.place)
-        return None if place is None else replace(self, place=place)
+        column = to(self.column)
+        return None if column is None else replace(self, column=column)
 
     def negation(self) -> ColumnComparison | None:
         return replace(self, negated=not self.negated) if self.exact else None
@@ -85,7 +85,7 @@ class Like:
     """`column LIKE pattern`, or NOT LIKE; of the column itself, or in lower or upper case. It leaves out no files of
     its table, only rows of a dimension. It is never negated."""
 
-    place: Place
+    column: ColumnReference
     pattern: str
     escape: str | None = None
     function: str | None = None
@@ -94,26 +94,26 @@ class Like:
     size: ClassVar[int] = 1
 
     def moved(self, to: Move) -> Like | None:
-        place = to(self.place)
-        return None if place is None else replace(self, place=place)
+        column = to(self.column)
+        return None if column is None else replace(self, column=column)
 
 
 @dataclass(frozen=True)
-class Match:
-    """Some needed row of a stored table has the same values and no nulls: `pairs` of a place and the table's column.
-    `of` identifies the reference to the table. That row also meets `where`, whose places are (0, column). With a
-    `transform` there is one pair, and the row's value identifies a period of the place (`scan.Join`)."""
+class SemiJoin:
+    """Some needed row of a stored table has the same values and no nulls: `pairs` of a column and the table's column.
+    `of` identifies the reference to the table. That row also meets `where`, whose columns are (0, name). With a
+    `transform` there is one pair, and the row's value identifies a period of the column (`scan.Join`)."""
 
-    pairs: tuple[tuple[Place, str], ...]
+    pairs: tuple[tuple[ColumnReference, str], ...]
     of: object
     where: Condition | None = None
     transform: str = IDENTITY
     rejects_null: ClassVar[bool] = True
     size: ClassVar[int] = 1
 
-    def moved(self, to: Move) -> Match | None:
+    def moved(self, to: Move) -> SemiJoin | None:
         """With fewer pairs it is weaker."""
-        pairs = tuple((place, column) for old, column in self.pairs if (place := to(old)) is not None)
+        pairs = tuple((reference, column) for old, column in self.pairs if (reference := to(old)) is not None)
         return replace(self, pairs=pairs) if pairs else None
 
 
@@ -129,10 +129,10 @@ class Any:
     size: int
 
 
-Atom: TypeAlias = ColumnComparison | Like | Match
+Atom: TypeAlias = ColumnComparison | Like | SemiJoin
 Condition: TypeAlias = Atom | All | Any
-Move: TypeAlias = Callable[[Place], Place | None]
-"""From a place to another place with the same value; None if there is none."""
+Move: TypeAlias = Callable[[ColumnReference], ColumnReference | None]
+"""From a column to a column of another source with the same value; None if there is none."""
 NEVER = Any((), 1)
 
 
@@ -163,7 +163,7 @@ def any_of(parts: Iterable[Condition | None]) -> Condition | None:
 
 
 def move(condition: Condition | None, to: Move) -> Condition | None:
-    """The condition on other places, without the parts whose places have no other place."""
+    """The condition on the columns that `to` returns, without the parts for whose columns it returns None."""
     return weaken(condition, lambda atom: atom.moved(to))
 
 
@@ -208,17 +208,17 @@ def _leaves(condition: Condition) -> Iterable[Condition]:
     return condition.parts if isinstance(condition, All) else (condition,)
 
 
-def places_of(condition: Condition) -> frozenset[Place]:
+def references_of(condition: Condition) -> frozenset[ColumnReference]:
     match condition:
         case ColumnComparison() | Like():
-            return frozenset({condition.place})
-        case Match():
-            return frozenset(place for place, _ in condition.pairs)
-    return frozenset[Place]().union(*(places_of(part) for part in condition.parts))
+            return frozenset({condition.column})
+        case SemiJoin():
+            return frozenset(reference for reference, _ in condition.pairs)
+    return frozenset[ColumnReference]().union(*(references_of(part) for part in condition.parts))
 
 
 def within_limit(condition: Condition | None) -> Condition | None:
-    """As many parts of the condition as have at most `TEXT_MAX` characters in SQL. Without matches."""
+    """As many parts of the condition as have at most `TEXT_MAX` characters in SQL. Without semi-joins."""
     kept: list[Condition] = []
     left = TEXT_MAX
     for part in condition.parts if isinstance(condition, All) else () if condition is None else (condition,):
@@ -230,7 +230,7 @@ def within_limit(condition: Condition | None) -> Condition | None:
 
 
 def sql_of(condition: Condition) -> str:
-    """SQL that Trino and Spark read. ValueError for a condition with matches or LIKE."""
+    """SQL that Trino and Spark read. ValueError for a condition with semi-joins or LIKE."""
     match condition:
         case All(parts):
             return "(" + " AND ".join(sql_of(part) for part in parts) + ")"
@@ -238,14 +238,14 @@ def sql_of(condition: Condition) -> str:
             return "FALSE"
         case Any(parts):
             return "(" + " OR ".join(sql_of(part) for part in parts) + ")"
-        case Match() | Like():
-            raise ValueError("a match or LIKE cannot be written as SQL")
+        case SemiJoin() | Like():
+            raise ValueError("a semi-join or LIKE cannot be written as SQL")
     text = _comparison_sql(condition)
     return f"NOT ({text})" if condition.negated else text
 
 
 def _comparison_sql(comparison: ColumnComparison) -> str:
-    term = _TERMS[comparison.transform].format(quoted_name(comparison.place[1]))
+    term = _TERMS[comparison.transform].format(quoted_name(comparison.column[1]))
     texts = [one.sql for one in comparison.literals]
     match comparison.op:
         case "IS TRUE":
@@ -264,7 +264,7 @@ def _comparison_sql(comparison: ColumnComparison) -> str:
 
 
 def expression_of(condition: Condition) -> Expression:
-    """An Iceberg expression with typed literals, true for the same rows. ValueError for matches and LIKE.
+    """An Iceberg expression with typed literals, true for the same rows. ValueError for semi-joins and LIKE.
 
     Iceberg's logic has two values: `not-eq` is true for null, so that a comparison with <> also requires `not-null`.
     """
@@ -273,14 +273,14 @@ def expression_of(condition: Condition) -> Expression:
             return iceberg.all_of(*map(expression_of, parts))
         case Any(parts):
             return iceberg.any_of(*map(expression_of, parts))
-        case Match() | Like():
-            raise ValueError("a match or LIKE cannot be written as an expression")
+        case SemiJoin() | Like():
+            raise ValueError("a semi-join or LIKE cannot be written as an expression")
     return _comparison_expression(condition)
 
 
 def _comparison_expression(comparison: ColumnComparison) -> Expression:
     negated, literals = comparison.negated, comparison.literals
-    name = comparison.place[1]
+    name = comparison.column[1]
     is_null, not_null = Unbound(Op.IS_NULL, name, IDENTITY, ()), Unbound(Op.NOT_NULL, name, IDENTITY, ())
     null = any(one.kind == "null" for one in literals)
 

@@ -54,7 +54,7 @@ class PlannedScan:
 class Dimension:
     """A scan that filters another scan, at a snapshot of its table."""
 
-    place: PlannedScan
+    planned: PlannedScan
     snapshot_id: int
     files: int
     """Data files of its table."""
@@ -68,14 +68,14 @@ class Dimension:
     @property
     def columns(self) -> frozenset[str]:
         """The columns of its table by which rows of the other table are left out."""
-        return frozenset(other for _, other in self.on) | self.place.scan.columns | columns_of(self.join.where)
+        return frozenset(other for _, other in self.on) | self.planned.scan.columns | columns_of(self.join.where)
 
     def request(self) -> JoinRequest:
-        scan, join = self.place.scan, self.join
+        scan, join = self.planned.scan, self.join
         nested = tuple(one.request() for one in self.dimensions)
         condition = weaken(all_of([scan.condition, join.where]), _of_column)
         return JoinRequest(
-            self.place.table,
+            self.planned.table,
             join.on,
             None if condition is None else expression_of(condition),
             self.snapshot_id,
@@ -92,16 +92,17 @@ def depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
 
 
 def find_dimensions(
-    places: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
+    planned_scans: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
 ) -> dict[PlannedScan, tuple[Dimension, ...]]:
-    """The dimensions of each scan. `places` are by the numbers of the scans, `known` by the names in the statement."""
+    """The dimensions of each scan. `planned_scans` are by the numbers of the scans, `known` by the names in the
+    statement."""
     chosen = {}
-    for number, place in places.items():
-        table = _known(place, known)
+    for number, planned in planned_scans.items():
+        table = _known(planned, known)
         if table is not None and table.files > 1:  # a table of one file is read entirely
-            found = _DimensionTree(places, known).dimensions(number, ())
+            found = _DimensionTree(planned_scans, known).dimensions(number, ())
             if found:
-                chosen[place] = found
+                chosen[planned] = found
     return chosen
 
 
@@ -109,48 +110,48 @@ class _DimensionTree:
     """The tree of one scan."""
 
     def __init__(
-        self, places: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
+        self, planned_scans: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
     ) -> None:
-        self._places = places
+        self._planned_scans = planned_scans
         self._known = known
         self._left = JOINS_MAX
         self._steps = _STEPS_MAX
 
     def dimensions(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
-        limited = _known(self._places[number], self._known)
+        limited = _known(self._planned_scans[number], self._known)
         if limited is None or len(path) >= DEPTH_MAX:
             return ()
         found: list[Dimension] = []
-        for join in self._places[number].scan.joins:
+        for join in self._planned_scans[number].scan.joins:
             if not self._left or not self._steps:
                 break
             self._steps -= 1
-            place = self._places.get(join.scan)
-            table = None if place is None else _known(place, self._known)
-            if place is None or table is None or table.snapshot_id is None or join.scan in path:
+            planned = self._planned_scans.get(join.scan)
+            table = None if planned is None else _known(planned, self._known)
+            if planned is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
             is_small = table.size_bytes <= max(SMALL_BYTES, limited.size_bytes // SIZE_RATIO_MIN)
-            if not is_small and not (place.table == self._places[number].table and _has_values(place.scan)):
+            if not is_small and not (planned.table == self._planned_scans[number].table and _has_values(planned.scan)):
                 continue
             self._left -= 1
             behind = self.dimensions(join.scan, (*path, number))
             # A condition on the join columns alone is also pushed to the filtered table itself.
             is_told = join.transform == IDENTITY and join.where is None and join.any_of is None
-            if behind or not is_told or not place.scan.columns <= {column for _, column in join.on}:
-                found.append(Dimension(place, table.snapshot_id, table.files, join, behind))
+            if behind or not is_told or not planned.scan.columns <= {column for _, column in join.on}:
+                found.append(Dimension(planned, table.snapshot_id, table.files, join, behind))
             else:
                 self._left += 1
         return tuple(one for one in found if one.join.any_of is None or self._is_whole(one.join, number, found))
 
     def _is_whole(self, join: Join, number: int, found: Sequence[Dimension]) -> bool:
         """Whether all alternatives are there: without one of them, the others restrict no row."""
-        alternatives = [one for one in self._places[number].scan.joins if one.any_of == join.any_of]
+        alternatives = [one for one in self._planned_scans[number].scan.joins if one.any_of == join.any_of]
         return all(any(other.join is one for other in found) for one in alternatives)
 
 
 def _of_column(atom: Atom) -> Atom | None:
     """The rows of a dimension are filtered by whole columns, and not by fields of structs."""
-    return None if isinstance(atom, ColumnComparison) and "." in atom.place[1] else atom
+    return None if isinstance(atom, ColumnComparison) and "." in atom.column[1] else atom
 
 
 def _has_values(scan: Scan) -> bool:
@@ -160,6 +161,6 @@ def _has_values(scan: Scan) -> bool:
     return any(isinstance(one, ColumnComparison) and one.op in ("=", "IN") and not one.negated for one in parts)
 
 
-def _known(place: PlannedScan, known: Mapping[tuple[str | None, str | None, str], KnownTable]) -> KnownTable | None:
-    scan = place.scan
+def _known(planned: PlannedScan, known: Mapping[tuple[str | None, str | None, str], KnownTable]) -> KnownTable | None:
+    scan = planned.scan
     return None if scan.is_past else known.get((scan.catalog, scan.schema, scan.table))

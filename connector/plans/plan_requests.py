@@ -48,38 +48,40 @@ class PlanRequests:
         return self._failed
 
     async def plans(
-        self, places: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
+        self, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
     ) -> Plans:
         """The plans of the scans that are to read plan tables."""
-        groups = _groups(places)
-        pins = {one.place.read: one for each in dimensions.values() for one in depth_first(each)}
+        groups = _groups(planned_scans)
+        pins = {one.planned.read: one for each in dimensions.values() for one in depth_first(each)}
         wanted = {}
-        for place in places:
-            joins, pin = dimensions.get(place, ()), pins.get(place.read)
+        for planned in planned_scans:
+            joins, pin = dimensions.get(planned, ()), pins.get(planned.read)
             if pin is not None:
                 # No file of a single-file table can be left out, so all statements share one plan of it.
-                wanted[place] = _wanted(place, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
-            elif place.scan.condition is not None or joins:
-                wanted[place] = _wanted(place, place.scan.snapshot_id, self._kept_max, joins)
+                wanted[planned] = _wanted(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
+            elif planned.scan.condition is not None or joins:
+                wanted[planned] = _wanted(planned, planned.scan.snapshot_id, self._kept_max, joins)
         found = await self._plans(wanted)
         again = {}
-        for place, each in dimensions.items():
-            plan = found.get(place)
+        for planned, each in dimensions.items():
+            plan = found.get(planned)
             if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_sure(each, plan, found):
-                found.pop(place, None)
-                if place.scan.condition is not None or place.read in pins:
-                    again[place] = replace(wanted[place], joins=())
+                found.pop(planned, None)
+                if planned.scan.condition is not None or planned.read in pins:
+                    again[planned] = replace(wanted[planned], joins=())
         again |= self._others(groups, found, again)
         found |= await self._plans(again)
         _settle(groups, dimensions, found)
         await self._settle_refs(groups, dimensions, found)
-        needed = {one.place.read for place, plan in found.items() for one, _ in _used(dimensions.get(place, ()), plan)}
+        needed = {
+            one.planned.read for planned, plan in found.items() for one, _ in _used(dimensions.get(planned, ()), plan)
+        }
         for read in pins.keys() - needed:
             # It was pinned to the snapshot for a join with another table; the join is not used.
-            group = next(group for group in groups.values() if any(place.read == read for place in group))
-            if all(place in found and self._keeps_most(found[place]) for place in group):
+            group = next(group for group in groups.values() if any(planned.read == read for planned in group))
+            if all(planned in found and self._keeps_most(found[planned]) for planned in group):
                 _drop(found, group)
-        return {place: plan for place, plan in found.items() if plan.is_made}
+        return {planned: plan for planned, plan in found.items() if plan.is_made}
 
     def _others(
         self, groups: Mapping[object, list[PlannedScan]], found: Plans, again: Mapping[PlannedScan, PlanTableRequest]
@@ -87,16 +89,16 @@ class PlanRequests:
         """The plans to request because other scans of the same table have plans."""
         wanted: dict[PlannedScan, PlanTableRequest] = {}
         for group in groups.values():
-            answers = {place: found[place] for place in group if place in found}
+            answers = {planned: found[planned] for planned in group if planned in found}
             if len(group) > 1 and any(answer.is_made for answer in answers.values()):
-                snapshots = {place.read: answer.snapshot_id for place, answer in answers.items()}
-                if any(answer.snapshot_id != snapshots[place.read] for place, answer in answers.items()):
+                snapshots = {planned.read: answer.snapshot_id for planned, answer in answers.items()}
+                if any(answer.snapshot_id != snapshots[planned.read] for planned, answer in answers.items()):
                     _drop(found, group)  # committed in between
                     continue
-                for place in group:
-                    if place in again or place not in found or not found[place].is_made:
-                        keep = place in found or place in again
-                        wanted[place] = _wanted(place, snapshots.get(place.read), 1.0, keep=keep)
+                for planned in group:
+                    if planned in again or planned not in found or not found[planned].is_made:
+                        keep = planned in found or planned in again
+                        wanted[planned] = _wanted(planned, snapshots.get(planned.read), 1.0, keep=keep)
         return wanted
 
     async def _settle_refs(
@@ -107,7 +109,9 @@ class PlanRequests:
     ) -> None:
         """Removes the plans of a table that is read at branches, tags or its current snapshot, if these moved while the
         plans were made."""
-        mixed = [group for group in groups.values() if len({place.read for place in group}) > 1 and group[0] in found]
+        mixed = [
+            group for group in groups.values() if len({planned.read for planned in group}) > 1 and group[0] in found
+        ]
         tables = await self.all({group[0].table: self._seamark.columns(group[0].table) for group in mixed})
         for group in mixed:
             table = tables.get(group[0].table)
@@ -120,7 +124,7 @@ class PlanRequests:
 
     async def _plans(self, wanted: Mapping[PlannedScan, PlanTableRequest]) -> Plans:
         answers = await self.all({one: self._plan(one) for one in dict.fromkeys(wanted.values())})
-        return {place: answers[one] for place, one in wanted.items() if one in answers}
+        return {planned: answers[one] for planned, one in wanted.items() if one in answers}
 
     async def _plan(self, wanted: PlanTableRequest) -> PlanTableResponse:
         left_s = self._until_s - asyncio.get_running_loop().time()
@@ -170,13 +174,13 @@ class PlanRequests:
 def drop_scans(
     gone: Sequence[PlannedScan],
     plans: Plans,
-    places: Sequence[PlannedScan],
+    planned_scans: Sequence[PlannedScan],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> Plans:
     """The plans that stay valid if the scans in `gone` are not read."""
     left = dict(plans)
     _drop(left, gone)
-    _settle(_groups(places), dimensions, left)
+    _settle(_groups(planned_scans), dimensions, left)
     return left
 
 
@@ -187,7 +191,7 @@ def used_joins(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list
 
 
 def _wanted(
-    place: PlannedScan,
+    planned: PlannedScan,
     snapshot_id: int | None,
     kept_max: float,
     joins: Sequence[Dimension] = (),
@@ -195,10 +199,10 @@ def _wanted(
     keep: bool = True,
 ) -> PlanTableRequest:
     """`keep`: with the filter; after a refusal, a plan without it is requested."""
-    filter = place.scan.filter if keep else None
-    ref = place.scan.ref if snapshot_id is None else None
-    past, wanted = place.scan.is_past, tuple(one.request() for one in joins)
-    return PlanTableRequest(place.table, filter, snapshot_id, kept_max, past, wanted, ref)
+    filter = planned.scan.filter if keep else None
+    ref = planned.scan.ref if snapshot_id is None else None
+    past, wanted = planned.scan.is_past, tuple(one.request() for one in joins)
+    return PlanTableRequest(planned.table, filter, snapshot_id, kept_max, past, wanted, ref)
 
 
 def _used(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[Dimension, JoinOutcome]]:
@@ -211,17 +215,17 @@ def _used(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tupl
 def _is_sure(dimensions: Sequence[Dimension], plan: PlanTableResponse, found: Plans) -> bool:
     """Whether each table whose rows left out files is read at the snapshot of these rows."""
     for one, outcome in _used(dimensions, plan):
-        other = found.get(one.place)
+        other = found.get(one.planned)
         if other is None or not other.is_made or not other.snapshot_id == outcome.snapshot_id == one.snapshot_id:
             return False
     return True
 
 
-def _groups(places: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
+def _groups(planned_scans: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
     """The scans that must read the same state of a table."""
     groups: defaultdict[object, list[PlannedScan]] = defaultdict(list)
-    for place in places:
-        groups[place.state].append(place)
+    for planned in planned_scans:
+        groups[planned.state].append(planned)
     return groups
 
 
@@ -233,17 +237,17 @@ def _settle(
     """Removes plans until the scans of a table, and their dimensions, are read at one state."""
     while True:
         apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, found)]
-        unsure = [place for place, plan in found.items() if not _is_sure(dimensions.get(place, ()), plan, found)]
-        wrong = [place for place in (*unsure, *(one for group in apart for one in group)) if place in found]
+        unsure = [planned for planned, plan in found.items() if not _is_sure(dimensions.get(planned, ()), plan, found)]
+        wrong = [planned for planned in (*unsure, *(one for group in apart for one in group)) if planned in found]
         if not wrong:
             return
         _drop(found, wrong)
 
 
 def _have_names(group: Sequence[PlannedScan], found: Plans) -> bool:
-    return all(place in found and found[place].is_made for place in group)
+    return all(planned in found and found[planned].is_made for planned in group)
 
 
-def _drop(plans: Plans, places: Sequence[PlannedScan]) -> None:
-    for place in places:
-        plans.pop(place, None)
+def _drop(plans: Plans, planned_scans: Sequence[PlannedScan]) -> None:
+    for planned in planned_scans:
+        plans.pop(planned, None)

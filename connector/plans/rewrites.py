@@ -32,10 +32,10 @@ def summary_of(
     plans: Mapping[PlannedScan, PlanTableResponse], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
 ) -> str:
     """The files that each plan keeps of its table, and the columns with the number of keys by which others went."""
-    counts = [f"{'.'.join(place.table)}={plan.files}/{plan.considered_files}" for place, plan in plans.items()]
+    counts = [f"{'.'.join(planned.table)}={plan.files}/{plan.considered_files}" for planned, plan in plans.items()]
     used = [
-        f"{'.'.join(place.table)}.{columns}:{keys}"
-        for place, plan in plans.items()
-        for columns, keys in used_joins(dimensions.get(place, ()), plan)
+        f"{'.'.join(planned.table)}.{columns}:{keys}"
+        for planned, plan in plans.items()
+        for columns, keys in used_joins(dimensions.get(planned, ()), plan)
     ]
     return "; ".join(["rewritten", *counts, *([f"joins={','.join(used)}"] if used else [])])

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from seamark.connector.plans.conditions import Condition, Like, expression_of, places_of, sql_of
+from seamark.connector.plans.conditions import Condition, Like, expression_of, references_of, sql_of
 from seamark.metaserver.iceberg.expressions.expression import Expression
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:
     """Of a field of a struct, the struct's column."""
-    return frozenset() if condition is None else frozenset(name.partition(".")[0] for _, name in places_of(condition))
+    return (
+        frozenset() if condition is None else frozenset(name.partition(".")[0] for _, name in references_of(condition))
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Scan:
     version_span: tuple[int, int] | None
     """Characters of FOR VERSION in the statement."""
     condition: Condition | None
-    """Only rows for which it is true are needed. Its places are (0, column); it has no matches.
+    """Only rows for which it is true are needed. Its columns are (0, column); it has no semi-joins.
 
     It must be bound to the schema that the scan reads: a name in an older schema may be another column."""
     likes: tuple[tuple[Like, ...], ...] = ()
@@ -92,6 +94,6 @@ class Scan:
     @cached_property
     def columns(self) -> frozenset[str]:
         """The columns in the condition, in `likes`, and in the conditions of joins on this table."""
-        likes = frozenset(one.place[1] for either in self.likes for one in either)
+        likes = frozenset(one.column[1] for either in self.likes for one in either)
         conditions = (self.condition, *(join.unless for join in self.joins))
         return likes.union(*(columns_of(one) for one in conditions))

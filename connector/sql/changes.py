@@ -90,8 +90,8 @@ class _Change:
             for n, (name, (_, kind)) in enumerate(zip(chosen, given, strict=True))
         )
         listed = ", ".join(quoted_name(name) for name in chosen)
-        place = self._place(table)
-        return f"INSERT INTO {place} ({listed}) SELECT {converted} FROM ({query})", shown(table)  # noqa: S608
+        target = self._duckdb_name(table)
+        return f"INSERT INTO {target} ({listed}) SELECT {converted} FROM ({query})", shown(table)  # noqa: S608
 
     def update(self, tree: exp.Expr) -> tuple[str, str]:
         table = tree.this
@@ -103,12 +103,12 @@ class _Change:
                 raise UnsupportedInDuckDB(f"SET {shown(one)} is not translated")
             name = _known(one.this.name, columns, table)
             sets.append(f"{quoted_name(name)} = {_stored(e.value(one.expression, scope), columns[name], name)}")
-        return f"UPDATE {self._place(table)} SET {', '.join(sets)}{self._where(tree, scope)}", shown(table)  # noqa: S608
+        return f"UPDATE {self._duckdb_name(table)} SET {', '.join(sets)}{self._where(tree, scope)}", shown(table)  # noqa: S608
 
     def delete(self, tree: exp.Expr) -> tuple[str, str]:
         table = tree.this
         scope = _scope_of(table, self._target(table))
-        return f"DELETE FROM {self._place(table)}{self._where(tree, scope)}", shown(table)  # noqa: S608
+        return f"DELETE FROM {self._duckdb_name(table)}{self._where(tree, scope)}", shown(table)  # noqa: S608
 
     def definition(self, tree: exp.Expr) -> tuple[str, str]:
         kind, word = tree.text("kind").upper(), "CREATE" if isinstance(tree, exp.Create) else "DROP"
@@ -134,10 +134,10 @@ class _Change:
                 parts = parts[1:]
             if len(parts) != 1:
                 raise BadRequest(f'{shown(named)} is not the name of a schema; write nested levels in quotes: "a.b"')
-            place = f"{quoted_name(self._catalog)}.{quoted_name(parts[0])}"
+            target = f"{quoted_name(self._catalog)}.{quoted_name(parts[0])}"
         else:
-            place = self._place(named)
-        return f"{word} {kind}{exists} {place}{columns}", shown(named)
+            target = self._duckdb_name(named)
+        return f"{word} {kind}{exists} {target}{columns}", shown(named)
 
     def _target(self, table: exp.Expr) -> Mapping[str, SqlType]:
         if not isinstance(table, exp.Table):
@@ -145,7 +145,7 @@ class _Change:
         check_args(table, frozenset(("this", "db", "catalog")))
         return self._columns_of(table)
 
-    def _place(self, table: exp.Expr) -> str:
+    def _duckdb_name(self, table: exp.Expr) -> str:
         assert isinstance(table, exp.Table)
         name = self._name_of(table)
         return ".".join(map(quoted_name, (self._catalog, ".".join(name[:-1]), name[-1])))

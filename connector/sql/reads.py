@@ -221,12 +221,12 @@ def _with_joins(
     if not any(scan.joins for scan in scans.values()):
         return {}
     numbers = sorted(scans, key=lambda number: scans[number].start)
-    places, known = {}, {}
+    planned_scans, known = {}, {}
     for at, number in enumerate(numbers):
         scan, named = scans[number], catalog.of_node[id(tables[number].node)]
         if scan.ref is not None:  # the branch may have moved since
             scan = replace(scan, ref=None, snapshot_id=named.opened.snapshot_id)
-        places[at] = PlannedScan(scan, "", named.name)
+        planned_scans[at] = PlannedScan(scan, "", named.name)
         if named.opened.snapshot_id is not None:
             known[scan.catalog, scan.schema, scan.table] = KnownTable(
                 version="",
@@ -235,19 +235,19 @@ def _with_joins(
                 size_bytes=named.bytes,
                 files=named.files,
             )
-    dimensions = joining.find_dimensions(places, known)
+    dimensions = joining.find_dimensions(planned_scans, known)
     if not dimensions:
         return {}
-    plans = run_in_thread(_plan_tables(client, list(places.values()), dimensions))
+    plans = run_in_thread(_plan_tables(client, list(planned_scans.values()), dimensions))
     return {
-        numbers[at]: (plan.name, tuple(used_joins(dimensions.get(place, ()), plan)))
-        for at, place in places.items()
-        if (plan := plans.get(place)) is not None and plan.name is not None
+        numbers[at]: (plan.name, tuple(used_joins(dimensions.get(planned, ()), plan)))
+        for at, planned in planned_scans.items()
+        if (plan := plans.get(planned)) is not None and plan.name is not None
     }
 
 
 async def _plan_tables(
-    client: SeamarkClient, places: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
+    client: SeamarkClient, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
 ) -> dict[PlannedScan, PlanTableResponse]:
     until_s = asyncio.get_running_loop().time() + JOINS_S
     try:
@@ -256,6 +256,6 @@ async def _plan_tables(
             asyncio.timeout_at(until_s + JOINS_S),
             open_seamark(client.url, token=client.token, lease_s=LEASE_S) as server,
         ):
-            return await PlanRequests(server, KEPT_MAX, until_s).plans(places, dimensions)
+            return await PlanRequests(server, KEPT_MAX, until_s).plans(planned_scans, dimensions)
     except (ClientError, TimeoutError):
         return {}

@@ -54,7 +54,7 @@ from seamark.connector.trino.protocol.held_statements import (
     target_of,
 )
 from seamark.connector.trino.protocol.metrics import ProxyMetrics
-from seamark.connector.trino.protocol.plan_withdrawal import Plan
+from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.protocol.sessions import prepare
 from seamark.connector.trino.protocol.table_statements import PATH as TABLE_STATEMENTS
@@ -381,7 +381,7 @@ class Proxy:
         used: PlanInputs,
         query_id: str,
         *,
-        plans: Sequence[Plan] = (),
+        plans: Sequence[PlanSnapshotRef] = (),
     ) -> RuleDecision:
         """Decides by the sender's view of the query, which reads `plans`. aiohttp.ClientError if the connection
         breaks."""

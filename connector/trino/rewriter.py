@@ -44,7 +44,7 @@ from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.trino.protocol.access_rules import PlanInputs, TableName
 from seamark.connector.trino.protocol.circuit_breaker import Breaker
 from seamark.connector.trino.protocol.held_statements import FORBIDDEN
-from seamark.connector.trino.protocol.plan_withdrawal import Plan, PlanWithdrawal
+from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef, PlanWithdrawal
 from seamark.connector.trino.protocol.sessions import (
     PARTITION_FILTER,
     Session,
@@ -111,7 +111,7 @@ class RewriteResult(RewrittenStatement):
 
     prepared: str | None = None
     """The prepared statement whose new text is `statement`; None if `statement` itself is sent."""
-    plans: Sequence[Plan] = ()
+    plans: Sequence[PlanSnapshotRef] = ()
     """The plans of tables and views that `statement` reads. The caller releases them (`Rewriter.release`)."""
     used: PlanInputs = field(default_factory=PlanInputs)
     """The tables and columns by which files were left out."""
@@ -199,7 +199,7 @@ class Rewriter:
         key = (text, session.catalog, session.schema)
         if (until_s := self._useless_until_s.get(key)) is not None and begun_s < until_s:
             return RewriteResult(None, f"unchanged; {_TOO_MANY} as of lately", depends_on_data=True)
-        done = await self._within(text, session, seen, begun_s + self._limits.budget_s)
+        done = await self._rewrite_by(text, session, seen, begun_s + self._limits.budget_s)
         if seen.explains:  # a prepared statement may explain, too
             done = replace(done, used=replace(done.used, explains=True))
         if done.is_wasted:
@@ -214,7 +214,7 @@ class Rewriter:
         except TimeoutError:
             _log.warning("not withdrawn", error="Seamark was too slow")
 
-    async def renew(self, plans: Sequence[Plan]) -> None:
+    async def renew(self, plans: Sequence[PlanSnapshotRef]) -> None:
         """Renews the plans of a statement that Trino has not analysed yet. Plans that are not renewed within the budget
         keep their leases."""
         by_name: defaultdict[Name, list[int]] = defaultdict(list)
@@ -257,70 +257,70 @@ class Rewriter:
         """The parties that failed too often: seamark, so that no plans are requested."""
         return ["seamark"] if self._seamark_breaker.is_open else []
 
-    async def _within(self, text: StatementText, session: Session, seen: _Glance, until_s: float) -> RewriteResult:
+    async def _rewrite_by(self, text: StatementText, session: Session, seen: _Glance, until_s: float) -> RewriteResult:
         if not self._seamark_breaker.allow_request():
             return RewriteResult(None, "unchanged; Seamark failed lately")
-        asking = PlanRequests(self._client, self._limits.kept_max, until_s)
-        done = await self._asked(text, session, seen, asking, until_s)
-        if asking.missing and not asking.has_failed():
+        requests = PlanRequests(self._client, self._limits.kept_max, until_s)
+        done = await self._rewrite_with_plans(text, session, seen, requests, until_s)
+        if requests.missing and not requests.has_failed():
             try:
-                learned = await self._views.load(asking.missing, asking, until_s)
+                learned = await self._views.load(requests.missing, requests, until_s)
             except TimeoutError:
                 return done  # the next statement uses what was loaded
             if learned:
                 again = PlanRequests(self._client, self._limits.kept_max, until_s)
-                return await self._asked(text, session, seen, again, until_s)
+                return await self._rewrite_with_plans(text, session, seen, again, until_s)
         return done
 
-    async def _asked(
-        self, text: StatementText, session: Session, glance: _Glance, asking: PlanRequests, until_s: float
+    async def _rewrite_with_plans(
+        self, text: StatementText, session: Session, glance: _Glance, requests: PlanRequests, until_s: float
     ) -> RewriteResult:
         try:
-            reading, known, seen = await self._reading(text, session, glance, asking, until_s)
-            all_places = {number: self._place(scan, session) for number, scan in enumerate(reading.scans)}
-            numbered = {number: place for number, place in all_places.items() if place is not None}
-            tables = {number: place for number, place in numbered.items() if place.table not in seen.views}
+            reading, known, seen = await self._reading(text, session, glance, requests, until_s)
+            all_scans = {number: self._planned_scan(scan, session) for number, scan in enumerate(reading.scans)}
+            numbered = {number: planned for number, planned in all_scans.items() if planned is not None}
+            tables = {number: planned for number, planned in numbered.items() if planned.table not in seen.views}
             # Trino does not read views at an earlier version.
             views = {
-                number: place
-                for number, place in numbered.items()
-                if place.table in seen.views
-                and place.scan.version_span is None
-                and place.scan.renamable
+                number: planned
+                for number, planned in numbered.items()
+                if planned.table in seen.views
+                and planned.scan.version_span is None
+                and planned.scan.renamable
                 and session.user
             }
-            looked = await self._views.expand(views, seen, until_s, utc=text.utc)
+            expanded = await self._views.expand(views, seen, until_s, utc=text.utc)
         except TimeoutError:
             return RewriteResult(None, _NOT_IN_TIME)
-        if asking.has_failed():
+        if requests.has_failed():
             self._seamark_breaker.record_failure()
-            return RewriteResult(None, f"unchanged; {asking.why}")
-        places = [*tables.values(), *(place for view in looked for place in view.tables)]
-        if not any(place.scan.is_restricted for place in places):
+            return RewriteResult(None, f"unchanged; {requests.why}")
+        planned_scans = [*tables.values(), *(planned for view in expanded for planned in view.tables)]
+        if not any(planned.scan.is_restricted for planned in planned_scans):
             return RewriteResult(None, "unchanged; no scan that could leave files out")
-        if len(places) + len(looked) > SCANS_MAX:
+        if len(planned_scans) + len(expanded) > SCANS_MAX:
             return RewriteResult(None, f"unchanged; more than {SCANS_MAX} scans")
-        who = hash((session.who, frozenset((place.table, place.scan.columns) for place in numbered.values())))
+        who = hash((session.who, frozenset((planned.table, planned.scan.columns) for planned in numbered.values())))
         failing = self._failing.get(who)
         if failing is not None and not failing.allow_request():
             return RewriteResult(None, "unchanged; lately Trino could not read its plans, or its rules forbade it")
         dimensions = joining.find_dimensions(tables, known)
-        for view in looked:
+        for view in expanded:
             dimensions |= view.dimensions
         asked_s = time.monotonic()
-        plans = await asking.plans(places, dimensions)
-        over, plans = await self._views.plan_views(looked, plans, places, dimensions, asking, session.user)
-        for plan in asking.made:
+        plans = await requests.plans(planned_scans, dimensions)
+        over, plans = await self._views.plan_views(expanded, plans, planned_scans, dimensions, requests, session.user)
+        for plan in requests.made:
             self._withdrawing.note(plan, asked_s)
-        if asking.has_failed():
+        if requests.has_failed():
             self._seamark_breaker.record_failure()
         else:
             self._seamark_breaker.record_success()
         if not plans:
-            why = asking.why or _TOO_MANY
-            return RewriteResult(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not asking.why)
+            why = requests.why or _TOO_MANY
+            return RewriteResult(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not requests.why)
         try:
-            write = partial(_rewritten, text, places, plans, dimensions, over)
+            write = partial(_rewritten, text, planned_scans, plans, dimensions, over)
             done = replace(await self._reader.run(len(text.text), write, until_s), who=who)
         except TimeoutError:
             return RewriteResult(None, _NOT_IN_TIME)
@@ -356,7 +356,7 @@ class Rewriter:
         return StatementText(text, execution.parameters, execution.name, utc, today)
 
     async def _reading(
-        self, text: StatementText, session: Session, glance: _Glance, asking: PlanRequests, until_s: float
+        self, text: StatementText, session: Session, glance: _Glance, requests: PlanRequests, until_s: float
     ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
         """The statement parsed, with the columns of its tables if they can give more predicates; these columns; and the
         views it names, with their contents."""
@@ -365,7 +365,7 @@ class Rewriter:
         views = await self._views.cached(named.values(), until_s)
         if len(plain.table_names) < 2 and not views and not glance.needs_types:
             return plain, {}, ViewDefinitions({}, {})
-        seen = await self._views.definitions(named.values(), views, asking, until_s)
+        seen = await self._views.definitions(named.values(), views, requests, until_s)
         known = {names: seen.known[name] for names, name in named.items() if name in seen.known}
         return (await self._reader.read(text, known, until_s) if known else plain), known, seen
 
@@ -376,41 +376,43 @@ class Rewriter:
             return None
         return catalog, (*schema.split("."), table)
 
-    def _place(self, scan: Scan, session: Session) -> PlannedScan | None:
+    def _planned_scan(self, scan: Scan, session: Session) -> PlannedScan | None:
         named = self._named((scan.catalog, scan.schema, scan.table), session)
         return None if named is None else PlannedScan(scan, *named)
 
 
 def _rewritten(
     text: StatementText,
-    places: Sequence[PlannedScan],
+    planned_scans: Sequence[PlannedScan],
     plans: Mapping[PlannedScan, PlanTableResponse],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> RewriteResult:
     """The text of each plan view already contains the plans of the tables that it reads."""
-    own = {place: view for place, view in views.items() if not place.within}
-    shown = {place: plan for place, plan in plans.items() if not place.within}
-    new = [read_at_snapshot(place.scan, int(plan.plan_snapshot_id or 0)) for place, plan in shown.items()]
-    new += [read_from_view(place.scan, view.name) for place, view in own.items()]
+    own = {planned: view for planned, view in views.items() if not planned.within}
+    shown = {planned: plan for planned, plan in plans.items() if not planned.within}
+    new = [read_at_snapshot(planned.scan, int(plan.plan_snapshot_id or 0)) for planned, plan in shown.items()]
+    new += [read_from_view(planned.scan, view.name) for planned, view in own.items()]
     if own:
         new.append(_access_checks(text, own))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return RewriteResult(None, "unchanged; too long with plans")
     each, joins = [], []
-    for place in places:
-        if place in shown:  # tables behind a view are not revealed
-            plan, name = plans[place], quote(".".join(place.table), safe=".")
+    for planned in planned_scans:
+        if planned in shown:  # tables behind a view are not revealed
+            plan, name = plans[planned], quote(".".join(planned.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
-            used = used_joins(dimensions.get(place, ()), plan)
+            used = used_joins(dimensions.get(planned, ()), plan)
             joins += [f"{name}.{quote(columns, safe='+')}:{keys}" for columns, keys in used]
     each += [f"joins={','.join(joins)}"] if joins else []
-    seen = ",".join(quote(".".join(place.table), safe=".") for place in sorted(own, key=lambda view: view.scan.start))
+    seen = ",".join(
+        quote(".".join(planned.table), safe=".") for planned in sorted(own, key=lambda view: view.scan.start)
+    )
     each += [f"views={seen}"] if seen else []
     summary = f"rewritten; scans={len(shown) + len(own)}; files={_files(shown.values())}; {'; '.join(each)}"
-    taken = {(place.table, int(plan.plan_snapshot_id or 0)) for place, plan in plans.items()}
-    taken |= {(place.table, view.plan_id) for place, view in views.items()}
+    taken = {(planned.table, int(plan.plan_snapshot_id or 0)) for planned, plan in plans.items()}
+    taken |= {(planned.table, view.plan_id) for planned, view in views.items()}
     files, considered = (
         sum(plan.files for plan in plans.values()),
         sum(plan.considered_files for plan in plans.values()),
@@ -431,10 +433,10 @@ def _access_checks(text: StatementText, views: Mapping[PlannedScan, PlanView]) -
     """Named subqueries that are never run and read the views themselves: Trino checks its rules for these."""
     at, has_with = with_position(text.text, text.parameters)
     tried = {}
-    for place, view in views.items():
+    for planned, view in views.items():
         columns = ", ".join(map(quoted_name, view.columns))
-        columns = columns.replace("'", "''") if place.scan.quoted else columns
-        tried[text.text[place.scan.start : place.scan.end]] = columns
+        columns = columns.replace("'", "''") if planned.scan.quoted else columns
+        tried[text.text[planned.scan.start : planned.scan.end]] = columns
     parts = [f'"~{n}" AS (SELECT {columns} FROM {name} WHERE FALSE)' for n, (name, columns) in enumerate(tried.items())]  # noqa: S608
     listed = ", ".join(parts)
     return Replacement(at, at, f"{listed}, " if has_with else f"WITH {listed} ")
@@ -449,23 +451,23 @@ def _used(
     columns: defaultdict[TableName, set[str]] = defaultdict(set)
     limiting: set[TableName] = set()
 
-    def join(place: PlannedScan, each: Sequence[Dimension]) -> None:
+    def join(planned: PlannedScan, each: Sequence[Dimension]) -> None:
         for dimension in each:
-            columns[_table_name(place)] |= {mine for mine, _ in dimension.on}
-            columns[_table_name(dimension.place)] |= dimension.columns
-            limiting.add(_table_name(dimension.place))
-            join(dimension.place, dimension.dimensions)
+            columns[_table_name(planned)] |= {mine for mine, _ in dimension.on}
+            columns[_table_name(dimension.planned)] |= dimension.columns
+            limiting.add(_table_name(dimension.planned))
+            join(dimension.planned, dimension.dimensions)
 
-    for place, plan in plans.items():
-        columns[_table_name(place)] |= place.scan.columns
-        if used_joins(dimensions.get(place, ()), plan):
-            join(place, dimensions.get(place, ()))
+    for planned, plan in plans.items():
+        columns[_table_name(planned)] |= planned.scan.columns
+        if used_joins(dimensions.get(planned, ()), plan):
+            join(planned, dimensions.get(planned, ()))
     read = {table: frozenset(names) for table, names in columns.items()}
     return PlanInputs(read, frozenset(limiting), frozenset(map(_table_name, views)))
 
 
-def _table_name(place: PlannedScan) -> TableName:
-    return place.catalog, ".".join(place.table[:-1]).lower(), place.table[-1].lower()
+def _table_name(planned: PlannedScan) -> TableName:
+    return planned.catalog, ".".join(planned.table[:-1]).lower(), planned.table[-1].lower()
 
 
 def _files(plans: Collection[PlanTableResponse]) -> str:

@@ -265,11 +265,11 @@ class CopyWriter:
         columns = list(found.columns)
         partitioned = {source_id for spec_field in self._target.spec.fields for source_id in spec_field.sources}
         by_id = {field.id: field for field in self._target.schema.fields}
-        for place, leaf in enumerate(self._layout.leaves):
+        for position, leaf in enumerate(self._layout.leaves):
             top = by_id[leaf.ids[0] or 0]
             if top.id in lineage:
-                columns[place] = -1  # always encoded
-            elif columns[place] < 0 and (top.required or top.initial_default is not None or top.id in partitioned):
+                columns[position] = -1  # always encoded
+            elif columns[position] < 0 and (top.required or top.initial_default is not None or top.id in partitioned):
                 return LeafMatch((), f"it lacks column {top.name}, which is not null for readers")
         return LeafMatch(columns)
 
@@ -288,9 +288,9 @@ class CopyWriter:
         group = source.footer.groups[number]
         if self._policy.keep_order:
             self._flush()
-        present = [(column, place) for place, column in enumerate(matched.columns) if column >= 0]
-        missing = [place for place, column in enumerate(matched.columns) if column < 0]
-        picks = [Pick(source, number, [column for column, _ in present], [place for _, place in present])]
+        present = [(column, position) for position, column in enumerate(matched.columns) if column >= 0]
+        missing = [position for position, column in enumerate(matched.columns) if column < 0]
+        picks = [Pick(source, number, [column for column, _ in present], [position for _, position in present])]
         if missing:
             picks.append(self._filled(task, first, group.rows, missing))
             if not present:
@@ -304,11 +304,11 @@ class CopyWriter:
 
     def _filled(self, task: ScanTask, first: int, rows: int, missing: Sequence[int]) -> Pick:
         """The columns that the file lacks, null, and those of row lineage, as a file in memory."""
-        ids = {self._layout.leaves[place].ids[0] for place in missing}
+        ids = {self._layout.leaves[position].ids[0] for position in missing}
         fields = [field for field in self._target.schema.fields if field.id in ids]
         lineage = self._read_lineage(task, first, rows) if self._lineage else {}
-        places = {field.id: place for place, field in enumerate(_written_fields(self._target))}
-        arrow = pa.schema([self._layout.arrow.field(places[field.id]) for field in fields])
+        positions = {field.id: position for position, field in enumerate(_written_fields(self._target))}
+        arrow = pa.schema([self._layout.arrow.field(positions[field.id]) for field in fields])
         columns = [
             lineage.get(field.name, pa.nulls(rows, kind.type)) for field, kind in zip(fields, arrow, strict=True)
         ]
@@ -327,7 +327,7 @@ class CopyWriter:
         table = pa.Table.from_batches(batches)
         if table.num_rows != rows:
             raise Unreadable(task.path, f"{table.num_rows} of {rows} rows of a row group were read")
-        return {name: table.column(place).combine_chunks() for place, name in enumerate(NAMES)}
+        return {name: table.column(position).combine_chunks() for position, name in enumerate(NAMES)}
 
     def _encode(self, task: ScanTask, positions: Longs | None, origin: int) -> None:
         """Encodes the live rows at these positions, together with other rows that wait."""

@@ -254,14 +254,14 @@ def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 
 def _repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
     """Whether a column has enough repeated values for a dictionary. True for nested columns."""
-    if len(leaf.places) > 1 or leaf.repeated:
+    if len(leaf.positions) > 1 or leaf.repeated:
         return True
     if rows.num_rows < _SAMPLE_ROWS:
-        return _is_smaller(rows.column(leaf.places[0]))
+        return _is_smaller(rows.column(leaf.positions[0]))
     # Stretches of consecutive rows, to include runs, spread over the whole column.
     starts = np.linspace(0, rows.num_rows - _STRETCH_ROWS, _SAMPLE_ROWS // _STRETCH_ROWS).astype(np.int64)
     positions = pa.array((starts[:, None] + np.arange(_STRETCH_ROWS)).ravel())
-    sample = rows.column(leaf.places[0]).take(positions)
+    sample = rows.column(leaf.positions[0]).take(positions)
     try:
         distinct = pc.count_distinct(sample).as_py()  # without nulls, which are not in a dictionary
     except pa.ArrowNotImplementedError:

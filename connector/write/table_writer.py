@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seamark.connector.arrow.casting import conform
-from seamark.connector.arrow.partitions import Partition, column_at, places_of
+from seamark.connector.arrow.partitions import Partition, column_at, field_positions
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, IndexTask, build_entry, keys_of_file, keys_of_term, write_index_file
 from seamark.connector.parquet.copy.protection import FileProtection
@@ -170,7 +170,7 @@ class TableWriter:
             indexes = tuple(task for task in indexes if not protection.secret_ids & column_ids_of(task))
         self._indexes = IndexBuilder(indexes)
         column_ids = {column_id for task in indexes for column_id in column_ids_of(task)}
-        self._indexed = {column_id: places_of(column_id, target.schema) for column_id in column_ids}
+        self._indexed = {column_id: field_positions(column_id, target.schema) for column_id in column_ids}
 
     def __enter__(self) -> TableWriter:
         return self

@@ -41,7 +41,7 @@ class Scope(Enum):
 class Rule(msgspec.Struct, frozen=True):
     role: Role
     scope: Scope = Scope.NAMESPACE
-    reads: bool = False
+    read_only: bool = False
     """An operation that changes nothing. Operations of readers never do."""
     recorded: bool = False
     """An operation that the audit records although it changes nothing."""
@@ -81,9 +81,9 @@ def _rules() -> dict[str, Rule]:
     for name in ("runStatement", "cancelStatement"):
         rules[name] = Rule(Role.READER, recorded=True)
     for name in ("makePlanView", "adviseTtl", "takeRewriteLease"):
-        rules[name] = Rule(Role.WRITER, reads=True)
+        rules[name] = Rule(Role.WRITER, read_only=True)
     for name in ("listTokens", "listAudit", "listReplicas"):
-        rules[name] = Rule(Role.ADMIN, Scope.CATALOG, reads=True)
+        rules[name] = Rule(Role.ADMIN, Scope.CATALOG, read_only=True)
     return rules
 
 
@@ -94,7 +94,7 @@ RULES = _rules()
 def changes(operation: str) -> bool:
     """Whether the operation changes something that the audit records. True for unknown operations."""
     rule = RULES.get(operation, _UNKNOWN)
-    return not rule.reads and rule.role is not Role.READER
+    return not rule.read_only and rule.role is not Role.READER
 
 
 def is_recorded(operation: str) -> bool:

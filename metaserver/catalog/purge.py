@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from seamark.metaserver.catalog.ownership.claims import foreign_file_check
-from seamark.metaserver.catalog.ownership.own_files import OwnPlaces
+from seamark.metaserver.catalog.ownership.own_files import OwnLocations
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
@@ -61,7 +61,7 @@ async def deletable_files(
     owns = owned(parts, metadata)
     others = await foreign_file_check(parts, uuid, own_folders(parts, metadata), exclusive=exclusive)
     claims = {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
-    own, is_judged_by_metadata = OwnPlaces(claims), without_claims and not claims
+    own, is_judged_by_metadata = OwnLocations(claims), without_claims and not claims
 
     def is_deletable(location: str) -> bool:
         try:

@@ -103,16 +103,17 @@ def _show(audit: Audit) -> None:
     index = audit.index
     if audit.verdicts:
         listed = make_table(
-            ("index file", "data files", "rows", "read again", "gone", "verdict"),
+            ("index file", "data files", "rows", "read again", "unreadable", "verdict"),
             (
                 (
                     _end_of(verdict.location),
-                    *(f"{count:,}" for count in (verdict.files, verdict.rows, verdict.sampled, verdict.gone)),
+                    *(f"{count:,}" for count in (verdict.files, verdict.rows, verdict.sampled_files)),
+                    f"{verdict.unreadable_files:,}",
                     _verdict(audit, verdict),
                 )
                 for verdict in audit.verdicts
             ),
-            right_aligned=("data files", "rows", "read again", "gone"),
+            right_aligned=("data files", "rows", "read again", "unreadable"),
             title=f"Index {index.name}",
         )
         open_console().print(listed)
@@ -132,7 +133,7 @@ def _show(audit: Audit) -> None:
 
 
 def _verdict(audit: Audit, verdict: VerificationResult) -> str:
-    if verdict.newer:
+    if verdict.has_newer_version:
         return "of a newer version"
     state = audit.states.get(verdict.location)
     if not verdict.problems:

@@ -19,7 +19,7 @@ _REMEMBERED_MAX = 4096
 _BATCH = 500
 
 
-def _asked(grant: ObjectGrant) -> tuple[str, str, NamespacePath]:
+def _key_of(grant: ObjectGrant) -> tuple[str, str, NamespacePath]:
     return grant.table_uuid, grant.location, grant.namespace
 
 
@@ -35,7 +35,7 @@ class Ownership:
 
     def is_confirmed(self, grant: ObjectGrant) -> bool:
         """Whether `check` would return without asking the database."""
-        until_s = self._known.get(_asked(grant))
+        until_s = self._known.get(_key_of(grant))
         return until_s is not None and self._clock.monotonic() < until_s
 
     async def check(self, grant: ObjectGrant) -> None:
@@ -44,7 +44,7 @@ class Ownership:
         table, which has no name and no claims yet, may use a location without a claim."""
         if self.is_confirmed(grant):
             return
-        asked, now_s = _asked(grant), self._clock.monotonic()
+        known_key, now_s = _key_of(grant), self._clock.monotonic()
         forgotten = self._forgotten
         await self._check_name(grant)
         key = await asyncio.to_thread(location_key, parse_location(grant.location))
@@ -52,12 +52,12 @@ class Ownership:
         if own.isdisjoint(with_folders(key)) and (
             own or await self._store.claims_overlapping([key], grant.table_uuid, 1)
         ):
-            self._known.pop(asked, None)
+            self._known.pop(known_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")
         if forgotten != self._forgotten:
             return  # the answer may be from before the news
-        self._known[asked] = now_s + self._recheck_s
-        self._known.move_to_end(asked)
+        self._known[known_key] = now_s + self._recheck_s
+        self._known.move_to_end(known_key)
         while len(self._known) > _REMEMBERED_MAX:
             self._known.popitem(last=False)
 
@@ -80,5 +80,5 @@ class Ownership:
                 changed = {instant.uuid for instant in instants if instant.action != "commit"}
                 if changed:
                     self._forgotten += 1
-                    for asked in [asked for asked in self._known if asked[0] in changed]:
-                        del self._known[asked]
+                    for known_key in [known_key for known_key in self._known if known_key[0] in changed]:
+                        del self._known[known_key]

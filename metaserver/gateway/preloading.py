@@ -110,8 +110,10 @@ class Preloading:
         holder = f"table {entry.uuid}"
         never = 1 << 60
         await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, never, True))
-        scan = await self._planner.scan(metadata, ScanRequest(filter=_filter(text)))  # without the usage of indexes
-        located = [scan.view.locate(row) for row in scan.rows[:_FILES_MAX].tolist()]
+        scan = await self._planner.bind_and_plan(
+            metadata, ScanRequest(filter=_filter(text))
+        )  # without the usage of indexes
+        located = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.text("file_path", local) or "": None for block, local in located}
         before, known = self._read.pop(entry.uuid, (policy, {}))
         known = {path: size for path, size in known.items() if path in paths} if before == policy else {}

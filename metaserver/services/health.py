@@ -118,7 +118,7 @@ def health_of(metadata: TableMetadata, view: TableView, settings: Settings, now_
         target_file_size_in_bytes=target_bytes,
         small_files=sizes.small_files,
         files_if_compacted=sizes.files_if_compacted,
-        delete_files=view.delete_rows,
+        delete_files=view.delete_file_count,
         deleted_records=count_of(totals, "total-position-deletes", 0) + count_of(totals, "total-equality-deletes", 0),
         manifests=len(view.manifests) + len(view.delete_manifests),
         metadata_size_in_bytes=len(encode_table(metadata)),

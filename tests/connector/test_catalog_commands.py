@@ -142,6 +142,11 @@ def test_a_dropped_table_is_restored(shop: IndexClient) -> None:
     assert done(shop, "undrop").strip() == "Nothing was dropped that can be restored."
     assert "2 rows" in done(shop, "table", "show", "shop.orders")
     assert "can be restored" in call(shop, "undrop", "shop.sales").output
+    done(shop, "table", "drop", "shop.orders", answer="y\n")
+    done(shop, "table", "create", "shop.orders", "--column", "id:long")
+    refused = call(shop, "undrop", "shop.orders")
+    assert refused.exit_code == 1
+    assert "Table already exists: shop.orders; --to NAME restores it under another name" in refused.output
 
 
 def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, column_of, dotted, has_ids, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, column_of, dotted, find_columns, has_ids
 
 
 def with_id(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
@@ -17,7 +17,7 @@ LISTED = with_id("l", pa.list_(with_id("element", pa.int32(), 5)), 4)
 
 
 def test_columns_are_found_within_structs_and_not_within_lists() -> None:
-    assert places_of([with_id("x", pa.int64(), 1), DEEP, LISTED], [1, 3, 4, 5, 6]) == {
+    assert find_columns([with_id("x", pa.int64(), 1), DEEP, LISTED], [1, 3, 4, 5, 6]) == {
         1: ("x",),
         3: ("s", "a"),
         4: ("l",),
@@ -27,8 +27,8 @@ def test_columns_are_found_within_structs_and_not_within_lists() -> None:
 def test_of_two_columns_with_one_id_neither_is_taken_and_others_are() -> None:
     twice = [with_id("x", pa.int64(), 1), with_id("y", pa.int64(), 3), DEEP]
     with pytest.raises(AmbiguousColumn, match="2 columns that may be column 3"):
-        places_of(twice, [1, 3])
-    assert places_of(twice, [1]) == {1: ("x",)}
+        find_columns(twice, [1, 3])
+    assert find_columns(twice, [1]) == {1: ("x",)}
 
 
 def test_a_file_has_ids_where_one_column_has() -> None:

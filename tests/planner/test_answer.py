@@ -28,7 +28,7 @@ from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.answer.answer import FILES_PER_PIECE, ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.partition_text import PYICEBERG, STANDARD, dialect_of
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 from tests.planner.lakes.kinds import pool, to_bytes
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
@@ -112,29 +112,29 @@ def scan(
     deletes: list[tuple[ManifestFile, Block]] | None = None,
     where: object = True,
     view: TableView | None = None,
-) -> Scan:
+) -> ScanPlan:
     """Every file, whatever the filter; `view` may be one that is there."""
     deletes = deletes or []
     view = view or TableView(
         [one for one, _ in data], [one for _, one in data], [one for one, _ in deletes], [one for _, one in deletes]
     )
     bound = bind(parse_expression(where), table.current_schema, table.schemas, case_sensitive=True)
-    return Scan(
+    return ScanPlan(
         view,
         DeleteIndex(view, table.partition_specs, table.schemas),
-        np.concatenate([view.rows_of(number) for number in range(len(view.blocks))]),
+        np.concatenate([view.entry_ids_of(number) for number in range(len(view.blocks))]),
         schema=table.current_schema,
         bound=bound,
         metadata=table,
         stages=(),
         snapshot_id=1,
-        considered=view.rows,
+        considered=view.file_count,
     )
 
 
-def answered(plan: Scan, **options: Any) -> dict[str, Any]:
+def answered(plan: ScanPlan, **options: Any) -> dict[str, Any]:
     answer = ScanTaskWriter(plan, **options)
-    tasks = b"".join(answer.tasks(plan.rows))
+    tasks = b"".join(answer.tasks(plan.entry_ids))
     return {
         "file-scan-tasks": json.loads(b"[" + tasks + b"]", parse_float=_number),
         "delete-files": json.loads(b"[" + b"".join(answer.delete_files()) + b"]"),
@@ -177,7 +177,7 @@ def test_row_ids_and_sequence_numbers_are_told_as_files_inherit_them() -> None:
         plan = scan(
             metadata(()), [(msgspec.structs.replace(listed, first_row_id=first_row_id, sequence_number=9), files)]
         )
-        for rows in (plan.rows, plan.rows[2:], plan.rows[1:2]):
+        for rows in (plan.entry_ids, plan.entry_ids[2:], plan.entry_ids[1:2]):
             answer = ScanTaskWriter(plan, form=TaskForm(sequence_numbers=True))
             tasks = [one["data-file"] for one in json.loads(b"[" + b"".join(answer.tasks(rows)) + b"]")]
             assert [one.get("first-row-id") for one in tasks] == [told[row] for row in rows.tolist()]
@@ -209,8 +209,8 @@ def test_files_of_many_manifests_and_pieces_come_once_and_in_order() -> None:
     ]
     blocks = [block([a_file(path, record_count=len(path)) for path in part]) for part in paths]
     plan = scan(metadata(()), blocks)
-    every = dict(zip(plan.rows.tolist(), [path for part in paths for path in part], strict=True))
-    for rows in (plan.rows, plan.rows[::7], plan.rows[3:-2], plan.rows[:0]):
+    every = dict(zip(plan.entry_ids.tolist(), [path for part in paths for path in part], strict=True))
+    for rows in (plan.entry_ids, plan.entry_ids[::7], plan.entry_ids[3:-2], plan.entry_ids[:0]):
         tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
         assert [task["data-file"]["file-path"] for task in tasks] == [every[row] for row in rows.tolist()]
         assert [task["data-file"]["record-count"] for task in tasks] == [len(every[row]) for row in rows.tolist()]
@@ -223,7 +223,7 @@ def test_each_file_has_its_own_lists_whatever_rows_are_asked_for(longest: int) -
     sizes = [None, 0, 1, longest, *(rng.choice([None, 0, 1, 2, min(longest, 90)]) for _ in range(200))]
     lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
     plan = scan(metadata(()), [block([a_file(f"f{n}", split_offsets=one) for n, one in enumerate(lists)])])
-    for rows in (plan.rows, plan.rows[::3], plan.rows[150:], plan.rows[4:5]):
+    for rows in (plan.entry_ids, plan.entry_ids[::3], plan.entry_ids[150:], plan.entry_ids[4:5]):
         tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
         told = [task["data-file"].get("split-offsets", []) for task in tasks]
         assert told == [lists[row] or [] for row in rows.tolist()], "seed 11"
@@ -235,7 +235,7 @@ def test_statistics_of_many_files_are_told_of_those_that_are_asked_for() -> None
     values = [rng.choice([None, rng.randrange(-(1 << 40), 1 << 40)]) for _ in range(60)]
     metrics = [{} if value is None else {1: metrics_of("long", value, value + 9)} for value in values]
     plan = scan(metadata(()), [block([a_file(f"f{n}", metrics=one) for n, one in enumerate(metrics)])])
-    rows = plan.rows[3::5]
+    rows = plan.entry_ids[3::5]
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan, stats=[1]).tasks(rows)) + b"]")
     for task, row in zip(tasks, rows.tolist(), strict=True):
         told = {key: task["data-file"].get(key) for key in ("lower-bounds", "upper-bounds", "value-counts")}
@@ -319,8 +319,8 @@ def test_a_partition_that_is_nan_is_refused_with_what_to_do() -> None:
 def test_the_zeros_are_two_partitions() -> None:
     spec = (PartitionField(1000, "p", 13, "identity"),)
     plan = scan(metadata(spec), [block([a_file("a", (0.0,)), a_file("b", (-0.0,))], 0, spec)])
-    assert b'"partition":[0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.rows))
-    assert b'"partition":[-0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.rows))
+    assert b'"partition":[0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.entry_ids))
+    assert b'"partition":[-0.0]' in b"".join(ScanTaskWriter(plan).tasks(plan.entry_ids))
 
 
 def test_partitions_follow_the_tables_spec_and_not_the_manifests_order_or_types() -> None:
@@ -412,7 +412,7 @@ def test_only_delete_files_that_a_page_refers_to_are_in_it() -> None:
     deletes = [a_delete("of a", 1, referenced="a"), a_delete("of b", 1, referenced="b")]
     plan = scan(metadata(()), [block(data)], [block(deletes)])
     answer = ScanTaskWriter(plan)
-    (task,) = json.loads(b"[" + b"".join(answer.tasks(plan.rows[1:])) + b"]")
+    (task,) = json.loads(b"[" + b"".join(answer.tasks(plan.entry_ids[1:])) + b"]")
     assert task["delete-file-references"] == [0]
     assert [one["file-path"] for one in json.loads(b"[" + b"".join(answer.delete_files()) + b"]")] == ["of b"]
     answer = ScanTaskWriter(scan(metadata(()), [block([a_file("c")])]))
@@ -486,7 +486,7 @@ def test_pyiceberg_parses_every_answer() -> None:
     plan = scan(metadata(spec), [block(files, 0, spec)], where=where)
     answer = answered(plan, stats=[1, 2], dialect=PYICEBERG)
     parsed = ScanTasks.model_validate_json(json.dumps(answer))
-    left = [file.path for file, row in zip(files, plan.rows.tolist(), strict=True) if plan.residual(row) != FALSE]
+    left = [file.path for file, row in zip(files, plan.entry_ids.tolist(), strict=True) if plan.residual(row) != FALSE]
     assert left
     assert [task.data_file.file_path for task in parsed.file_scan_tasks] == left
 
@@ -500,7 +500,9 @@ def test_only_pyiceberg_is_answered_its_way() -> None:
 def test_the_residual_of_a_partition_goes_by_the_fields_that_its_manifest_has() -> None:
     """In the manifest's own order, not the spec's; what a promoted date left behind counts days and decides nothing."""
 
-    def plan(table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any) -> Scan:
+    def plan(
+        table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any
+    ) -> ScanPlan:
         file = DataFile("f", 0, "PARQUET", 0, partition, 1, 1, {})
         return scan(table, [block([file], 0, fields, kinds=kinds)], where=where)
 
@@ -509,13 +511,13 @@ def test_the_residual_of_a_partition_goes_by_the_fields_that_its_manifest_has() 
     table = metadata((first, second), kinds=kinds)
     where = {"type": "gt", "term": "c1", "value": 5}
     turned = plan(table, (9, 1), second, first, kinds=kinds, where=where)
-    row = int(turned.rows[0])
+    row = int(turned.entry_ids[0])
     assert turned.view.locate(row)[0].partition_fields == ((1001, "int"), (1000, "int"))
     assert expression_json(turned.residual(row)) is False
     lacking = plan(table, (9,), second, kinds=kinds, where=where)
-    assert expression_json(lacking.residual(int(lacking.rows[0]))) == where
+    assert expression_json(lacking.residual(int(lacking.entry_ids[0]))) == where
 
     promoted = metadata((first,), kinds={1: "timestamp"})
     where = {"type": "lt", "term": "c1", "value": "1970-01-02T00:00:00"}
     days = plan(promoted, (20_000,), first, kinds={1: "date"}, where=where)
-    assert days.residual(int(days.rows[0])) == days.bound
+    assert days.residual(int(days.entry_ids[0])) == days.bound

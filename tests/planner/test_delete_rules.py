@@ -123,7 +123,7 @@ def test_sequence_numbers_are_inherited_by_added_files_and_are_0_in_version_1() 
     assert applying(data, deletes) == [(), (0,)]
     old = [entry(data_file("v1"), None)]
     view = TableView([manifest_file(0, 0, 0)], [block(old, version=1)], [manifest_file(1, 0, 1)], [block(deletes)])
-    assert DeleteIndex(view, specs(), []).deletes_for_row(0) == (0,)
+    assert DeleteIndex(view, specs(), []).deletes_for_file(0) == (0,)
 
 
 def test_a_kept_file_without_a_sequence_number_is_corrupt() -> None:
@@ -307,7 +307,7 @@ def test_bounds_of_a_type_that_a_promotion_gave_another_unit_prove_nothing() -> 
         [manifest_file(1, 0, 5)],
         [block([entry(delete, 2)], schema=timestamps)],
     )
-    assert DeleteIndex(view, specs(), []).deletes_for_row(0) == (0,)
+    assert DeleteIndex(view, specs(), []).deletes_for_file(0) == (0,)
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])

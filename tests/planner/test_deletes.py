@@ -325,17 +325,17 @@ def check(seed: int) -> int:
     situation = Situation(seed)
     view = situation.view()
     index = situation.index(view)
-    assert view.rows == len(situation.data), seed
-    assert view.delete_rows == len(situation.deletes), seed
+    assert view.file_count == len(situation.data), seed
+    assert view.delete_file_count == len(situation.deletes), seed
     names = rows_of(view)
-    rows = list(range(view.rows)) * 2
+    rows = list(range(view.file_count)) * 2
     situation.rng.shuffle(rows)
     found = index.deletes_for(names[rows])
     dropped = 0
     for row, applying in zip(rows, found, strict=True):
         data = situation.data[row]
         assert list(applying) == sorted(set(applying)), seed
-        assert applying == index.deletes_for_row(int(names[row])), seed
+        assert applying == index.deletes_for_file(int(names[row])), seed
         for number, delete in enumerate(situation.deletes):
             where = f"seed {seed}: delete row {number}, data row {row}"
             scope = situation.in_scope(delete, data)

@@ -130,12 +130,12 @@ async def test_a_manifest_with_flipped_bytes_is_corrupt_or_planned_as_it_is_stor
             path.write_bytes(damaged)
             where = f"seed {seed}, turn {turn}"
             try:
-                scan = await planner.scan(metadata, ScanRequest())
+                scan = await planner.bind_and_plan(metadata, ScanRequest())
             except Corrupt as error:
                 seen["corrupt" if "m1.avro" in error.message else f"{where}: {error.message}"] += 1
                 continue
             expected = planned_by_fastavro(manifests)
-            located = (scan.view.locate(row) for row in scan.rows.tolist())
+            located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
             found = [block.text("file_path", row) for block, row in located]
             if expected is not None:
                 assert found == expected, where
@@ -184,7 +184,7 @@ async def test_a_damaged_manifest_list_is_an_error_or_planned_as_it_is_stored(tm
         where = f"seed {seed}, turn {turn}"
         async with planning(tmp_path) as planner:
             try:
-                scan = await planner.scan(metadata, ScanRequest())
+                scan = await planner.bind_and_plan(metadata, ScanRequest())
             except (Corrupt, BadRequest, Forbidden, StorageError) as error:
                 seen[
                     "error"

@@ -132,7 +132,7 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, seen: Counte
                 told = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {wanted}"
                 found = lookup(of, parse_prefix(text, metadata))
                 assert paths(found) == expected(lake, wanted, files), told
-                assert paths(files_at(of, found.rows())) == paths(found), told
+                assert paths(files_at(of, found.entry_ids())) == paths(found), told
                 seen["prefixes"] += 1
                 seen["narrowing"] += 0 < found.files < len(files)
 
@@ -187,7 +187,7 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, seen: Counter[s
                 told = f"seed {seed}, snapshot {snapshot.id}, {column.name}: {file.path}"
                 wanted = [None] * 3 if known is None else [known.values, known.nulls, known.nans]
                 assert [None if one[at] == MISSING else one[at] for one in counts] == wanted, told
-                block, row = view.locate(int(found.rows()[at]))
+                block, row = view.locate(int(found.entry_ids()[at]))
                 for side, bounds in sides.items():
                     bound = block.bound(side, column.id, row)
                     assert alike(stats_value(column.kind, bounds, at), bound), f"{told}: {side}"
@@ -211,11 +211,11 @@ async def test_parts_of_what_was_found_are_parts_of_its_columns(tmp_path: Path) 
             for _, _, view in await views(lake, planner):
                 whole = lookup(view)
                 picked = np.flatnonzero([rng.random() < 0.6 for _ in range(whole.files)])
-                found = files_at(view, whole.rows()[picked])
+                found = files_at(view, whole.entry_ids()[picked])
                 assert paths(found) == [paths(whole)[at] for at in picked]
                 start, end = sorted(rng.randint(0, found.files + 2) for _ in range(2))
                 assert paths(found.part(start, end)) == paths(found)[start:end]
-                assert found.part(start, end).rows().tolist() == found.rows()[start:end].tolist()
+                assert found.part(start, end).entry_ids().tolist() == found.entry_ids()[start:end].tolist()
 
 
 async def test_partitions_add_up_to_what_their_files_hold(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def left(of: TableView, expression: Expression) -> list[int]:
     selection = Selection.everything(of)
     narrow_by_stats(selection, expression, lambda: False)
     selection.check_invariants()
-    return selection.rows().tolist()
+    return selection.entry_ids().tolist()
 
 
 @pytest.mark.parametrize("op", [Op.IS_NULL, Op.NOT_NULL, Op.EQ, Op.NOT_EQ])
@@ -152,7 +152,7 @@ def test_branches_that_are_reached_too_late_cost_nothing_and_rule_nothing_out(mo
     monkeypatch.setattr(Selection, "copy", counted)
     selection = Selection.everything(table)
     narrow_by_stats(selection, branches, expired)
-    assert selection.rows().tolist() == list(range(20))
+    assert selection.entry_ids().tolist() == list(range(20))
     assert copies < 10
 
 

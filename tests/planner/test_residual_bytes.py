@@ -79,7 +79,7 @@ def answered(
     entries = [a_file(f"f{one}", (one,) if spec else ()) for one in range(files)]
     plan = scan(metadata(spec), [block(entries, 0, spec)], where=where)
     answer = ScanTaskWriter(plan, dialect=dialect, form=TaskForm(residual_bytes=BUDGET, exact_residuals=exact))
-    pieces = list(answer.tasks(plan.rows))
+    pieces = list(answer.tasks(plan.entry_ids))
     return json.loads(b"[" + b"".join(pieces) + b"]"), sum(map(len, pieces))
 
 
@@ -156,7 +156,7 @@ def test_residuals_that_cannot_be_bound_by_name_are_wide_for_java_and_whole_for_
     plan.metadata = replace(named, schemas=(renamed,))
     found = {}
     for dialect in (STANDARD, JAVA, PYICEBERG):
-        [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).tasks(plan.rows)) + b"]")
+        [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).tasks(plan.entry_ids)) + b"]")
         found[dialect] = task.get("residual-filter")
     assert found == {STANDARD: None, JAVA: True, PYICEBERG: listed(3)}
 

@@ -27,7 +27,7 @@ from seamark.metaserver.planner.indexes.coverage import file_ids_of
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
 from tests.api.plans.planned import append, file_of
 from tests.planner.lakes.manifests import Manifest
@@ -46,8 +46,8 @@ def filled(folder: Path, *, days: int = DAYS, per_day: int = PER_DAY) -> tuple[T
     return table, manifests
 
 
-async def plan(planner: Planner, table: Table, filter: Any = True, **request: Any) -> Scan:
-    return await planner.scan(table.metadata, ScanRequest(filter=parse_expression(filter), **request))
+async def plan(planner: Planner, table: Table, filter: Any = True, **request: Any) -> ScanPlan:
+    return await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(filter), **request))
 
 
 async def test_many_who_plan_a_cold_table_at_once_decode_each_manifest_once(tmp_path: Path) -> None:
@@ -105,7 +105,11 @@ async def test_a_selective_filter_on_a_cold_snapshot_reads_what_it_needs_and_nam
             of_part, of_full = await plan(part, table, on_day(day)), await plan(full, table, on_day(day))
             assert part.stats().decoded == done
             assert numbers_of(of_part) == list(range(day * 10, day * 10 + 10))
-            assert of_part.rows.tolist() == of_full.rows.tolist() == everything.rows.tolist()[day * 10 : day * 10 + 10]
+            assert (
+                of_part.entry_ids.tolist()
+                == of_full.entry_ids.tolist()
+                == everything.entry_ids.tolist()[day * 10 : day * 10 + 10]
+            )
             assert of_part.considered == of_full.considered == 80
         assert full.stats().decoded == DAYS
         assert await numbers(part, table.metadata) == list(range(80))
@@ -117,7 +121,7 @@ async def test_a_plan_made_before_is_given_again(tmp_path: Path) -> None:
     async with planning(tmp_path) as planner:
         first = await plan(planner, table, between(3, 44))
         again = await plan(planner, table, between(3, 44))
-        assert again.rows.tolist() == first.rows.tolist()
+        assert again.entry_ids.tolist() == first.entry_ids.tolist()
         assert numbers_of(again) == list(range(3, 45))
         assert planner.stats().plan_hits == 1
         assert numbers_of(await plan(planner, table, between(3, 45))) == list(range(3, 46))
@@ -344,7 +348,7 @@ async def test_a_plan_without_time_keeps_what_it_did_not_check_says_so_and_is_no
             scan = await plan(planner, table, between(33, 35))
             assert set(numbers_of(scan)) >= {33, 34, 35}
             assert not scan.complete
-            assert all(scan.residual(row) != parse_expression(False) for row in scan.rows.tolist())
+            assert all(scan.residual(row) != parse_expression(False) for row in scan.entry_ids.tolist())
         assert planner.stats().plan_hits == 0
         assert (await plan(planner, table)).complete, "without a filter there is nothing to check"
 
@@ -393,12 +397,14 @@ async def test_the_account_is_what_the_process_holds(tmp_path: Path) -> None:
         tracemalloc.start()
         try:
             before = planner.stats()
-            scan = await planner.scan(metadata, ScanRequest(filter=parse_expression(True)))
-            tasks = sum(len(task) for task in ScanTaskWriter(scan).tasks(scan.rows))
+            scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(True)))
+            tasks = sum(len(task) for task in ScanTaskWriter(scan).tasks(scan.entry_ids))
             lookup(scan.view)
             file_ids_of(scan.view)
             del scan
-            await planner.scan(metadata, ScanRequest(filter=parse_expression({"type": "eq", "term": "id", "value": 7})))
+            await planner.bind_and_plan(
+                metadata, ScanRequest(filter=parse_expression({"type": "eq", "term": "id", "value": 7}))
+            )
             await asyncio.sleep(0)
             gc.collect()
             held = tracemalloc.get_traced_memory()[0]

@@ -30,7 +30,7 @@ UNITS = {
     "Java's planner": (
         "tests/planner/test_oracle.py",
         "tests/planner/test_lake.py",
-        "tests/planner/test_plan_tables.py",
+        "tests/planner/test_plan_writer.py",
         "tests/planner/indexes/test_indexed_oracle.py",
     ),
 }

@@ -259,10 +259,10 @@ class FileAssembler:
             names = [leaf.names for leaf in self.leaves]
             encrypted = [
                 [
-                    self._encryption.encrypted_chunk(chunk, place, column, names[column])
+                    self._encryption.encrypted_chunk(chunk, ordinal, column, names[column])
                     for column, chunk in enumerate(group)
                 ]
-                for place, group in enumerate(chunks)
+                for ordinal, group in enumerate(chunks)
             ]
             whole = self._footer(encrypted, self._encryption.footer_fields())
             self._sink.write(self._encryption.end_of(whole))

@@ -179,16 +179,16 @@ def match(target: Sequence[Leaf], found: Sequence[Leaf]) -> LeafMatch:
         return LeafMatch((), f"it has several columns with the field ids {repeated[0]}")
     if any(leaf.ids[0] is None for leaf in found):
         return LeafMatch((), "it has columns without field ids")
-    places = {leaf.ids: number for number, leaf in enumerate(found)}
+    positions = {leaf.ids: number for number, leaf in enumerate(found)}
     tops = {leaf.ids[0] for leaf in found}
     columns = []
     for leaf in target:
-        place = places.get(leaf.ids, -1)
-        if place < 0:
+        position = positions.get(leaf.ids, -1)
+        if position < 0:
             if leaf.ids[0] in tops:
                 return LeafMatch((), f"its column {leaf.names[0].decode(errors='replace')} has another structure")
-        elif found[place].shape != leaf.shape or found[place].order != leaf.order:
+        elif found[position].shape != leaf.shape or found[position].order != leaf.order:
             reason = "has another type or nullability, or statistics of another order"
             return LeafMatch((), f"its column {leaf.path} {reason}")
-        columns.append(place)
+        columns.append(position)
     return LeafMatch(columns)

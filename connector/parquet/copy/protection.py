@@ -41,9 +41,9 @@ def protection_of(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys)
     that is uncertain."""
     if source.encryption is None:
         return None
-    places = {leaf.ids: place for place, leaf in enumerate(source.leaves)}
+    positions = {leaf.ids: position for position, leaf in enumerate(source.leaves)}
     tops = {leaf.ids[0] for leaf in source.leaves}
-    columns = [places.get(leaf.ids, -1) for leaf in leaves]
+    columns = [positions.get(leaf.ids, -1) for leaf in leaves]
     for leaf, column in zip(leaves, columns, strict=True):
         if column < 0 and (leaf.ids[0] in tops or None in tops):
             raise source.unreadable(

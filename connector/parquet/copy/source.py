@@ -205,8 +205,8 @@ class SourceFile:
 
     def cipher(self, group: RowGroup, column: int) -> ChunkCipher | None:
         """None for a chunk that is not encrypted."""
-        cipher = None if self.encryption is None else self.encryption.ciphers[group.place][column]
-        return None if cipher is None else cipher.chunk(group.place, column)
+        cipher = None if self.encryption is None else self.encryption.ciphers[group.ordinal][column]
+        return None if cipher is None else cipher.chunk(group.ordinal, column)
 
     def offset_index(self, group: RowGroup, column: int) -> bytes | None:
         return self._index(group, column, "offset_index", Module.OFFSET_INDEX)

@@ -167,11 +167,11 @@ class _Opening:
         at = next((begin for number, kind, begin, _ in found if number == _GROUPS and kind == LIST), None)
         if at is None:
             raise ValueError("it has no row groups")
-        groups = [self._group(data, begin, place) for place, begin in enumerate(_footer.items(data, at)[:-1])]
+        groups = [self._group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
         fields[_GROUPS] = LIST, encode_structures(groups)
         return encode_fields(fields)
 
-    def _group(self, data: bytes, at: int, place: int) -> bytes:
+    def _group(self, data: bytes, at: int, ordinal: int) -> bytes:
         found, _ = _footer.spans(data, at)
         fields: Raw = {number: (kind, data[begin:end]) for number, kind, begin, end in found}
         begin = next((begin for number, kind, begin, _ in found if number == COLUMNS and kind == LIST), None)
@@ -181,10 +181,10 @@ class _Opening:
         chunks = []
         ends = _footer.items(data, begin)
         for column, (chunk, end) in enumerate(pairwise(ends)):
-            plain, cipher = self._chunk(data, chunk, end, place, column)
+            plain, cipher = self._chunk(data, chunk, end, ordinal, column)
             chunks.append(plain)
             ciphers.append(cipher)
-        if place > ORDINAL_MAX and any(ciphers):
+        if ordinal > ORDINAL_MAX and any(ciphers):
             raise ValueError(f"it has more than {ORDINAL_MAX + 1:,} row groups, the most that are encrypted")
         self.ciphers.append(ciphers)
         fields[COLUMNS] = LIST, encode_structures(chunks)

@@ -26,9 +26,9 @@ from seamark.connector.plans.conditions import (
     YEAR,
     Atom,
     ColumnComparison,
+    ColumnReference,
     Condition,
-    Match,
-    Place,
+    SemiJoin,
     all_of,
     any_of,
     weaken,
@@ -93,7 +93,7 @@ class SparkColumn(NamedTuple):
     fields: tuple[SparkColumn, ...] = ()
     """Of a struct, the fields that Spark compares as Iceberg does."""
     or_null: bool = False
-    """Any of the values may be null in the place of the stored one."""
+    """Any of the values may be null in place of the stored one."""
 
 
 class _Term(NamedTuple):
@@ -140,7 +140,7 @@ class Conditions:
         self._catalyst = catalyst
 
     def read(self, node: Node, columns: Mapping[int, SparkColumn]) -> Condition | None:
-        """A condition on these columns, which are by the ids of Spark's attributes. Its places are (0, column)."""
+        """A condition on these columns, which are by the ids of Spark's attributes. Its references are (0, column)."""
         return weaken(self.read_with_likes([node], columns), _comparison)
 
     def read_with_likes(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
@@ -224,8 +224,8 @@ class _Reading:
             return None
         kinds = self._kinds
 
-        def kind(place: Place) -> str | None:
-            return _rule_kind(kinds[place[1]])
+        def kind(reference: ColumnReference) -> str | None:
+            return _rule_kind(kinds[reference[1]])
 
         rules = _RULES
         if tree.find(*CURRENT) is not None:
@@ -397,9 +397,9 @@ def _comparison(atom: Atom) -> Atom | None:
 def _sure(atom: Atom, or_null: Collection[str]) -> Atom | None:
     """Without what null meets, of columns whose values may have become null. Not every file format counts a field of a
     null struct as null. LIKE is of columns only."""
-    if isinstance(atom, Match):
+    if isinstance(atom, SemiJoin):
         return atom
-    name, _, field = atom.place[1].partition(".")
+    name, _, field = atom.column[1].partition(".")
     if not field and name not in or_null:
         return atom
     return atom if atom.rejects_null and (not field or isinstance(atom, ColumnComparison)) else None
@@ -409,7 +409,7 @@ def _stored(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
     """What the rules found, with literals of the type of the column: dates, instants or times without a zone."""
     if not isinstance(atom, ColumnComparison) or atom.transform != IDENTITY:
         return atom
-    kind = kinds[atom.place[1]]
+    kind = kinds[atom.column[1]]
     given = [_moment(one) for one in atom.literals]
     if kind not in ("date", "timestamp", "timestamp_ntz") or None in given:
         return atom

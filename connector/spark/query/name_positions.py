@@ -98,8 +98,8 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Tabl
         if kind not in _QUERY:
             raise UnsupportedQuery(f"the statement cannot be parsed: {kind or 'unknown'}")
         if kind == "UnresolvedRelation":
-            place = _place(catalyst, text, node, above, parent, named)
-            found += [] if place is None else [place]
+            reference = _reference(catalyst, text, node, above, parent, named)
+            found += [] if reference is None else [reference]
         if kind == "UnresolvedWith":
             with_subqueries = True  # the pattern of `parsed` is without those in WITH
             recursive = bool(node.allowRecursion())
@@ -152,7 +152,7 @@ def _target(catalyst: Catalyst, statement: Node) -> str | None:
     return None
 
 
-def _place(
+def _reference(
     catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node, named: frozenset[str]
 ) -> TableReference | None:
     """`above`: the kinds of the nodes above; `named`: the names of WITH that are visible here, in lower case. None if
@@ -191,9 +191,11 @@ def _is_name(catalyst: Catalyst, text: str, names: tuple[str, ...]) -> bool:
 
 def insert_markers(text: str, found: Sequence[TableReference]) -> str:
     new = []
-    for number, place in enumerate(found):
-        new.append(Replacement(place.start, place.start, "("))
-        new.append(Replacement(place.after, place.after, f" AS {backquoted(f'{_MARK}{number}')}){_alias(place)}"))
+    for number, reference in enumerate(found):
+        new.append(Replacement(reference.start, reference.start, "("))
+        new.append(
+            Replacement(reference.after, reference.after, f" AS {backquoted(f'{_MARK}{number}')}){_alias(reference)}")
+        )
     return splice(text, new)
 
 
@@ -205,12 +207,12 @@ def marker_number(alias: str) -> int | None:
 def replace_names(text: str, names: Mapping[TableReference, tuple[str, ...]]) -> str:
     """The text with other table names, each with its catalog."""
     new = []
-    for place, name in names.items():
+    for reference, name in names.items():
         # A plan table has only the snapshot of the version that the reference names.
-        new.append(Replacement(place.start, place.after, ".".join(map(backquoted, name))))
-        new.append(Replacement(place.after, place.after, _alias(place)))
+        new.append(Replacement(reference.start, reference.after, ".".join(map(backquoted, name))))
+        new.append(Replacement(reference.after, reference.after, _alias(reference)))
     return splice(text, new)
 
 
-def _alias(place: TableReference) -> str:
-    return "" if place.alias is None else f" AS {backquoted(place.alias)}"
+def _alias(reference: TableReference) -> str:
+    return "" if reference.alias is None else f" AS {backquoted(reference.alias)}"

@@ -249,22 +249,22 @@ class _Query:
             by_mark[one.mark].append(one)
         scans = {}
         for mark, table in sorted(self._tables.items()):
-            each, place = by_mark.get(mark, []), found[mark]
+            each, reference = by_mark.get(mark, []), found[mark]
             condition = any_of([all_of(one.parts) for one in each]) if each else None
             scans[mark] = Scan(
                 catalog=table.catalog,
                 schema=".".join(table.name[:-1]),
                 table=table.name[-1],
-                start=place.start,
-                end=place.end,
-                name_start=place.start,
-                alias_needed=place.alias,
-                snapshot_id=place.snapshot_id if table.snapshot_id is None else table.snapshot_id,
+                start=reference.start,
+                end=reference.end,
+                name_start=reference.start,
+                alias_needed=reference.alias,
+                snapshot_id=reference.snapshot_id if table.snapshot_id is None else table.snapshot_id,
                 version_span=None,
                 condition=within_limit(weaken(condition, _comparison)),
                 likes=_likes(condition),
                 joins=_joins(each, mark),
-                ref=place.ref if table.ref is None else table.ref,
+                ref=reference.ref if table.ref is None else table.ref,
             )
         return scans
 
@@ -356,17 +356,21 @@ class _Query:
         why = ""
         for catalog in sorted({self._tables[mark].catalog for mark in scans}):
             own = {mark: scan for mark, scan in scans.items() if scan.catalog == catalog}
-            places = {mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own.items()}
+            planned_scans = {
+                mark: joining.PlannedScan(scan, catalog, self._tables[mark].name) for mark, scan in own.items()
+            }
             known = {(scan.catalog, scan.schema, scan.table): self._tables[mark].known for mark, scan in own.items()}
-            of_catalog = joining.find_dimensions(places, known)
-            made, reason = self._requested(catalog, list(places.values()), of_catalog)
-            marks |= {place: mark for mark, place in places.items()}
+            of_catalog = joining.find_dimensions(planned_scans, known)
+            made, reason = self._requested(catalog, list(planned_scans.values()), of_catalog)
+            marks |= {planned: mark for mark, planned in planned_scans.items()}
             plans |= made
             dimensions |= of_catalog
             why = why or reason
         if not plans:
             raise UnsupportedQuery(why or "plans keep too many of the files")
-        names = {marks[place]: (place.catalog, *place.table[:-1], str(plan.name)) for place, plan in plans.items()}
+        names = {
+            marks[planned]: (planned.catalog, *planned.table[:-1], str(plan.name)) for planned, plan in plans.items()
+        }
         return RewrittenQuery(
             replace_names(self._text, {found[mark]: name for mark, name in names.items()}),
             summary_of(plans, dimensions),

@@ -399,7 +399,7 @@ def _columns(reach: _Reach, target: Relation) -> dict[int, SparkColumn]:
 
 def _of_column(atom: Atom) -> Atom | None:
     """A comparison of a whole column, by which the server also filters rows of a dimension."""
-    return atom if isinstance(atom, ColumnComparison) and "." not in atom.place[1] else None
+    return atom if isinstance(atom, ColumnComparison) and "." not in atom.column[1] else None
 
 
 def _are_keys(one: str, other: str) -> bool:

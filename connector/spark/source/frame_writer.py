@@ -52,7 +52,7 @@ _REFUSED = re.compile(r"(?:Unwritable|BadRequest|Conflict|Refused): ([^\n]+)")
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Target:
     """A table and its server."""
 
     client: SeamarkClient = field(repr=False)
@@ -173,20 +173,20 @@ def save(
         raise BadRequest(f"mode is {mode!r}; it may be {', '.join(MODES)}")
     if "keys" in options and mode not in KEYED:
         raise BadRequest(f"keys require option('mode', 'upsert') or 'delete'; the mode is {mode}")
-    place = _place(df.sparkSession, name or options.get("table") or options.get("path"), options)
-    exists = _exists(place)
+    target = _target(df.sparkSession, name or options.get("table") or options.get("path"), options)
+    exists = _exists(target)
     if exists and mode == ERROR:
-        text = join_name(place.table)
+        text = join_name(target.table)
         raise BadRequest(f"Table {text} exists; write with mode('append'), 'overwrite' or 'ignore', or another name")
     if exists and mode == IGNORE:
         return
     if not exists:
         if must_exist or mode == "delete":
-            raise BadRequest(_not_found(df.sparkSession, place, f"Table {join_name(place.table)} does not exist"))
-        _create(df, place, options, partition_by)
+            raise BadRequest(_not_found(df.sparkSession, target, f"Table {join_name(target.table)} does not exist"))
+        _create(df, target, options, partition_by)
     elif flag(options, "mergeschema", False):
-        merge_schema(place.client, place.table, df.schema)
-    write(df, place.table, client=place.client, **_arguments(options, mode))
+        merge_schema(target.client, target.table, df.schema)
+    write(df, target.table, client=target.client, **_arguments(options, mode))
 
 
 def _arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
@@ -218,21 +218,21 @@ def _listed(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _exists(place: _Place) -> bool:
+def _exists(target: _Target) -> bool:
     try:
-        place.client.load_table(place.table)
+        target.client.load_table(target.table)
     except NotFound:
         return False
     return True
 
 
-def _create(df: DataFrame, place: _Place, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
+def _create(df: DataFrame, target: _Target, options: Mapping[str, str], partition_by: Sequence[str]) -> None:
     terms = [*partition_by, *split_terms(options.get("partitioning", ""))]
     properties = {key.removeprefix(PROPERTY): value for key, value in options.items() if key.startswith(PROPERTY)}
     try:
-        create_for_frame(place.client, place.table, df.schema, partitioning=terms, properties=properties)
+        create_for_frame(target.client, target.table, df.schema, partitioning=terms, properties=properties)
     except NotFound as error:
-        raise BadRequest(_not_found(df.sparkSession, place, error.message)) from None
+        raise BadRequest(_not_found(df.sparkSession, target, error.message)) from None
 
 
 # Names
@@ -243,7 +243,7 @@ def catalogs(spark: SparkSession) -> list[str]:
     return sorted(match[1] for name in spark.conf.getAll if (match := _CATALOG.fullmatch(name)))
 
 
-def _place(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Place:
+def _target(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Target:
     """The table: of the server `uri`, or of the catalog that its name begins with."""
     if not name:
         raise BadRequest("Give the table: save('db.events'), or option('table', 'db.events')")
@@ -252,11 +252,11 @@ def _place(spark: SparkSession, name: str | None, options: Mapping[str, str]) ->
     if uri is None and levels[0] in known:
         conf = f"spark.sql.catalog.{levels[0]}"
         token = options.get("token") or str(spark.conf.get(f"{conf}.token", "") or "")
-        return _Place(SeamarkClient(str(spark.conf.get(f"{conf}.uri")), token=token or None), levels[1:])
+        return _Target(SeamarkClient(str(spark.conf.get(f"{conf}.uri")), token=token or None), levels[1:])
     uri = uri or os.environ.get("SEAMARK_URL")
     if not uri:
         raise BadRequest(f"{name!r} is in no catalog of this session: {catalog_hint(levels[0], known)}")
-    return _Place(SeamarkClient(uri, token=options.get("token")), levels)
+    return _Target(SeamarkClient(uri, token=options.get("token")), levels)
 
 
 def catalog_hint(first: str, known: Sequence[str]) -> str:
@@ -268,8 +268,8 @@ def catalog_hint(first: str, known: Sequence[str]) -> str:
     return f"{question}It has {', '.join(known)}; or give option('uri', …), the server's address"
 
 
-def _not_found(spark: SparkSession, place: _Place, message: str) -> str:
-    if place.table[0] in catalogs(spark):
-        rest = join_name(place.table[1:])
-        return f"{message}. {place.table[0]} is a catalog of this session: with option('uri', …) the name is {rest}"
+def _not_found(spark: SparkSession, target: _Target, message: str) -> str:
+    if target.table[0] in catalogs(spark):
+        rest = join_name(target.table[1:])
+        return f"{message}. {target.table[0]} is a catalog of this session: with option('uri', …) the name is {rest}"
     return message

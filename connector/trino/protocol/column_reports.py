@@ -13,7 +13,7 @@ import structlog
 from seamark.connector.client.errors import ClientError
 from seamark.connector.plans.async_client import Name
 from seamark.connector.trino.protocol.access_rules import columns_read
-from seamark.connector.trino.protocol.plan_withdrawal import Plan
+from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef
 
 _PENDING_MAX = 100
 _TIMEOUT_S = 10.0
@@ -29,7 +29,7 @@ class ColumnReports:
         self._send = send
         self._pending: set[asyncio.Task[None]] = set()
 
-    def start(self, answer: bytes, plans: Sequence[Plan]) -> None:
+    def start(self, answer: bytes, plans: Sequence[PlanSnapshotRef]) -> None:
         """`answer`: Trino's description of the statement, which reads `plans`. Beyond the limit nothing is sent."""
         if len(self._pending) < _PENDING_MAX and plans:
             task = asyncio.create_task(self._report(answer, plans))
@@ -39,7 +39,7 @@ class ColumnReports:
     async def close(self) -> None:
         await asyncio.gather(*self._pending, return_exceptions=True)
 
-    async def _report(self, answer: bytes, plans: Sequence[Plan]) -> None:
+    async def _report(self, answer: bytes, plans: Sequence[PlanSnapshotRef]) -> None:
         read = {(schema, table): columns for (_, schema, table), columns in columns_read(answer).items()}
         try:
             async with asyncio.timeout(_TIMEOUT_S):

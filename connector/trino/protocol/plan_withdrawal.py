@@ -32,8 +32,8 @@ _KNOWN_MAX = 100_000
 """Maximum number of plans that are tracked; further plans live until their leases end."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
-Plan = tuple[Name, int]
-"""The table or view, and the plan's id."""
+PlanSnapshotRef = tuple[Name, int]
+"""The table or view, and the id of its plan snapshot or plan view."""
 Lease = Callable[[Name, list[int], int | None], Awaitable[None]]
 
 
@@ -51,12 +51,12 @@ class PlanWithdrawal:
     def __init__(self, lease: Lease, idle_s: float = IDLE_S) -> None:
         self._lease = lease
         self._idle_s = idle_s
-        self._plans: dict[Plan, _State] = {}
-        self._withdrawn_s: dict[Plan, float] = {}
+        self._plans: dict[PlanSnapshotRef, _State] = {}
+        self._withdrawn_s: dict[PlanSnapshotRef, float] = {}
         """The times of recent withdrawals."""
         self._task: asyncio.Task[None] | None = None
 
-    def note(self, plan: Plan, requested_s: float) -> None:
+    def note(self, plan: PlanSnapshotRef, requested_s: float) -> None:
         """The catalog has returned this plan. `requested_s`: the monotonic time of the request."""
         if len(self._plans) >= _KNOWN_MAX:
             return
@@ -68,7 +68,7 @@ class PlanWithdrawal:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._sweep())
 
-    async def take(self, plans: Iterable[Plan]) -> None:
+    async def take(self, plans: Iterable[PlanSnapshotRef]) -> None:
         """A statement is going to read these plans. ClientError if a withdrawn plan cannot be renewed. On an error or a
         cancellation, no plan is taken."""
         plans = list(plans)
@@ -90,7 +90,7 @@ class PlanWithdrawal:
             self.release(plans)
             raise
 
-    def release(self, plans: Iterable[Plan]) -> None:
+    def release(self, plans: Iterable[PlanSnapshotRef]) -> None:
         """Trino has analysed the statement that took these plans, or the statement has failed."""
         for plan in plans:
             state = self._plans.get(plan)
@@ -98,7 +98,7 @@ class PlanWithdrawal:
                 state.statements = max(0, state.statements - 1)
                 state.idle_since_s = time.monotonic()
 
-    def forget(self, plans: Iterable[Plan]) -> None:
+    def forget(self, plans: Iterable[PlanSnapshotRef]) -> None:
         """It is unknown when Trino will have analysed the statement: its plans live until their leases end."""
         for plan in plans:
             self._plans.pop(plan, None)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seamark.cache.memory import MemoryCache
-from seamark.connector.trino.protocol.plan_withdrawal import Plan
+from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef
 
 _QUEUED = ["", "v1", "statement", "queued"]
 _BYTES = 16 << 20
@@ -25,7 +25,7 @@ _EVERY_S_MAX = 300.0
 
 @dataclass(slots=True)
 class _Waits:
-    plans: Sequence[Plan]
+    plans: Sequence[PlanSnapshotRef]
     renewed_s: float
 
 
@@ -37,14 +37,14 @@ class QueuedStatements:
         self._every_s = min(lease_s / 4, _EVERY_S_MAX)
         self._waits: MemoryCache[str, _Waits] = MemoryCache(_BYTES)
 
-    def add(self, target: str, plans: Sequence[Plan], made_s: float) -> None:
+    def add(self, target: str, plans: Sequence[PlanSnapshotRef], made_s: float) -> None:
         """Remembers a statement that reads `plans` and continues at `target`, if `target` is in the queue. `made_s`:
         the monotonic time at which the plans were requested."""
         query = _queued(target)
         if query is not None and plans:
             self._waits.put(query, _Waits(plans, made_s), _BYTES_PER_PLAN * len(plans))
 
-    def plans_to_renew(self, target: str) -> Sequence[Plan]:
+    def plans_to_renew(self, target: str) -> Sequence[PlanSnapshotRef]:
         """The plans to renew before a client's request for `target` is forwarded."""
         query = _queued(target) if len(self._waits) else None
         waits = self._waits.get(query) if query is not None else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from seamark.connector.plans.conditions import Place
+from seamark.connector.plans.conditions import ColumnReference
 from seamark.connector.trino.statements.scopes import Scope, Table, canonical_name
 
 
@@ -20,7 +20,9 @@ class BlockSource:
     schema: str | None = None
 
 
-def struct_field(column: exp.Column, sources: Sequence[BlockSource], relations: frozenset[str]) -> Place | None:
+def struct_field(
+    column: exp.Column, sources: Sequence[BlockSource], relations: frozenset[str]
+) -> ColumnReference | None:
     """The field `column.field` or `alias.column.field` of a table among the sources; its name has dots. None if a
     name may be that of a relation, also of an outer block: `relations` are the names of all of the statement."""
     parts = column.parts

@@ -7,7 +7,7 @@
 - A condition on a grouping key is pushed to the rows of the groups. Of sets of groups, it is a key of every set.
 - If all aggregates of a block without groups have FILTER, only rows that meet one of these conditions count.
 - A condition on a column is also true for an equal column of the same type.
-- A disjunction of conditions on several sources is a disjunction of matches for a source that is joined with them.
+- A disjunction of conditions on several sources is a disjunction of semi-joins for a source that is joined with them.
 - If a row is used only with a join partner, and its columns equal columns of a stored table, its values are among the
   values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
 - HAVING on a grouping key is a condition on the rows of the groups.
@@ -29,13 +29,13 @@ from seamark.connector.plans.conditions import (
     LEAVES_MAX,
     All,
     ColumnComparison,
+    ColumnReference,
     Condition,
-    Match,
-    Place,
+    SemiJoin,
     all_of,
     any_of,
     move,
-    places_of,
+    references_of,
     rejects_null,
     weaken,
 )
@@ -55,12 +55,12 @@ from seamark.connector.trino.statements.partners import (
     across,
     comparable,
     groups_of,
-    matches,
     pairs_by_partner,
     partner_values,
-    period_matches,
     period_of,
+    period_semi_joins,
     restricted,
+    semi_joins,
 )
 from seamark.connector.trino.statements.scopes import (
     Origin,
@@ -125,27 +125,27 @@ class Block:
 
     def kind(self, column: str) -> str | None:
         if column not in self._kinds:
-            place = self._output(column)
-            self._kinds[column] = None if place is None else self._kind(place)
+            reference = self._output(column)
+            self._kinds[column] = None if reference is None else self._kind(reference)
         return self._kinds[column]
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
-        places = [self._output(one) for one in columns]
-        sources = {None if place is None else place[0] for place in places}
+        references = [self._output(one) for one in columns]
+        sources = {None if reference is None else reference[0] for reference in references}
         number = sources.pop() if len(sources) == 1 else None
         if number is None:
             return None
-        return self.sources[number].result.origin([place[1] for place in places if place is not None])
+        return self.sources[number].result.origin([reference[1] for reference in references if reference is not None])
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
-        place = self._output(column)
-        return None if place is None else self.sources[place[0]].result.values(place[1])
+        reference = self._output(column)
+        return None if reference is None else self.sources[reference[0]].result.values(reference[1])
 
     def push_down(self, wanted: Condition | None) -> None:
         if self.tree is not None:
-            above = move(wanted, lambda place: self._output(place[1])) if self.passes else None
+            above = move(wanted, lambda reference: self._output(reference[1])) if self.passes else None
             if self.is_grouped:
-                above = _on_places(above, self._key_places())
+                above = _on_references(above, self._key_references())
             above = all_of([self._before_windows(above), self._of_groups(), self._of_filters(), self.correlated])
             if self.where is not None:
                 equal = self._equals(self.where)
@@ -167,23 +167,23 @@ class Block:
         """The part of a condition on the result that leaves out whole partitions of every window function."""
         for window in self.windows:
             keys = window.args.get("partition_by") or []
-            condition = _on_places(condition, {self._place(key) for key in keys if type(key) is exp.Column})
+            condition = _on_references(condition, {self._resolve(key) for key in keys if type(key) is exp.Column})
         return condition
 
     def _of_groups(self) -> Condition | None:
         """The part of HAVING that leaves out groups by their keys."""
         if self.having is None:
             return None
-        keys = self._key_places()
+        keys = self._key_references()
 
-        def key(column: exp.Column) -> Place | None:
-            place = self._place(column)
-            return place if place in keys else None
+        def key(column: exp.Column) -> ColumnReference | None:
+            reference = self._resolve(column)
+            return reference if reference in keys else None
 
         return self.reader.read(self.having, key, self._kind)
 
-    def _key_places(self) -> set[Place | None]:
-        return {self._place(key) for key in self.keys if type(key) is exp.Column}
+    def _key_references(self) -> set[ColumnReference | None]:
+        return {self._resolve(key) for key in self.keys if type(key) is exp.Column}
 
     def _of_filters(self) -> Condition | None:
         """A condition that is true for each row that an aggregate counts."""
@@ -198,22 +198,22 @@ class Block:
         if not isinstance(query, Block):
             return
         parts: list[Condition | None] = []
-        for own, place in self._pairs_of(query):
-            if seen is not None and place[0] not in seen:
+        for own, reference in self._pairs_of(query):
+            if seen is not None and reference[0] not in seen:
                 continue
-            partner = self.sources[place[0]].result
-            parts += matches([(own, place[1])], partner)
-            found = partner.origin([place[1]])
-            if found is not None and partner.kind(place[1]) == query._kind(own):
+            partner = self.sources[reference[0]].result
+            parts += semi_joins([(own, reference[1])], partner)
+            found = partner.origin([reference[1]])
+            if found is not None and partner.kind(reference[1]) == query._kind(own):
                 table, (column,) = found
-                alone = _at(_on_places(table.predicate, {(0, column)}), own)
+                alone = _at(_on_references(table.predicate, {(0, column)}), own)
                 parts.append(weaken(alone, lambda atom: atom if isinstance(atom, ColumnComparison) else None))
         query.correlated = all_of(parts)
 
     def _ask(self, tree: Tree, wanted: Condition | None) -> None:
         """`wanted` is true for each row of the join that can change the result."""
         if isinstance(tree, int):
-            alone = move(restricted(wanted, frozenset({tree})), lambda place: (0, place[1]))
+            alone = move(restricted(wanted, frozenset({tree})), lambda reference: (0, reference[1]))
             if tree in self.laterals:
                 self._late[tree] = alone
             else:
@@ -233,7 +233,7 @@ class Block:
         number_of = {source: number for number, side in enumerate(sides) for source in sources_of(side)}
         asked: list[list[Condition | None]] = [[] for _ in sides]
         for part in held.parts if isinstance(held, All) else () if held is None else (held,):
-            numbers = {number_of[source] for source, _ in places_of(part) if source in number_of}
+            numbers = {number_of[source] for source, _ in references_of(part) if source in number_of}
             for number in numbers:
                 asked[number].append(part)
         for side, parts in zip(sides, asked, strict=True):
@@ -269,18 +269,19 @@ class Block:
     def _across(self, condition: Condition | None, equal: list[Equal]) -> Iterator[Condition | None]:
         return across(condition, equal, lambda number: self.sources[number].result)
 
-    def _periods(self, node: exp.Expr | None, seen: frozenset[int] | None) -> Iterator[Match]:
+    def _periods(self, node: exp.Expr | None, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
         """Columns whose day, month, year or hour is a value of another source, for each row where `node` is true."""
         for part in conjuncts(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
             for side, other in zip(sides, reversed(sides), strict=True):
                 period, column = period_of(side), other.unnest()
-                place = None if period is None else self._place(period.column)
-                there = self._place(column) if type(column) is exp.Column else None
-                if period is None or place is None or there is None or place[0] == there[0]:
+                reference = None if period is None else self._resolve(period.column)
+                there = self._resolve(column) if type(column) is exp.Column else None
+                if period is None or reference is None or there is None or reference[0] == there[0]:
                     continue
-                if seen is None or {place[0], there[0]} <= seen:
-                    yield from period_matches(period, place, self._kind(place), self.sources[there[0]].result, there[1])
+                if seen is None or {reference[0], there[0]} <= seen:
+                    partner = self.sources[there[0]].result
+                    yield from period_semi_joins(period, reference, self._kind(reference), partner, there[1])
 
     # Equal columns
 
@@ -289,9 +290,9 @@ class Block:
         found = []
         for part in conjuncts(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
-            places = [self._place(side) for side in sides if type(side) is exp.Column]
-            known = [place for place in places if place is not None]
-            if len(known) == 2 and comparable(*(self._kind(place) for place in known)):
+            references = [self._resolve(side) for side in sides if type(side) is exp.Column]
+            known = [reference for reference in references if reference is not None]
+            if len(known) == 2 and comparable(*(self._kind(reference) for reference in known)):
                 found.append((known[0], known[1]))
         return found
 
@@ -303,7 +304,7 @@ class Block:
     def _merges(self, join: JoinedSource) -> Iterator[Equal]:
         """The equal columns of USING."""
         for column in join.using:
-            one, other = (self._within(side, column) for side in (join.left, join.right))
+            one, other = (self._resolve_in(side, column) for side in (join.left, join.right))
             if one is not None and other is not None and comparable(self._kind(one), self._kind(other)):
                 yield one, other
 
@@ -343,9 +344,9 @@ class Block:
             yield from self._extremes(columns[0], query)
         pairs = []
         for column, name in zip(columns, names, strict=True):
-            place = self._place(column) if type(column) is exp.Column else None
-            if place is not None and name is not None and comparable(self._kind(place), query.kind(name)):
-                pairs.append((place, name))
+            reference = self._resolve(column) if type(column) is exp.Column else None
+            if reference is not None and name is not None and comparable(self._kind(reference), query.kind(name)):
+                pairs.append((reference, name))
         if pairs:
             yield from partner_values(pairs, query)
 
@@ -354,21 +355,21 @@ class Block:
         extreme = query.projections[0].unalias()
         if type(extreme) not in (exp.Min, exp.Max) or not is_plain(extreme) or extreme.args.get("expressions"):
             return
-        place = self._place(column) if type(column) is exp.Column else None
-        inner = query._place(extreme.this) if type(extreme.this) is exp.Column else None
-        if place is not None and inner is not None and comparable(self._kind(place), query._kind(inner)):
-            yield from partner_values([(place, inner[1])], query.sources[inner[0]].result)
+        reference = self._resolve(column) if type(column) is exp.Column else None
+        inner = query._resolve(extreme.this) if type(extreme.this) is exp.Column else None
+        if reference is not None and inner is not None and comparable(self._kind(reference), query._kind(inner)):
+            yield from partner_values([(reference, inner[1])], query.sources[inner[0]].result)
 
     def _query(self, node: exp.Expr) -> Scope | None:
         return next((result for one, result, _ in self.inner if one is node), None)
 
-    def _correlated(self, query: Block) -> Iterator[Match]:
+    def _correlated(self, query: Block) -> Iterator[SemiJoin]:
         """Columns of this block that the WHERE of a subquery compares with its own columns."""
-        pairs: defaultdict[int, list[tuple[Place, str]]] = defaultdict(list)
-        for own, place in self._pairs_of(query):
-            pairs[own[0]].append((place, own[1]))
+        pairs: defaultdict[int, list[tuple[ColumnReference, str]]] = defaultdict(list)
+        for own, reference in self._pairs_of(query):
+            pairs[own[0]].append((reference, own[1]))
         for number, found in pairs.items():
-            yield from matches(found, query.sources[number].result)
+            yield from semi_joins(found, query.sources[number].result)
 
     def _pairs_of(self, query: Block) -> Iterator[Equal]:
         """Columns of a subquery's sources that its WHERE requires to be equal to columns of this block."""
@@ -376,10 +377,10 @@ class Block:
             if type(part) is not exp.EQ or type(part.this) is not exp.Column or type(part.expression) is not exp.Column:
                 continue
             for inside, outside in ((part.this, part.expression), (part.expression, part.this)):
-                own = query._place(inside)
-                place = self._place(outside) if query._is_foreign(outside) else None
-                if own is not None and place is not None and comparable(self._kind(place), query._kind(own)):
-                    yield own, place
+                own = query._resolve(inside)
+                reference = self._resolve(outside) if query._is_foreign(outside) else None
+                if own is not None and reference is not None and comparable(self._kind(reference), query._kind(own)):
+                    yield own, reference
 
     def _is_foreign(self, column: exp.Column) -> bool:
         """Whether it is certain that the column is not one of this block, by its qualifier, and is no struct field."""
@@ -395,8 +396,8 @@ class Block:
         """Whether SELECT gives this name: DuckDB finds it in WHERE before the columns of an outer block."""
         return any(isinstance(one, exp.Alias) and _output_name(one) == name for one in self.projections)
 
-    def _kind(self, place: Place) -> str | None:
-        return self.sources[place[0]].result.kind(place[1])
+    def _kind(self, reference: ColumnReference) -> str | None:
+        return self.sources[reference[0]].result.kind(reference[1])
 
     def _implied(self, condition: Condition | None, equal: list[Equal]) -> Condition | None:
         """The condition, and its parts on single columns also for the columns that are equal to these."""
@@ -406,13 +407,13 @@ class Block:
         given = condition.parts if isinstance(condition, All) else (condition,)
         parts: list[Condition | None] = list(given)
         for part in given:
-            places = places_of(part)
-            if len(places) == 1 and len(parts) < LEAVES_MAX:  # `all_of` takes no more
-                (place,) = places
-                parts += [_at(part, other) for other in sorted(groups.get(place, places) - places)]
+            references = references_of(part)
+            if len(references) == 1 and len(parts) < LEAVES_MAX:  # `all_of` takes no more
+                (reference,) = references
+                parts += [_at(part, other) for other in sorted(groups.get(reference, references) - references)]
         return all_of(parts)
 
-    def _output(self, name: str) -> Place | None:
+    def _output(self, name: str) -> ColumnReference | None:
         """None if the name may be ambiguous: more than one star, or a star beside other columns."""
         stars = []
         for projection in self.projections:
@@ -421,36 +422,36 @@ class Block:
                 stars.append(star)
             elif _output_name(projection) == name:
                 column = projection.this if isinstance(projection, exp.Alias) else projection
-                return self._place(column) if type(column) is exp.Column else None
+                return self._resolve(column) if type(column) is exp.Column else None
         if len(stars) != 1:
             return None
-        return self._found(name) if stars[0] == "" else self._found(name, stars[0])
+        return self._resolve_name(name) if stars[0] == "" else self._resolve_name(name, stars[0])
 
-    def _place(self, column: exp.Column) -> Place | None:
+    def _resolve(self, column: exp.Column) -> ColumnReference | None:
         parts = column.parts
         if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
             return None
         *qualifiers, name = (canonical_name(part.name) for part in parts)
         if len(qualifiers) < 2:
-            return self._found(name, *qualifiers)
+            return self._resolve_name(name, *qualifiers)
         # A table with its schema, or a field of a struct. Trino prefers the table.
         schema, table = qualifiers
         of_schema = [one for one in self._qualified(table) if one.schema == schema]
-        return self._found(name, table) if len(of_schema) == 1 else None
+        return self._resolve_name(name, table) if len(of_schema) == 1 else None
 
-    def _stored(self, column: exp.Column) -> Place | None:
+    def _stored(self, column: exp.Column) -> ColumnReference | None:
         """A column, or a field of a struct of a table."""
-        return self._place(column) or struct_field(column, self.sources, self.relation_names)
+        return self._resolve(column) or struct_field(column, self.sources, self.relation_names)
 
-    def _found(self, name: str, qualifier: str | None = None) -> Place | None:
+    def _resolve_name(self, name: str, qualifier: str | None = None) -> ColumnReference | None:
         if qualifier is not None:
             matching = self._qualified(qualifier)
             if len(matching) != 1 or matching[0].result.has(name) is False or not _is_plain(name):
                 return None
             return self.sources.index(matching[0]), name
-        return None if self.tree is None else self._within(self.tree, name)
+        return None if self.tree is None else self._resolve_in(self.tree, name)
 
-    def _within(self, tree: Tree, name: str) -> Place | None:
+    def _resolve_in(self, tree: Tree, name: str) -> ColumnReference | None:
         """The column that an unqualified name refers to in a join.
 
         A column merged by USING has the value of the left side, or of the right side if the row has no left side. It is
@@ -462,7 +463,7 @@ class Block:
                 others = (source.result.has(name) for number, source in enumerate(self.sources) if number != tree)
                 has = all(other is False for other in others)
             return (tree, name) if has and _is_plain(name) else None
-        left, right = self._within(tree.left, name), self._within(tree.right, name)
+        left, right = self._resolve_in(tree.left, name), self._resolve_in(tree.right, name)
         if name not in tree.using:
             # If both sides had the column, the name would be ambiguous, and the statement would fail.
             return left or right if left is None or right is None else None
@@ -477,12 +478,12 @@ class Block:
         return [source for source in self.sources if source.name == qualifier]
 
 
-def _at(condition: Condition | None, place: Place) -> Condition | None:
-    return move(condition, lambda _: place)
+def _at(condition: Condition | None, reference: ColumnReference) -> Condition | None:
+    return move(condition, lambda _: reference)
 
 
-def _on_places(condition: Condition | None, places: Collection[Place | None]) -> Condition | None:
-    return move(condition, lambda place: place if place in places else None)
+def _on_references(condition: Condition | None, references: Collection[ColumnReference | None]) -> Condition | None:
+    return move(condition, lambda reference: reference if reference in references else None)
 
 
 def _is_plain(name: str) -> bool:

@@ -15,9 +15,9 @@ from seamark.connector.plans.conditions import (
     NEVER,
     YEAR,
     ColumnComparison,
+    ColumnReference,
     Condition,
     Like,
-    Place,
     all_of,
     any_of,
 )
@@ -37,8 +37,8 @@ from seamark.connector.trino.statements.relative_times import parse_span
 from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
-Resolve: TypeAlias = Callable[[exp.Column], Place | None]
-KindOf: TypeAlias = Callable[[Place], str | None]
+Resolve: TypeAlias = Callable[[exp.Column], ColumnReference | None]
+KindOf: TypeAlias = Callable[[ColumnReference], str | None]
 """The Iceberg type of a column with stored values; None if unknown."""
 COMPARISONS: dict[type[exp.Expr], str] = {
     exp.EQ: "=",
@@ -127,8 +127,8 @@ class _Reading:
     def kind(self, node: exp.Expr) -> str | None:
         while type(node) is exp.Paren:
             node = node.this
-        place = self.resolve(node) if type(node) is exp.Column else None
-        return None if place is None else self.kind_of(place)
+        reference = self.resolve(node) if type(node) is exp.Column else None
+        return None if reference is None else self.kind_of(reference)
 
     def column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
         term = _term(side, self.resolve)
@@ -194,7 +194,7 @@ class _Reading:
         if term is None or term.transform != IDENTITY or any(len(one) != 1 for one in given):
             return None
         negated = negated != bool(like.args.get("negate"))
-        return like_predicate(term.place, pattern, given[0] if given else None, function, negated=negated)
+        return like_predicate(term.column, pattern, given[0] if given else None, function, negated=negated)
 
     def _equalities(self, nodes: Iterable[exp.Expr]) -> list[tuple[exp.Expr, Literal]]:
         found = []
@@ -284,7 +284,7 @@ class _Reading:
 class _Term:
     """A column, or a transform of one."""
 
-    place: Place
+    column: ColumnReference
     transform: str = IDENTITY
     kinds: frozenset[str] | None = None
     """The kinds of literals that it may be compared with; None: any."""
@@ -296,15 +296,15 @@ class _Term:
             return None
         if "double" in kinds and len(kinds) > 1:  # all are compared as doubles, which cannot represent all integers
             return None
-        return ColumnComparison(self.place, op, given, self.transform, exact=exact)
+        return ColumnComparison(self.column, op, given, self.transform, exact=exact)
 
 
 def _term(node: exp.Expr, resolve: Resolve) -> _Term | None:
     while type(node) is exp.Paren:
         node = node.this
     if type(node) is exp.Column:
-        place = resolve(node)
-        return None if place is None else _Term(place)
+        reference = resolve(node)
+        return None if reference is None else _Term(reference)
     if not is_plain(node):
         return None
     inner, transform, kind = None, DAY, "date"
@@ -319,8 +319,8 @@ def _term(node: exp.Expr, resolve: Resolve) -> _Term | None:
             inner, transform, kind = node.expression, YEAR, "integer"
     if type(inner) is not exp.Column:
         return None
-    place = resolve(inner)
-    return None if place is None else _Term(place, transform, frozenset({kind}))
+    reference = resolve(inner)
+    return None if reference is None else _Term(reference, transform, frozenset({kind}))
 
 
 def _either_side(left: exp.Expr, right: exp.Expr, op: str) -> tuple[tuple[exp.Expr, exp.Expr, str], ...]:

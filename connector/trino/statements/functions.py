@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from sqlglot import exp
 
-from seamark.connector.plans.conditions import NEVER, ColumnComparison, Condition, Like, Place, all_of, any_of
+from seamark.connector.plans.conditions import NEVER, ColumnComparison, ColumnReference, Condition, Like, all_of, any_of
 from seamark.connector.plans.literals import LOCAL, Literal
 from seamark.connector.trino.statements.literals import EXACT, UNITS, interval_of, timestamp_literal, unit_of
 from seamark.connector.trino.statements.truncations import period
@@ -296,19 +296,19 @@ def _in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Comparison
     if column is None:
         return None
     pattern = "".join(f"\\{one}" if one in "%_\\" else one for one in text)
-    like = like_predicate(column.place, pattern, "\\", function_of(node), negated=op == "<>")
+    like = like_predicate(column.column, pattern, "\\", function_of(node), negated=op == "<>")
     given = _variants(text, lower=isinstance(node, exp.Lower)) if op == "=" else []
     found = any_of(reader.column("=", node.this, Literal("text", one)) for one in given) if given else None
     return all_of([found, like])
 
 
 def like_predicate(
-    place: Place, pattern: str, escape: str | None, function: str | None, *, negated: bool
+    reference: ColumnReference, pattern: str, escape: str | None, function: str | None, *, negated: bool
 ) -> Like | None:
     """None if the server does not evaluate it. Without ESCAPE, a backslash has no meaning in Trino but in Spark."""
     if len(pattern) > PATTERN_MAX or (escape is None and "\\" in pattern):
         return None
-    return Like(place, pattern, escape, function, negated)
+    return Like(reference, pattern, escape, function, negated)
 
 
 def function_of(node: exp.Expr) -> str | None:

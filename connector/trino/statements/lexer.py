@@ -5,7 +5,7 @@ split by Trino's lexical rules (SqlBase.g4), and a text that does not follow the
 blanks of the same length, so positions stay the same.
 
 A query may be inside a statement: after EXPLAIN, or as a text in EXECUTE IMMEDIATE, in which each quote is doubled.
-`QueryText.places` has the position of each of its characters in the statement.
+`QueryText.offsets` has the position of each of its characters in the statement.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class QueryText:
 
     text: str
     tokens: tuple[Token, ...]
-    places: Sequence[int]
+    offsets: Sequence[int]
     """The position in the statement of each character and of the end."""
     quoted: bool = False
     """The query is in a text of the statement, in which each quote is doubled."""
@@ -91,7 +91,7 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
 
     Raises UnsupportedStatement for every other statement.
     """
-    text, places = statement, range(len(statement) + 1)
+    text, offsets = statement, range(len(statement) + 1)
     tokens = tokens_of(text)
     if _words(tokens, 2) == ("EXPLAIN", "ANALYZE"):
         tokens = tokens[3:] if _words(tokens[2:], 1) == ("VERBOSE",) else tokens[2:]
@@ -105,7 +105,7 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
         parameters = _using(tokens[3:])
         text, unquoted = _unquoted(tokens[2])
         return replace(_filled(text, tokens_of(text), unquoted, parameters), quoted=True)
-    return _filled(text, tokens, places, parameters)
+    return _filled(text, tokens, offsets, parameters)
 
 
 def with_position(statement: str, parameters: Sequence[str] = ()) -> tuple[int, bool]:
@@ -115,7 +115,7 @@ def with_position(statement: str, parameters: Sequence[str] = ()) -> tuple[int, 
     tokens = inner.tokens
     has_with = tokens[0].word == "WITH"
     first = tokens[0] if not has_with else tokens[2] if tokens[1].word == "RECURSIVE" else tokens[1]
-    return inner.places[first.start], has_with
+    return inner.offsets[first.start], has_with
 
 
 def parse_execute(statement: str) -> ExecuteStatement | None:
@@ -177,16 +177,16 @@ def _using(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 def _unquoted(token: Token) -> tuple[str, list[int]]:
     """The value of a text literal, and the position of each of its characters and of the end."""
-    text, places = [], []
+    text, offsets = [], []
     at = token.start + 1
     while at < token.end - 1:
-        places.append(at)
+        offsets.append(at)
         text.append(token.text[at - token.start])
         at += 2 if token.text[at - token.start] == "'" else 1
-    return "".join(text), [*places, token.end - 1]
+    return "".join(text), [*offsets, token.end - 1]
 
 
-def _filled(text: str, tokens: Sequence[Token], places: Sequence[int], parameters: Sequence[str]) -> QueryText:
+def _filled(text: str, tokens: Sequence[Token], offsets: Sequence[int], parameters: Sequence[str]) -> QueryText:
     """The query from its first token on. Parameters that are literals replace their question marks.
 
     Other question marks stay, and give no condition.
@@ -205,14 +205,14 @@ def _filled(text: str, tokens: Sequence[Token], places: Sequence[int], parameter
         if not is_plain(parameter):
             continue
         cut += [*blank[kept : token.start], *f" {parameter} "]
-        origin += [*places[kept : token.start], *[places[token.start]] * (len(parameter) + 2)]
+        origin += [*offsets[kept : token.start], *[offsets[token.start]] * (len(parameter) + 2)]
         kept = token.end
     if not cut:
         shift = tokens[0].start
         moved = tuple(Token(one.kind, one.text, one.start - shift, one.end - shift) for one in tokens)
-        return QueryText("".join(blank[shift:]), moved, places[shift:])
+        return QueryText("".join(blank[shift:]), moved, offsets[shift:])
     query = "".join([*cut, *blank[kept:]])
-    return QueryText(query, tokens_of(query), [*origin, *places[kept:]])
+    return QueryText(query, tokens_of(query), [*origin, *offsets[kept:]])
 
 
 def is_plain(parameter: str) -> bool:

@@ -18,19 +18,19 @@ from seamark.connector.plans.conditions import (
     Any,
     Atom,
     ColumnComparison,
+    ColumnReference,
     Condition,
-    Match,
-    Place,
+    SemiJoin,
     any_of,
     move,
-    places_of,
+    references_of,
     weaken,
 )
 from seamark.connector.trino.statements.conditions import is_plain
 from seamark.connector.trino.statements.literals import unit_of
 from seamark.connector.trino.statements.scopes import Scope, is_exact
 
-Equal: TypeAlias = tuple[Place, Place]
+Equal: TypeAlias = tuple[ColumnReference, ColumnReference]
 _WHOLE = frozenset(("int", "long"))
 
 
@@ -40,33 +40,33 @@ def comparable(one: str | None, other: str | None) -> bool:
 
 
 def restricted(condition: Condition | None, sources: frozenset[int]) -> Condition | None:
-    return move(condition, lambda place: place if place[0] in sources else None)
+    return move(condition, lambda reference: reference if reference[0] in sources else None)
 
 
-def matches(pairs: list[tuple[Place, str]], partner: Scope) -> list[Match]:
-    """A single match, in one row of the table, if all columns of the partner come from the same table."""
+def semi_joins(pairs: list[tuple[ColumnReference, str]], partner: Scope) -> list[SemiJoin]:
+    """A single semi-join, with one row of the table, if all columns of the partner come from the same table."""
     found = partner.origin([column for _, column in pairs])
     if found is not None:
-        places = [place for place, _ in pairs]
-        return [Match(tuple(sorted(zip(places, found[1], strict=True))), found[0])]
-    return [] if len(pairs) == 1 else [match for pair in pairs for match in matches([pair], partner)]
+        references = [reference for reference, _ in pairs]
+        return [SemiJoin(tuple(sorted(zip(references, found[1], strict=True))), found[0])]
+    return [] if len(pairs) == 1 else [one for pair in pairs for one in semi_joins([pair], partner)]
 
 
-def partner_values(pairs: list[tuple[Place, str]], partner: Scope) -> list[Condition]:
+def partner_values(pairs: list[tuple[ColumnReference, str]], partner: Scope) -> list[Condition]:
     """The columns of the partner have these values: rows of a table, or literals."""
-    found: list[Condition] = [*matches(pairs, partner)]
-    for place, column in pairs:
+    found: list[Condition] = [*semi_joins(pairs, partner)]
+    for reference, column in pairs:
         literals = partner.values(column)
         if literals is not None:
-            found.append(ColumnComparison(place, "IN", literals) if literals else NEVER)
+            found.append(ColumnComparison(reference, "IN", literals) if literals else NEVER)
     return found
 
 
-def groups_of(equal: Iterable[Equal]) -> dict[Place, set[Place]]:
-    """For each place those that are equal to it, itself too, also by way of others."""
-    groups: dict[Place, set[Place]] = {}
+def groups_of(equal: Iterable[Equal]) -> dict[ColumnReference, set[ColumnReference]]:
+    """For each column those that are equal to it, itself too, also by way of others."""
+    groups: dict[ColumnReference, set[ColumnReference]] = {}
     for one, other in equal:
-        first, second = (groups.get(place, {place}) for place in (one, other))
+        first, second = (groups.get(reference, {reference}) for reference in (one, other))
         if first is second:
             continue
         small, large = sorted((first, second), key=len)
@@ -75,9 +75,9 @@ def groups_of(equal: Iterable[Equal]) -> dict[Place, set[Place]]:
     return groups
 
 
-def pairs_by_partner(equal: Iterable[Equal]) -> dict[tuple[int, int], list[tuple[Place, str]]]:
-    """By two sources, places of the first and the equal columns of the second."""
-    pairs: defaultdict[tuple[int, int], list[tuple[Place, str]]] = defaultdict(list)
+def pairs_by_partner(equal: Iterable[Equal]) -> dict[tuple[int, int], list[tuple[ColumnReference, str]]]:
+    """By two sources, columns of the first and the equal columns of the second."""
+    pairs: defaultdict[tuple[int, int], list[tuple[ColumnReference, str]]] = defaultdict(list)
     for one, other in equal:
         for here, there in ((one, other), (other, one)):
             if here[0] != there[0]:
@@ -92,7 +92,7 @@ def across(
     `d.x = 1 OR e.y = 2` is true for a row only if its partner in d or its partner in e meets its condition."""
     pairs = pairs_by_partner(equal)
     for part in condition.parts if isinstance(condition, All) else () if condition is None else (condition,):
-        if not isinstance(part, Any) or len({source for source, _ in places_of(part)}) < 2:
+        if not isinstance(part, Any) or len({source for source, _ in references_of(part)}) < 2:
             continue
         for source in {one for one, _ in pairs}:
             partners = {other: found for (one, other), found in pairs.items() if one == source}
@@ -102,7 +102,7 @@ def across(
 def _of_branch(
     branch: Condition,
     source: int,
-    partners: Mapping[int, Sequence[tuple[Place, str]]],
+    partners: Mapping[int, Sequence[tuple[ColumnReference, str]]],
     result_of: Callable[[int], Scope],
 ) -> Condition | None:
     """The part of a condition on a source's own columns; otherwise on one of its partners."""
@@ -110,26 +110,28 @@ def _of_branch(
     if found is not None:
         return found
     for partner, pairs in partners.items():
-        match = _match_of_row(pairs, result_of(partner), restricted(branch, frozenset({partner})))
-        if match is not None:
-            return match
+        semi_join = _semi_join(pairs, result_of(partner), restricted(branch, frozenset({partner})))
+        if semi_join is not None:
+            return semi_join
     return None
 
 
-def _match_of_row(pairs: Sequence[tuple[Place, str]], partner: Scope, wanted: Condition | None) -> Match | None:
-    """A match with a row of the partner's table that meets a condition on the partner's columns. Comparisons that are
+def _semi_join(
+    pairs: Sequence[tuple[ColumnReference, str]], partner: Scope, wanted: Condition | None
+) -> SemiJoin | None:
+    """A semi-join with a row of the partner's table that meets a condition on its columns. Comparisons that are
     true for null are left out: null may represent a missing value."""
     kept = weaken(wanted, lambda atom: atom if _is_comparison(atom) and atom.rejects_null else None)
     if kept is None:
         return None
-    columns = sorted({column for _, column in places_of(kept)})
+    columns = sorted({column for _, column in references_of(kept)})
     found = partner.origin([*(column for _, column in pairs), *columns])
     if found is None:
         return None
     table, names = found
     stored = dict(zip(columns, names[len(pairs) :], strict=True))
-    matched = zip((place for place, _ in pairs), names[: len(pairs)], strict=True)
-    return Match(tuple(sorted(matched)), table, move(kept, lambda place: (0, stored[place[1]])))
+    matched = zip((reference for reference, _ in pairs), names[: len(pairs)], strict=True)
+    return SemiJoin(tuple(sorted(matched)), table, move(kept, lambda reference: (0, stored[reference[1]])))
 
 
 def _is_comparison(atom: Atom) -> bool:
@@ -163,8 +165,10 @@ def period_of(node: exp.Expr) -> Period | None:
     return Period(found[0], *found[1:]) if found is not None and type(found[0]) is exp.Column else None
 
 
-def period_matches(period: Period, place: Place, kind: str | None, partner: Scope, column: str) -> Iterator[Match]:
-    """The period of the column at `place`, of the type `kind`, is a value of the partner's column. Only of types whose
+def period_semi_joins(
+    period: Period, reference: ColumnReference, kind: str | None, partner: Scope, column: str
+) -> Iterator[SemiJoin]:
+    """The period of a column of the type `kind` is a value of the partner's column. Only of types whose
     values are equal if they are the same period: a zoned time is not compared with one without a zone."""
     other = partner.kind(column)
     if period.is_number:
@@ -175,4 +179,4 @@ def period_matches(period: Period, place: Place, kind: str | None, partner: Scop
         fits = kind in ("date", "timestamp") and other in ("date", "timestamp")
     found = partner.origin([column]) if fits else None
     if found is not None and not (kind == "date" and period.transform == HOUR):
-        yield Match(((place, found[1][0]),), found[0], transform=period.transform)
+        yield SemiJoin(((reference, found[1][0]),), found[0], transform=period.transform)

@@ -35,10 +35,10 @@ from seamark.connector.plans.conditions import (
     Any,
     Atom,
     ColumnComparison,
+    ColumnReference,
     Condition,
     Like,
-    Match,
-    Place,
+    SemiJoin,
     all_of,
     any_of,
     likes_of,
@@ -80,8 +80,8 @@ def find_scans(
     try:
         inner, queries, result = _read(statement, columns_of, parameters, today)
         result.push_down(None)
-        places = _Places(inner)
-        found = [(table, scan) for table in queries.tables if (scan := places.scan(table, utc)) is not None]
+        positions = _ReferencePositions(inner)
+        found = [(table, scan) for table in queries.tables if (scan := positions.scan(table, utc)) is not None]
     except (UnsupportedStatement, RecursionError):
         return ()
     found.sort(key=lambda one: one[1].start)
@@ -146,7 +146,7 @@ def _parsed(inner: QueryText) -> exp.Expr:
     return trees[0]
 
 
-class _Places:
+class _ReferencePositions:
     """The positions of table references in the statement."""
 
     def __init__(self, inner: QueryText) -> None:
@@ -164,7 +164,7 @@ class _Places:
         """None if the name cannot be replaced."""
         names = [canonical_name(part.name) for part in table.node.parts]
         numbers = [self._number.get(part.meta.get("start", -1)) for part in table.node.parts]
-        tokens, places = self._inner.tokens, self._inner.places
+        tokens, offsets = self._inner.tokens, self._inner.offsets
         if any(number is None for number in numbers):
             return None
         first, last = int(numbers[0] or 0), int(numbers[-1] or 0)
@@ -177,15 +177,15 @@ class _Places:
             clause, at = tokens[last + 1 : last + 6], version_of(version)
             if [one.word for one in clause[:4]] != ["FOR", "VERSION", "AS", "OF"] or _given_in(clause[4]) != at:
                 return None
-            span = places[clause[0].start], places[clause[4].end]
+            span = offsets[clause[0].start], offsets[clause[4].end]
         catalog, schema, name = (None, None, *names)[-3:]
         return Scan(
             catalog,
             schema,
             str(name),
-            start=places[tokens[first].start],
-            end=places[tokens[last].end],
-            name_start=places[tokens[last].start],
+            start=offsets[tokens[first].start],
+            end=offsets[tokens[last].end],
+            name_start=offsets[tokens[last].start],
             alias_needed=alias,
             snapshot_id=at if isinstance(at, int) else None,
             version_span=span,
@@ -214,9 +214,9 @@ def _evaluated(table: Table, condition: Condition | None, utc: bool) -> Conditio
     columns = table.columns or {}
 
     def kept(atom: Atom) -> Atom | None:
-        if not isinstance(atom, ColumnComparison) or columns.get(atom.place[1]) == COMPUTED:
+        if not isinstance(atom, ColumnComparison) or columns.get(atom.column[1]) == COMPUTED:
             return None
-        if "." in atom.place[1] and not atom.rejects_null:  # not every file format counts a field of a null struct
+        if "." in atom.column[1] and not atom.rejects_null:  # not every file format counts a field of a null struct
             return None
         return atom if utc or _zoneless(atom, columns) else None
 
@@ -224,13 +224,13 @@ def _evaluated(table: Table, condition: Condition | None, utc: bool) -> Conditio
 
 
 def _has_field(atom: Atom) -> bool:
-    return isinstance(atom, ColumnComparison) and "." in atom.place[1]
+    return isinstance(atom, ColumnComparison) and "." in atom.column[1]
 
 
 def _likes(table: Table) -> tuple[tuple[Like, ...], ...]:
     """Those on columns that are known to be stored strings, as many as a request takes."""
     strings = {name for name, kind in (table.columns or {}).items() if kind == "string" and "." not in name}
-    found = [either for either in likes_of(table.predicate) if all(one.place[1] in strings for one in either)]
+    found = [either for either in likes_of(table.predicate) if all(one.column[1] in strings for one in either)]
     while sum(map(len, found)) > LIKES_MAX:
         found.pop()
     return tuple(found)
@@ -238,30 +238,30 @@ def _likes(table: Table) -> tuple[tuple[Like, ...], ...]:
 
 def _of_partners(table: Table) -> Iterator[Condition | None]:
     """Conditions on the columns of joins: a partner meets its own conditions, and has equal values."""
-    for match in _matches(table):
-        for place, column in match.pairs if match.transform == IDENTITY else ():
-            partner = match.of.predicate if isinstance(match.of, Table) else None
+    for semi_join in _semi_joins(table):
+        for reference, column in semi_join.pairs if semi_join.transform == IDENTITY else ():
+            partner = semi_join.of.predicate if isinstance(semi_join.of, Table) else None
             alone = weaken(partner, lambda atom: atom if isinstance(atom, ColumnComparison) else None)
-            yield move(alone, partial(_moved, column, place))
+            yield move(alone, partial(_moved, column, reference))
 
 
-def _moved(column: str, to: Place, place: Place) -> Place | None:
-    return to if place[1] == column else None
+def _moved(column: str, to: ColumnReference, reference: ColumnReference) -> ColumnReference | None:
+    return to if reference[1] == column else None
 
 
-def _matches(table: Table) -> list[Match]:
+def _semi_joins(table: Table) -> list[SemiJoin]:
     predicate = table.predicate
     parts = predicate.parts if isinstance(predicate, All) else (predicate,)
-    return [part for part in parts if isinstance(part, Match)]
+    return [part for part in parts if isinstance(part, SemiJoin)]
 
 
 def _joins(table: Table, numbers: Mapping[Table, int], utc: bool) -> tuple[Join, ...]:
-    """Those of the condition's conjuncts that are matches, and of disjunctions with matches the alternatives."""
+    """Those of the condition's conjuncts that are semi-joins, and of disjunctions with semi-joins the alternatives."""
     predicate = table.predicate
     parts = predicate.parts if isinstance(predicate, All) else (predicate,)
     found: dict[Join, None] = {}
     for number, part in enumerate(parts):
-        if isinstance(part, Match):
+        if isinstance(part, SemiJoin):
             join = _join(part, table, numbers, utc)
             found |= {} if join is None else {join: None}
         elif isinstance(part, Any):
@@ -269,11 +269,11 @@ def _joins(table: Table, numbers: Mapping[Table, int], utc: bool) -> tuple[Join,
     return tuple(found)
 
 
-def _join(match: Match, table: Table, numbers: Mapping[Table, int], utc: bool) -> Join | None:
-    if not isinstance(match.of, Table) or match.of is table or match.of not in numbers:
+def _join(semi_join: SemiJoin, table: Table, numbers: Mapping[Table, int], utc: bool) -> Join | None:
+    if not isinstance(semi_join.of, Table) or semi_join.of is table or semi_join.of not in numbers:
         return None
-    on = tuple((place[1], column) for place, column in match.pairs)
-    return Join(numbers[match.of], on, match.transform, _evaluated(match.of, match.where, utc))
+    on = tuple((reference[1], column) for reference, column in semi_join.pairs)
+    return Join(numbers[semi_join.of], on, semi_join.transform, _evaluated(semi_join.of, semi_join.where, utc))
 
 
 def _alternatives(either: Any, table: Table, numbers: Mapping[Table, int], utc: bool, number: int) -> list[Join]:
@@ -286,8 +286,10 @@ def _alternatives(either: Any, table: Table, numbers: Mapping[Table, int], utc: 
         if condition is not None:
             own.append(condition)
             continue
-        matches = [one for one in (branch.parts if isinstance(branch, All) else (branch,)) if isinstance(one, Match)]
-        found = next((join for one in matches if (join := _join(one, table, numbers, utc)) is not None), None)
+        semi_joins = [
+            one for one in (branch.parts if isinstance(branch, All) else (branch,)) if isinstance(one, SemiJoin)
+        ]
+        found = next((join for one in semi_joins if (join := _join(one, table, numbers, utc)) is not None), None)
         if found is None:
             return []
         joins[found] = None
@@ -299,7 +301,7 @@ def _zoneless(leaf: ColumnComparison, columns: Columns) -> bool:
     """Whether the comparison does not depend on the session's zone."""
     if not leaf.zones:
         return True
-    kind = columns.get(leaf.place[1])
+    kind = columns.get(leaf.column[1])
     if kind is None:
         return False
     return leaf.zones == ({ZONED} if kind.startswith("timestamptz") else {LOCAL})

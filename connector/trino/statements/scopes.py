@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.plans.conditions import Condition, Place, any_of, move
+from seamark.connector.plans.conditions import ColumnReference, Condition, any_of, move
 from seamark.connector.plans.literals import Literal
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
 
@@ -86,7 +86,7 @@ class Scope(Protocol):
         """The values of a column that only literals of the statement can have, besides null; None if unknown."""
 
     def push_down(self, wanted: Condition | None) -> None:
-        """Pushes a condition down, once: rows for which `wanted` is not true are not needed. Its places are
+        """Pushes a condition down, once: rows for which `wanted` is not true are not needed. Its columns are
         (0, column)."""
 
 
@@ -229,10 +229,10 @@ class SetOperation:
         return None
 
     def push_down(self, wanted: Condition | None) -> None:
-        both = move(wanted, lambda place: place if self.kind(place[1]) is not None else None)
+        both = move(wanted, lambda reference: reference if self.kind(reference[1]) is not None else None)
 
-        def on_right(place: Place) -> Place | None:
-            name = same_position(place[1], self.left.names(), self.right.names())
+        def on_right(reference: ColumnReference) -> ColumnReference | None:
+            name = same_position(reference[1], self.left.names(), self.right.names())
             return None if name is None else (0, name)
 
         self.left.push_down(both)
@@ -273,8 +273,8 @@ class RenamedColumns:
         return None if name is None else self.inner.values(name)
 
     def push_down(self, wanted: Condition | None) -> None:
-        def inside(place: Place) -> Place | None:
-            name = self._before(place[1])
+        def inside(reference: ColumnReference) -> ColumnReference | None:
+            name = self._before(reference[1])
             return None if name is None else (0, name)
 
         self.inner.push_down(move(wanted, inside))

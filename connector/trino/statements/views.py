@@ -66,7 +66,7 @@ class ViewDefinitions:
 class ExpandedView:
     """A reference to a view and its contents: `tables` and `views` are references in the view's text."""
 
-    place: PlannedScan
+    planned: PlannedScan
     view: View
     tables: tuple[PlannedScan, ...]
     views: tuple[PlannedScan, ...]
@@ -78,9 +78,9 @@ def plan_view_query(text: str, name: str, predicate: str) -> str:
     return f"{BEFORE}{text}\n) AS {quoted_name(name)} WHERE {predicate}"
 
 
-def predicate_of(place: PlannedScan) -> str:
+def predicate_of(planned: PlannedScan) -> str:
     """The statement's condition on a view. Without one, the view may still need only some rows of its tables."""
-    return place.scan.predicate or "TRUE"
+    return planned.scan.predicate or "TRUE"
 
 
 class Views:
@@ -95,13 +95,13 @@ class Views:
 
     # View definitions
 
-    async def load(self, names: Collection[Name], asking: PlanRequests, until_s: float) -> bool:
+    async def load(self, names: Collection[Name], requests: PlanRequests, until_s: float) -> bool:
         """Loads the views among `names`, which are no tables, and the views nested in them. True if there was a new
         view. TimeoutError."""
         learned = 0
         for _ in range(DEPTH_MAX):
             unknown = [name for name in names if self._known.get(name) is None and not self._is_left_alone(name)]
-            found = await asking.all({name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned]})
+            found = await requests.all({name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned]})
             views = {name: view for name, view in found.items() if view is not None}
             for name in found.keys() - views.keys():
                 self._leave(name)
@@ -110,7 +110,7 @@ class Views:
                 self._known.put(name, view, size)
             learned += len(views)
             behind = {name for view in views.values() for _, name in (await self._open(view, until_s)).named.values()}
-            tables = await asking.all({name: self._seamark.columns(name) for name in behind})
+            tables = await requests.all({name: self._seamark.columns(name) for name in behind})
             names = [name for name, table in tables.items() if table is None]
             if not names:
                 break
@@ -135,7 +135,7 @@ class Views:
         found[name] = opened
 
     async def definitions(
-        self, names: Iterable[Name], views: Mapping[Name, LoadedView], asking: PlanRequests, until_s: float
+        self, names: Iterable[Name], views: Mapping[Name, LoadedView], requests: PlanRequests, until_s: float
     ) -> ViewDefinitions:
         """The current state of `names` and of the names in the texts of `views`. A view that has changed, and a name
         that is no table, is added to `missing`. TimeoutError."""
@@ -144,12 +144,12 @@ class Views:
             **{name: self._seamark.columns(name) for name in tables},
             **{name: self._seamark.view(name) for name in views},
         }
-        found = await asking.all(questions)
+        found = await requests.all(questions)
         known = {name: one for name, one in found.items() if isinstance(one, KnownTable)}
         same = {name: one for name, one in views.items() if found.get(name) == one.view}
         for name, one in same.items():
             known[name] = await self._columns(one, known, until_s)
-        asking.missing.update(name for name in found if name not in known)
+        requests.missing.update(name for name in found if name not in known)
         for name in views.keys() & found.keys() - same.keys():
             self._known.discard(name)
         return ViewDefinitions(same, known)
@@ -176,35 +176,39 @@ class Views:
         self, views: Mapping[int, PlannedScan], seen: ViewDefinitions, until_s: float, *, utc: bool
     ) -> list[ExpandedView]:
         """The tables and views behind these scans of a statement, recursively, the outermost first. TimeoutError."""
-        looked: list[ExpandedView] = []
+        expanded: list[ExpandedView] = []
         left = deque(views.items())
-        while left and len(looked) < VIEWS_MAX:
-            number, place = left.popleft()
-            opened, within = seen.views[place.table], (*place.within, number)
+        while left and len(expanded) < VIEWS_MAX:
+            number, planned = left.popleft()
+            opened, within = seen.views[planned.table], (*planned.within, number)
             known = _told(opened, seen.known)
-            text = plan_view_query(opened.view.text, place.table[-1], predicate_of(place))
+            text = plan_view_query(opened.view.text, planned.table[-1], predicate_of(planned))
             reading = await self._reader.read(StatementText(text, utc=utc, today=today_for(text)), known, until_s)
-            places = {}
+            planned_scans = {}
             for behind, scan in enumerate(reading.scans):
                 names = scan.catalog, scan.schema, scan.table
                 if scan.version_span is None and names in known:
-                    places[behind] = PlannedScan(scan, *opened.named[names], within=within)
-            tables = {behind: one for behind, one in places.items() if one.table not in seen.views}
-            inner = {behind: one for behind, one in places.items() if one.table in seen.views and one.scan.renamable}
+                    planned_scans[behind] = PlannedScan(scan, *opened.named[names], within=within)
+            tables = {behind: one for behind, one in planned_scans.items() if one.table not in seen.views}
+            inner = {
+                behind: one for behind, one in planned_scans.items() if one.table in seen.views and one.scan.renamable
+            }
             dimensions = joining.find_dimensions(tables, known)
-            looked.append(ExpandedView(place, opened.view, tuple(tables.values()), tuple(inner.values()), dimensions))
+            expanded.append(
+                ExpandedView(planned, opened.view, tuple(tables.values()), tuple(inner.values()), dimensions)
+            )
             left.extend(inner.items() if len(within) < DEPTH_MAX else ())
-        return looked
+        return expanded
 
     # Plan views
 
     async def plan_views(
         self,
-        looked: Sequence[ExpandedView],
+        expanded: Sequence[ExpandedView],
         plans: Plans,
-        places: Sequence[PlannedScan],
+        planned_scans: Sequence[PlannedScan],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
-        asking: PlanRequests,
+        requests: PlanRequests,
         reader: str,
     ) -> tuple[dict[PlannedScan, PlanView], Plans]:
         """Plan views for `reader`, of the views that have `plans` behind them, and the plans that stay valid: tables
@@ -212,43 +216,47 @@ class Views:
         names: dict[PlannedScan, PlanView] = {}
         used: dict[PlannedScan, list[PlannedScan]] = {}
         for depth in reversed(range(DEPTH_MAX)):  # inner views are named before the views that contain them
-            level = [one for one in looked if len(one.place.within) == depth]
-            used |= {one.place: [at for at in (*one.tables, *one.views) if at in plans or at in names] for one in level}
-            made = await asking.all(
-                {one.place: self._made(one, plans, names, reader) for one in level if used[one.place]}
+            level = [one for one in expanded if len(one.planned.within) == depth]
+            used |= {
+                one.planned: [at for at in (*one.tables, *one.views) if at in plans or at in names] for one in level
+            }
+            made = await requests.all(
+                {one.planned: self._made(one, plans, names, reader) for one in level if used[one.planned]}
             )
-            names |= {place: view for place, view in made.items() if view is not None}
-            asking.made.update((place.table, view.plan_id) for place, view in made.items() if view is not None)
-            names, plans = _settled(used, names, plans, places, dimensions)
+            names |= {planned: view for planned, view in made.items() if view is not None}
+            requests.made.update((planned.table, view.plan_id) for planned, view in made.items() if view is not None)
+            names, plans = _settled(used, names, plans, planned_scans, dimensions)
         return names, plans
 
     async def _made(
-        self, looked: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
+        self, expanded: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
         """A plan view over the `plans` of its tables and the plan views of its views. Refused."""
-        name = looked.place.table
+        name = expanded.planned.table
         references = [
             Reference(
-                place.scan.start - len(BEFORE),
-                place.scan.end - len(BEFORE),
-                table=place.table,
-                plan_snapshot_id=plans[place].plan_snapshot_id,
+                planned.scan.start - len(BEFORE),
+                planned.scan.end - len(BEFORE),
+                table=planned.table,
+                plan_snapshot_id=plans[planned].plan_snapshot_id,
             )
-            for place in looked.tables
-            if place in plans
+            for planned in expanded.tables
+            if planned in plans
         ]
         references += [
             Reference(
-                place.scan.start - len(BEFORE),
-                place.scan.end - len(BEFORE),
-                plan=(*place.table[:-1], names[place].name),
-                alias=place.scan.alias_needed is not None,
+                planned.scan.start - len(BEFORE),
+                planned.scan.end - len(BEFORE),
+                plan=(*planned.table[:-1], names[planned].name),
+                alias=planned.scan.alias_needed is not None,
             )
-            for place in looked.views
-            if place in names
+            for planned in expanded.views
+            if planned in names
         ]
         try:
-            return await self._seamark.plan_view(name, looked.view, predicate_of(looked.place), references, reader)
+            return await self._seamark.plan_view(
+                name, expanded.view, predicate_of(expanded.planned), references, reader
+            )
         except Refused as error:
             self._known.discard(name)
             if error.status != 404:  # with 404, the view has changed and is loaded again
@@ -267,7 +275,7 @@ def _settled(
     used: Mapping[PlannedScan, Sequence[PlannedScan]],
     names: dict[PlannedScan, PlanView],
     plans: Plans,
-    places: Sequence[PlannedScan],
+    planned_scans: Sequence[PlannedScan],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> tuple[dict[PlannedScan, PlanView], Plans]:
     """Removes plan views until each has all that it `used`; what a removed view used is removed too."""
@@ -277,7 +285,7 @@ def _settled(
         if not gone and len(good) == len(names):
             return names, plans
         names = {view: name for view, name in good.items() if view not in gone}
-        plans = drop_scans([at for at in gone if at in plans], plans, places, dimensions)
+        plans = drop_scans([at for at in gone if at in plans], plans, planned_scans, dimensions)
 
 
 def _told(opened: LoadedView, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:

@@ -126,7 +126,7 @@ class _Advisor:
 
     def _advice(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
         files, schema = lookup(self.view), self.metadata.current_schema
-        ends = self._ends(files.rows())
+        ends = self._ends(files.entry_ids())
         for field in schema.fields:
             if why_kept(self.metadata, field):
                 continue

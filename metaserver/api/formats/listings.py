@@ -18,7 +18,7 @@ from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, value_
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings
 from seamark.metaserver.planner.lookup.partitions import FilesByPartition, PartitionTuple, group_by_partition
 from seamark.metaserver.planner.lookup.prefix import field_kind
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.wire import encode_json as to_json
 
 CONTENTS = ("data", "position-deletes", "equality-deletes")
@@ -95,7 +95,7 @@ def items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[
 class FileListing:
     """Data files, then delete files. `scan` covers the whole snapshot and gives the delete files of each data file."""
 
-    def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles, scan: Scan | None) -> None:
+    def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles, scan: ScanPlan | None) -> None:
         self._metadata = metadata
         self._parts = (data, deletes)
         self._scan = scan
@@ -109,14 +109,14 @@ class FileListing:
         pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._page(start, end)]
         return [[value for page in pages for value in page.values(name)] for name in names]
 
-    def _page(self, start: int, end: int) -> list[tuple[FoundFiles, Scan | None]]:
+    def _page(self, start: int, end: int) -> list[tuple[FoundFiles, ScanPlan | None]]:
         data, deletes = self._parts
         rest = (max(0, start - data.files), max(0, end - data.files))
         return [(data.part(start, end), self._scan), (deletes.part(*rest), None)]
 
 
 class _FilesPage:
-    def __init__(self, metadata: TableMetadata, files: FoundFiles, scan: Scan | None) -> None:
+    def __init__(self, metadata: TableMetadata, files: FoundFiles, scan: ScanPlan | None) -> None:
         self._metadata = metadata
         self._files = files
         self._scan = scan
@@ -179,7 +179,7 @@ class _FilesPage:
             return np.full(files, MISSING, dtype=np.int64)
         if self._scan is None:
             return np.zeros(files, dtype=np.int64)
-        applying = self._scan.deletes_of(self._files.rows())
+        applying = self._scan.deletes_of(self._files.entry_ids())
         return np.array([len(deletes) for deletes in applying], dtype=np.int64)
 
 
@@ -200,7 +200,7 @@ class ColumnStats:
             if name == "file-path":
                 columns.add(shown, pa.string(), arrow.texts(files.texts("file_path")))
             elif name == "file":
-                rows = pa.py_buffer(files.rows())
+                rows = pa.py_buffer(files.entry_ids())
                 columns.add(shown, pa.int64(), pa.Array.from_buffers(pa.int64(), files.files, [None, rows]))
             elif side := _SIDES.get(name):
                 self._add_bounds(columns, shown, stats, side)
@@ -227,7 +227,7 @@ class ColumnStats:
             elif side := _SIDES.get(name):
                 made.append(_values(stats.bounds(side), self._column.kind))
             else:
-                made.append(_nullable(files.rows() if name == "file" else stats.counts(_COUNTS[name])))
+                made.append(_nullable(files.entry_ids() if name == "file" else stats.counts(_COUNTS[name])))
         return made
 
 

@@ -25,7 +25,7 @@ from seamark.metaserver.wire import decode_as
 
 T = TypeVar("T")
 
-PLACE: web.RequestKey[RequestSlot] = web.RequestKey("place", RequestSlot)
+SLOT: web.RequestKey[RequestSlot] = web.RequestKey("slot", RequestSlot)
 _BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 _UNREADABLE: web.RequestKey[bool] = web.RequestKey("unreadable", bool)
 TOKEN_BODY_MAX = 16 << 10
@@ -69,18 +69,18 @@ async def read(request: web.Request) -> bytes:
     limit = body_limit(size, settings)
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
-    content, place = request.content, request.get(PLACE)
+    content, slot = request.content, request.get(SLOT)
     coding = coding_of(request.headers.getall("Content-Encoding", ()))
     try:
         if not coding and content.is_eof() and content.exception() is None:  # as most do, it came with the headers
             if content.total_bytes > limit:
                 raise _too_large(limit)
             body = bytes(content.read_nowait())
-            if place is not None:
-                place.keep(len(body))
+            if slot is not None:
+                slot.keep(len(body))
         else:
             timeout_s = settings.body_timeout_s if PRINCIPAL in request else settings.header_timeout_s
-            body = await _receive(request, limit, timeout_s, place, coding)
+            body = await _receive(request, limit, timeout_s, slot, coding)
     except web.RequestPayloadError:
         # Else aiohttp would read on for the rest of it after our answer, fail, and cut the answer off.
         content.feed_eof()
@@ -99,7 +99,7 @@ def length(request: web.Request) -> int:
     return len(request.get(_BODY, b""))
 
 
-async def _receive(request: web.Request, limit: int, timeout_s: float, place: RequestSlot | None, coding: str) -> bytes:
+async def _receive(request: web.Request, limit: int, timeout_s: float, slot: RequestSlot | None, coding: str) -> bytes:
     received, inflater = bytearray(), Inflater(coding) if coding else None
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
@@ -108,13 +108,13 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, place: Re
         nonlocal received
         if len(received) + len(chunk) > limit:
             raise _too_large(limit)
-        if place is not None:
-            place.keep(len(chunk))
+        if slot is not None:
+            slot.keep(len(chunk))
         received += chunk
         allowed.reschedule(begun_s + timeout_s + len(received) / RATE_LEAST)
 
-    if place is not None:
-        place.begin_reading()
+    if slot is not None:
+        slot.begin_reading()
     try:
         async with asyncio.timeout(timeout_s) as allowed:
             async for sent in request.content.iter_any():
@@ -130,8 +130,8 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, place: Re
         ) from None
     if inflater is not None:
         inflater.finish()
-    if place is not None:
-        place.end_reading()
+    if slot is not None:
+        slot.end_reading()
     return bytes(received)
 
 

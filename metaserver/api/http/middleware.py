@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import ANONYMOUS, Principal, answering
 from seamark.metaserver.access.refusals import Refusals
-from seamark.metaserver.api.http.bodies import PLACE, end_unread
+from seamark.metaserver.api.http.bodies import SLOT, end_unread
 from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID, STALENESS
@@ -151,11 +151,11 @@ class _RequestPipeline:
             if not described.public:
                 principal = request[PRINCIPAL] = await self._identify(request)
                 holder = None if principal is ANONYMOUS else principal.name
-                request[PLACE] = RequestSlot(self._bounds, holder, "watching" if described.waits else "working")
+                request[SLOT] = RequestSlot(self._bounds, holder, "watching" if described.waits else "working")
                 with answering(principal.name):
                     return await handler(request), None
             if request.method not in _BODILESS:
-                request[PLACE] = RequestSlot(self._bounds, f"address {request.remote}", "tokens")
+                request[SLOT] = RequestSlot(self._bounds, f"address {request.remote}", "tokens")
             return await handler(request), None
         except SeamarkError as error:
             return from_seamark_error(error, head=request.method == "HEAD"), error
@@ -169,12 +169,12 @@ class _RequestPipeline:
             return from_unexpected(request_id, head=request.method == "HEAD"), error
         finally:
             requests.answering -= 1
-            place = request.get(PLACE)
-            if place is not None:
-                place.leave()
+            slot = request.get(SLOT)
+            if slot is not None:
+                slot.leave()
 
     async def _identify(self, request: web.Request) -> Principal:
-        """The principal. Logins have a separate limit, by address, so that unauthenticated clients take no place of
+        """The principal. Logins have a separate limit, by address, so that unauthenticated clients take no slot of
         authenticated requests."""
         if self._authenticator.open:
             return await self._authenticator.authenticate(request.headers, request.remote)

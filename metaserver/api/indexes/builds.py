@@ -92,7 +92,7 @@ class FinishBuildRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of a view keep their numbers while files are indexed, so that pages neither skip nor repeat files. The
+    """Files of a view keep their positions while files are indexed, so that pages neither skip nor repeat files. The
     listing continues with row `row` of snapshot number `at`."""
 
     build: str
@@ -246,8 +246,8 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
 
 
 def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
-    """The answer's items for these rows of a view."""
-    named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.rows_of, range(len(files.view.blocks)))])
+    """The answer's items for these positions in a view."""
+    named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.entry_ids_of, range(len(files.view.blocks)))])
     none = files_at(TableView((), ()), named[:0])
     return items(FileListing(metadata, files_at(files.view, named[rows]), none, None), _FILE_FIELDS, 0, len(rows))
 

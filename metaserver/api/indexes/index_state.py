@@ -93,7 +93,7 @@ async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None)
     def read() -> SnapshotFiles:
         return SnapshotFiles(view, file_ids_of(view), lookup(view).longs("record_count"))
 
-    return read() if view.rows <= _IN_THREAD_FILES else await asyncio.to_thread(read)
+    return read() if view.file_count <= _IN_THREAD_FILES else await asyncio.to_thread(read)
 
 
 def snapshots_named(metadata: TableMetadata) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ async def new_files_by_snapshot(call: Call, metadata: TableMetadata, snapshots: 
     new_files: list[NewFiles] = []
     for snapshot_id in snapshots:
         files = await files_of(call, metadata, snapshot_id)
-        fresh = np.ones(files.ids.rows, dtype=np.bool_)
+        fresh = np.ones(files.ids.count, dtype=np.bool_)
         for before in new_files:
             fresh &= ~await asyncio.to_thread(files.ids.described, before.files.ids.ids)
         new_files.append(NewFiles(files, fresh))
@@ -123,7 +123,7 @@ async def covered(call: Call, files: SnapshotFiles, live: tuple[RegisteredIndexF
     """bool[rows]: the files that these index files describe."""
     described = await asyncio.gather(*(_described(call, file) for file in live))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
-    if files.view.rows + len(ids) <= _IN_THREAD_FILES:
+    if files.view.file_count + len(ids) <= _IN_THREAD_FILES:
         return files.ids.described(ids)
     return await asyncio.to_thread(files.ids.described, ids)
 

@@ -348,7 +348,7 @@ async def _index(call: Call, table: TableIndexes, state: _TableState, definition
     live, files = table.registered.live(definition.id), state.files
     mask = await covered(call, files, live)
     of_refs = sum([int((await missing(call, other, live)).sum()) for other in state.others])
-    indexed, total = int(mask.sum()), files.ids.rows
+    indexed, total = int(mask.sum()), files.ids.count
     lag = int((~mask & files.ids.identified).sum())
     quarantined = sum(
         file.state is IndexFileState.QUARANTINED for file in table.registered.files if file.definition == definition.id
@@ -399,7 +399,7 @@ def _bucket(metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefi
         "health": "ok",
         "problem": None,
         "files": int(mask.sum()),
-        "files-total": files.ids.rows,
+        "files-total": files.ids.count,
         "rows": files.rows_in(mask),
         "rows-total": files.rows_in(np.ones_like(mask)),
         "lag-files": 0,

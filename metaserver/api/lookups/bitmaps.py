@@ -51,7 +51,7 @@ from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
 from seamark.metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion, positions_of
 from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, without
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.wire import decode_json, encode_json
 
@@ -153,7 +153,7 @@ class _Selection:
 class _CandidateFile:
     """A candidate file. `bits` None: any row, or all rows if `exact`."""
 
-    name: int
+    entry_id: int
     records: int
     bits: Bits | None
     exact: bool
@@ -169,7 +169,7 @@ class _CandidateFile:
 class _AnswerFile:
     """A file of the answer. `rows` in the requested format; None: any row."""
 
-    name: int
+    entry_id: int
     records: int
     rows: bytes | Longs | None
     count: int | None
@@ -272,7 +272,7 @@ def _predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predicate:
 class _Page:
     """`last` is the last file of the page when there are more."""
 
-    def __init__(self, call: Call, scan: Scan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
+    def __init__(self, call: Call, scan: ScanPlan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
         self._covers = call.app[COVERS]
         self._evaluator: DeleteEvaluator = call.app[DELETED].evaluator_of(scan)
         self._clock = call.app[CLOCK]
@@ -286,19 +286,19 @@ class _Page:
         matcher = PredicateMatcher(
             await self._indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
         )
-        names = self._scan.rows[np.searchsorted(self._scan.rows, after, side="right") :]
-        records = files_at(self._scan.view, names).longs("record_count").clip(0, CANDIDATES_MAX + 1)
+        entry_ids = self._scan.entry_ids[np.searchsorted(self._scan.entry_ids, after, side="right") :]
+        records = files_at(self._scan.view, entry_ids).longs("record_count").clip(0, CANDIDATES_MAX + 1)
         size = candidates = start = 0
-        while start < len(names) and len(self._files) < self._limit:
+        while start < len(entry_ids) and len(self._files) < self._limit:
             if size > PAGE_BYTES or candidates > CANDIDATES_MAX:
                 break
             if start and self._clock.monotonic() >= self._until_s:
                 break
             few = min(_FILES_AT_ONCE, self._limit - len(self._files))
             few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
-            chosen = names[start : start + few]
-            places = positions_of(self._scan.view, chosen).tolist()
-            await asyncio.gather(*(self._covers.load(index, places) for index in matcher.indexes.values()))
+            chosen = entry_ids[start : start + few]
+            file_positions = positions_of(self._scan.view, chosen).tolist()
+            await asyncio.gather(*(self._covers.load(index, file_positions) for index in matcher.indexes.values()))
             matched = await asyncio.to_thread(self._match, matcher, chosen)
             if self._body.deletes:
                 await self._remove_deleted(matched)
@@ -307,7 +307,7 @@ class _Page:
             self._files += answers
             size += sum(file.size_bytes for file in answers)
             start += len(chosen)
-        self.last = int(names[start - 1]) if start < len(names) else None
+        self.last = int(entry_ids[start - 1]) if start < len(entry_ids) else None
         await self._covers.verify_sources(entry, matcher.damaged)
 
     async def _indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
@@ -319,19 +319,19 @@ class _Page:
                 made[key] = await self._covers.bitmaps(self._scan.view, definition, entry)
         return made
 
-    def _match(self, matcher: PredicateMatcher, names: Longs) -> list[_CandidateFile]:
-        places = positions_of(self._scan.view, names).tolist()
-        records = files_at(self._scan.view, names).longs("record_count").tolist()
+    def _match(self, matcher: PredicateMatcher, entry_ids: Longs) -> list[_CandidateFile]:
+        file_positions = positions_of(self._scan.view, entry_ids).tolist()
+        records = files_at(self._scan.view, entry_ids).longs("record_count").tolist()
         files = []
-        for name, place, count_of, deletes in zip(
-            names.tolist(), places, records, self._scan.deletes_of(names), strict=True
+        for entry_id, position, count_of, deletes in zip(
+            entry_ids.tolist(), file_positions, records, self._scan.deletes_of(entry_ids), strict=True
         ):
             if count_of < 0:
-                files.append(_CandidateFile(name, count_of, None, False, len(deletes)))
+                files.append(_CandidateFile(entry_id, count_of, None, False, len(deletes)))
                 continue
-            bits, exact = matcher.of(self._scan.residual(name), place, count_of)
+            bits, exact = matcher.of(self._scan.residual(entry_id), position, count_of)
             sound = self._predicate.exact or (bits is not None and not bits.any())
-            files.append(_CandidateFile(name, count_of, bits, exact and sound, len(deletes)))
+            files.append(_CandidateFile(entry_id, count_of, bits, exact and sound, len(deletes)))
         return files
 
     async def _remove_deleted(self, files: list[_CandidateFile]) -> None:
@@ -341,15 +341,15 @@ class _Page:
         step = CANDIDATES_MAX // 64
         for start in range(0, max((words_of(file.records) for file in deleted), default=0), step):
             part = slice(start, start + step)
-            rows, places = await asyncio.to_thread(self._candidates, deleted, part)
-            deletion = await self._evaluator.evaluate(places, np.concatenate(rows))
+            rows, file_positions = await asyncio.to_thread(self._candidates, deleted, part)
+            deletion = await self._evaluator.evaluate(file_positions, np.concatenate(rows))
             await asyncio.to_thread(_apply, deleted, part, rows, deletion)
 
     def _candidates(self, deleted: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
-        """The rows in these words of each file's bits, and for each row the place of its file."""
+        """The rows in these words of each file's bits, and for each row the position of its file."""
         rows = [positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
-        names = np.array([file.name for file in deleted], dtype=np.int64)
-        return rows, np.repeat(positions_of(self._scan.view, names), [len(row) for row in rows])
+        entry_ids = np.array([file.entry_id for file in deleted], dtype=np.int64)
+        return rows, np.repeat(positions_of(self._scan.view, entry_ids), [len(row) for row in rows])
 
     def _answers(self, files: list[_CandidateFile]) -> list[_AnswerFile]:
         """The files that may have a row. TooLarge for a list of positions beyond PAGE_BYTES."""
@@ -369,7 +369,7 @@ class _Page:
             elif number is not None:
                 rows = _serialized(pyroaring.BitMap(range(number)) if file.bits is None else roaring(file.bits))
             answers.append(
-                _AnswerFile(file.name, file.records, rows, number, file.exact, file.delete_files, file.undecided)
+                _AnswerFile(file.entry_id, file.records, rows, number, file.exact, file.delete_files, file.undecided)
             )
         return answers
 
@@ -385,8 +385,8 @@ class _Page:
         )
 
     def _paths(self, files: Sequence[_AnswerFile | _CandidateFile]) -> list[str]:
-        names = np.array([file.name for file in files], dtype=np.int64)
-        return paths_at(self._scan.view, positions_of(self._scan.view, names)) if len(names) else []
+        entry_ids = np.array([file.entry_id for file in files], dtype=np.int64)
+        return paths_at(self._scan.view, positions_of(self._scan.view, entry_ids)) if len(entry_ids) else []
 
     def json(self, snapshot_id: int | None, token: str | None) -> bytes:
         pieces = []

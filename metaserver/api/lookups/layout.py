@@ -123,7 +123,7 @@ async def load_column_layout(call: Call) -> ColumnLayout:
         else await call.app[PLANNER].view(metadata, ScanRequest(snapshot_id=snapshot_id))
         for snapshot_id in ids
     ]
-    files = sum(view.rows for view in views)
+    files = sum(view.file_count for view in views)
     if form_of(column.kind) is Form.STRINGS and files > STRING_FILES_MAX:
         raise BadRequest(
             f"Column {name} is of the type {column.kind}, whose layout is computed for at most {STRING_FILES_MAX:,} "

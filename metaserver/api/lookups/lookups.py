@@ -42,9 +42,9 @@ from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
 from seamark.metaserver.planner.rows.record_lookup import KEYS_MAX, LocatedRows, Locator
-from seamark.metaserver.planner.rows.row_deletes import RowDeletes, row_ids_at
+from seamark.metaserver.planner.rows.row_deletes import RowDeletes, entry_ids_at
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.wire import decode_json, encode_json
 
@@ -170,7 +170,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     definition, terms = _record_index(metadata, query)
     columns, possible = await _keys(call, terms, query.given)
     in_order = [columns[terms.index(term)] for term in definition.terms]
-    scan = await call.app[PLANNER].scan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
+    scan = await call.app[PLANNER].bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
     located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
     answer = _LookupAnswer(metadata, scan, definition, columns[0].rows, query, located)
     if not wants_arrow and len(located.query) > JSON_ROWS_MAX:
@@ -273,7 +273,7 @@ class _LookupAnswer:
     """An answer; encoded in a thread when it is large."""
 
     metadata: TableMetadata
-    scan: Scan
+    scan: ScanPlan
     definition: IndexDefinition
     keys: int
     query: _KeyQuery
@@ -302,16 +302,16 @@ class _LookupAnswer:
     def _files(self) -> tuple[Longs, list[str], list[list[Any]]]:
         """(number of each file of the view among those with a row, paths, [spec ids, partitions] if requested)."""
         view = self.scan.view
-        hit = np.zeros(view.rows, dtype=np.bool_)
-        hit[self.located.place] = True
-        places = np.flatnonzero(hit)
+        hit = np.zeros(view.file_count, dtype=np.bool_)
+        hit[self.located.data_file] = True
+        positions = np.flatnonzero(hit)
         numbers = np.cumsum(hit) - 1
         more: list[list[Any]] = []
         if self.query.partitions:
-            found = files_at(view, row_ids_at(view, places))
-            files = FileListing(self.metadata, found, files_at(view, places[:0]), None)
+            found = files_at(view, entry_ids_at(view, positions))
+            files = FileListing(self.metadata, found, files_at(view, positions[:0]), None)
             more = files.lists(("spec-id", "partition"), 0, files.total)
-        return numbers, paths_at(view, places), more
+        return numbers, paths_at(view, positions), more
 
     def json(self) -> list[bytes]:
         """In pieces: encoding and joining hold the GIL."""
@@ -320,7 +320,7 @@ class _LookupAnswer:
         pieces = [encode_json(self._about())[:-1] + b',"rows":[']
         for start in range(0, len(located.query), _ROWS_A_PIECE):
             part = slice(start, start + _ROWS_A_PIECE)
-            columns = (located.query[part], numbers[located.place[part]], located.position[part])
+            columns = (located.query[part], numbers[located.data_file[part]], located.position[part])
             values = zip(*(column.tolist() for column in columns), located.undecided[part].tolist(), strict=True)
             rows = [
                 LocatedRow(key, paths[file], position, undecided, *(column[file] for column in more))
@@ -346,7 +346,7 @@ class _LookupAnswer:
         writer = None
         for start in range(0, max(1, len(located.query)), _ROWS_A_BATCH):
             part = slice(start, start + _ROWS_A_BATCH)
-            files = pa.array(numbers[located.place[part]].astype(np.int32))
+            files = pa.array(numbers[located.data_file[part]].astype(np.int32))
             columns = {
                 "key": pa.array(located.query[part]),
                 "file_path": pa.DictionaryArray.from_arrays(files, known),
@@ -364,9 +364,9 @@ class _LookupAnswer:
         return [memoryview(sink.getvalue())]
 
 
-def paths_at(view: TableView, places: Any) -> list[str]:
-    """The paths of data files at these places of the view, ascending."""
-    texts = files_at(view, row_ids_at(view, places)).texts("file_path").values() if len(places) else []
+def paths_at(view: TableView, positions: Any) -> list[str]:
+    """The paths of data files at these positions in the view, ascending."""
+    texts = files_at(view, entry_ids_at(view, positions)).texts("file_path").values() if len(positions) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 
 

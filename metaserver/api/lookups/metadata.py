@@ -142,8 +142,8 @@ async def list_files(call: Call) -> web.Response:
     prefix = _prefix(call, metadata)
     planner = call.app[PLANNER]
     scan = None
-    if content != "deletes" and view.delete_rows:
-        scan = await planner.scan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
+    if content != "deletes" and view.delete_file_count:
+        scan = await planner.bind_and_plan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
 
     data = lookup(view if content != "deletes" else TableView((), ()), prefix)
     deletes = lookup(_delete_view(view) if content != "data" else TableView((), ()), prefix)
@@ -197,7 +197,7 @@ async def list_partitions(call: Call) -> web.Response:
     def read() -> PartitionListing:
         return PartitionListing(metadata, lookup(view, prefix), lookup(_delete_view(view), prefix))
 
-    small = view.rows + view.delete_rows <= IN_THREAD_FILES
+    small = view.file_count + view.delete_file_count <= IN_THREAD_FILES
     listing = read() if small else await asyncio.to_thread(read)
     return await _answer(page, "partitions", tuple(PARTITION_COLUMNS), listing)
 

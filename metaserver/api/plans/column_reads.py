@@ -23,7 +23,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUMNS, Entry
 from seamark.metaserver.wire import PROXY_ENGINE
 
@@ -47,7 +47,9 @@ def count_read(call: Call, read: ColumnRead | None) -> ColumnRead | None:
     return read
 
 
-async def read_of_plan(call: Call, entry: Entry | None, scan: Scan, select: Sequence[str] | None) -> ColumnRead | None:
+async def read_of_plan(
+    call: Call, entry: Entry | None, scan: ScanPlan, select: Sequence[str] | None
+) -> ColumnRead | None:
     """`select`: the columns that the client names; None if it names none. None if reads are not counted."""
     if entry is None or usage_of(call) is None:
         return None
@@ -57,7 +59,7 @@ async def read_of_plan(call: Call, entry: Entry | None, scan: Scan, select: Sequ
         named = find() if len(select) <= _IN_LOOP_NAMES else await call.in_turn(find)
     columns = {UNKNOWN_COLUMNS} if named is None else named
     columns |= {predicate.column_id for predicate in predicates_of(scan.bound)}
-    end_ms = oldest_end_ms(scan.view, scan.rows, scan.metadata)
+    end_ms = oldest_end_ms(scan.view, scan.entry_ids, scan.metadata)
     return ColumnRead(entry.uuid, frozenset(columns), _age_d(end_ms, call.app[CLOCK].now_ms()))
 
 

@@ -34,7 +34,7 @@ from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.plan.layout_estimates import estimate_layouts
 from seamark.metaserver.planner.plan.term_effects import TermEffect, effects_of_terms
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan, Stage
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
 from seamark.metaserver.wire import decode_json, encode_json
 
 if TYPE_CHECKING:
@@ -230,13 +230,13 @@ async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> 
     return await read_in_turn(call, len(body.where), read)
 
 
-def _explained(scan: Scan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes) -> ExplainResponse:
-    files = files_at(scan.view, scan.rows)
-    deletes = {delete for applying in scan.deletes_of(scan.rows) for delete in applying}
+def _explained(scan: ScanPlan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes) -> ExplainResponse:
+    files = files_at(scan.view, scan.entry_ids)
+    deletes = {delete for applying in scan.deletes_of(scan.entry_ids) for delete in applying}
     residuals, complete = _residuals(scan)
     kept: Any = msgspec.UNSET
     if listed:
-        listing = FileListing(scan.metadata, files, files_at(scan.view, scan.rows[:0]), scan)
+        listing = FileListing(scan.metadata, files, files_at(scan.view, scan.entry_ids[:0]), scan)
         kept = items(listing, tuple(FILE_COLUMNS), 0, min(listed, listing.total))
     return ExplainResponse(
         snapshot_id=scan.snapshot_id,
@@ -297,9 +297,9 @@ def _columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]
         yield ComparedColumn(expression.name, expression.column_id, expression.kind)
 
 
-def _residuals(scan: Scan) -> tuple[list[ExplainedResidual], bool]:
+def _residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
     """The residuals and their numbers of files, most files first, and whether the list is complete."""
-    within = group_by_partition(files_at(scan.view, scan.rows))
+    within = group_by_partition(files_at(scan.view, scan.entry_ids))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}
     size = sum(1 + len(predicate.values) for predicate in predicates_of(scan.bound))

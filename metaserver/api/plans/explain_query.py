@@ -141,14 +141,14 @@ def _joins(
     loaded: Mapping[Hashable, LoadedTable],
 ) -> dict[int, list[JoinSpec]]:
     """The joins by which engines' connectors would let the server leave files out, by the number of the reference."""
-    places = {number: joins.PlannedScan(one.scan, "", paths[one.key]) for number, one in references.items()}
+    planned_scans = {number: joins.PlannedScan(one.scan, "", paths[one.key]) for number, one in references.items()}
     scans = [(one.scan, loaded[one.key]) for one in references.values()]
     known = {(scan.catalog, scan.schema, scan.table): _known(table) for scan, table in scans}
-    limits = joins.find_dimensions(places, known)
+    limits = joins.find_dimensions(planned_scans, known)
     return {
-        number: decode_as(encode_json([one.request().body() for one in limits[place]]), list[JoinSpec], "A join")
-        for number, place in places.items()
-        if place in limits
+        number: decode_as(encode_json([one.request().body() for one in limits[planned]]), list[JoinSpec], "A join")
+        for number, planned in planned_scans.items()
+        if planned in limits
     }
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.errors import TooManyRequests
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 PENDING_LIMIT = 64
 """The number of running plans that clients poll, per worker. Beyond it, the request itself waits for the plan."""
@@ -25,7 +25,7 @@ class PendingPlans:
     own plans, and cancels only these; the planner computes equal plans once."""
 
     def __init__(self) -> None:
-        self._tasks: dict[_Key, asyncio.Task[Scan]] = {}
+        self._tasks: dict[_Key, asyncio.Task[ScanPlan]] = {}
 
     def is_full(self, who: str) -> bool:
         """Whether `who` has reached the limit: with logins, a principal has at most half of the places."""
@@ -33,7 +33,7 @@ class PendingPlans:
         share = PENDING_LIMIT if who == ANONYMOUS_NAME else PENDING_LIMIT // 2
         return len(owners) >= PENDING_LIMIT or owners.count(who) >= share
 
-    def start(self, plan_id: str, who: str, make: Callable[[], Awaitable[Scan]]) -> asyncio.Task[Scan]:
+    def start(self, plan_id: str, who: str, make: Callable[[], Awaitable[ScanPlan]]) -> asyncio.Task[ScanPlan]:
         """Starts the plan's task, which runs independently of the request. Also starts a plan that another worker has
         begun. TooManyRequests above the limit."""
         key = (who, plan_id)
@@ -42,7 +42,7 @@ class PendingPlans:
             if self.is_full(who):
                 raise TooManyRequests("The limit of running plans of this principal is reached; retry in 5 s", 5)
 
-            async def run() -> Scan:
+            async def run() -> ScanPlan:
                 return await make()
 
             task = self._tasks[key] = asyncio.create_task(run(), name="plan")
@@ -60,7 +60,7 @@ class PendingPlans:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _finish(self, key: _Key, task: asyncio.Task[Scan]) -> None:
+    def _finish(self, key: _Key, task: asyncio.Task[ScanPlan]) -> None:
         """Keeps the latest plans for polling clients, because the planner may have evicted a large plan."""
         if self._tasks.get(key) is not task:
             return

@@ -36,9 +36,9 @@ from seamark.metaserver.iceberg.expressions.expression import Expression
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
-from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanWriter, kept_manifests
+from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, kept_manifests
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry, PlanTable
 from seamark.metaserver.wire import PLANS_FOLDER
 
@@ -265,7 +265,7 @@ async def _make(
     plan = await _stored(app, entry, bound_scan, kept, made, plan_id, lease_s, holder, who)
     usage = app[CATALOG].column_usage
     if plan.shown_id is not None and usage.is_on:
-        usage.plans.put(plan.shown_id, oldest_end_ms(scan.view, scan.rows, scan.metadata), 0)
+        usage.plans.put(plan.shown_id, oldest_end_ms(scan.view, scan.entry_ids, scan.metadata), 0)
     return _answer(plan)
 
 
@@ -309,11 +309,11 @@ async def _stored(
     return await app[CATALOG].plan_tables.keep(plan, written.metadata, written.files, lease_s, who)
 
 
-def _sizes(scan: Scan) -> tuple[int, int, int, int | None]:
+def _sizes(scan: ScanPlan) -> tuple[int, int, int, int | None]:
     """Files and bytes that the plan keeps, and files and bytes of the snapshot."""
-    kept_bytes = int(files_at(scan.view, scan.rows).longs("file_size_in_bytes").sum())
+    kept_bytes = int(files_at(scan.view, scan.entry_ids).longs("file_size_in_bytes").sum())
     all_bytes = None
-    if scan.view.rows == scan.considered:
+    if scan.view.file_count == scan.considered:
         all_bytes = int(lookup(scan.view).longs("file_size_in_bytes").sum())
     return scan.files, kept_bytes, scan.considered, all_bytes
 

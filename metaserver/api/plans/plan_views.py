@@ -23,7 +23,7 @@ from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.plans.plan_tables import Holder
-from seamark.metaserver.catalog.plans.plan_views import Place, Reader
+from seamark.metaserver.catalog.plans.plan_views import Reader, ReplacedReference
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest, NoSuchTable, NoSuchView
 from seamark.metaserver.store.model import NamespacePath
@@ -116,7 +116,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     audience = call.audience
     if (audience is None) != (body.reader is None):
         raise BadRequest(f"reader and the header {HEADER} belong together; send both or neither")
-    places = [await _place(call, table, audience) for table in body.tables]
+    references = [await _reference(call, table, audience) for table in body.tables]
     catalog = call.app[CATALOG]
     view = await catalog.views.load(namespace, name)
     if view.entry.metadata_location != body.metadata_location:
@@ -133,17 +133,17 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
         )
     lease_s = granted_s(body.lease_s, call.app[SETTINGS])
     reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))
-    plan = await catalog.plan_views.create(view, places, body.predicate, lease_s, call.principal.name, reader)
+    plan = await catalog.plan_views.create(view, references, body.predicate, lease_s, call.principal.name, reader)
     if plan is None:
         return PlanViewResponse(None, None)
     return PlanViewResponse(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id)
 
 
-async def _place(call: Call, table: PlanViewReference, audience: str | None) -> Place:
+async def _reference(call: Call, table: PlanViewReference, audience: str | None) -> ReplacedReference:
     given = table.plan or table.table
     if len(given) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
         raise BadRequest(
-            "A place needs either plan, or table and plan-snapshot-id; the names need a namespace and a table"
+            "Each entry of tables needs plan, or table and plan-snapshot-id; a name needs a namespace and a table"
         )
     *levels, name = (check_name(level, "plan table's name") for level in given)
     namespace = tuple(levels)
@@ -157,22 +157,24 @@ async def _place(call: Call, table: PlanViewReference, audience: str | None) -> 
         inner = (await catalog.views.load(namespace, plan.of_name)).metadata
         schema = inner.schema(inner.current_version.schema_id)
         columns = () if schema is None else tuple(field.name for field in schema.fields)
-        return Place(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias, columns=columns)
+        return ReplacedReference(
+            table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias, columns=columns
+        )
     try:
         plan, _ = await catalog.plan_tables.named(namespace, name)
     except NoSuchTable:
         plan = await catalog.plan_views.named(namespace, name)
-    return Place(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
+    return ReplacedReference(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
 
 
 async def _version(
     catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
-) -> Place:
+) -> ReplacedReference:
     entry = await catalog.tables.entry(namespace, name)
     shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
     if table.plan_snapshot_id not in {plan.shown_id for plan in shown}:
         raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
-    return Place(table.start, table.end, namespace, name, version=table.plan_snapshot_id)
+    return ReplacedReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)
 
 
 def add_routes(app: web.Application) -> None:

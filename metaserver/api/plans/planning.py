@@ -40,7 +40,7 @@ from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.partition_text import ClientDialect, PartitionTextCache, dialect_of
 from seamark.metaserver.planner.scan.request import BoundScan, expired_ancestor
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.sql.changes import watch
@@ -144,7 +144,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     return answer
 
 
-async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, Scan | None, ColumnRead | None]:
+async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, ScanPlan | None, ColumnRead | None]:
     """The answer; the plan if the answer can be cached; and the read if it is counted."""
     body = await call.parse(data, _PlanTableScan)
     pinned = _pinned(body, loaded.metadata)
@@ -209,8 +209,8 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
         scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
     except BadRequest as error:  # valid when the task was issued; a snapshot of its range has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
-    first, end = scan.rows.searchsorted((task.first_row, task.end_row)).tolist()
-    rows, answer = scan.rows[first:end], _answer(call, task.request, scan)
+    first, end = scan.entry_ids.searchsorted((task.first_row, task.end_row)).tolist()
+    rows, answer = scan.entry_ids[first:end], _answer(call, task.request, scan)
     tasks_of = partial(_plan_tasks, call, loaded, answer, rows, task, inline_limit=len(rows))
     return await _sent(call, task.request, answer, rows, tasks_of, b"{", b"}")
 
@@ -286,11 +286,11 @@ def _metadata_at(metadata: TableMetadata, pinned: PinnedRequest) -> TableMetadat
 
 def _plan_task(
     call: Call, entry: Entry | None, metadata: TableMetadata, pinned: PinnedRequest
-) -> Callable[[], Awaitable[Scan]]:
+) -> Callable[[], Awaitable[ScanPlan]]:
     """Computes the plan in a task that outlives the request."""
     planner, filters = call.app[PLANNER], _long_filters(call)
 
-    async def make() -> Scan:
+    async def make() -> ScanPlan:
         return await planner.plan(await filters.bind(metadata, pinned), entry)
 
     return make
@@ -308,8 +308,8 @@ async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest,
     pending = call.app[PENDING]
     if not _dialect(call).polls or pending.is_full(call.principal.name):
         return None
-    unread = await call.app[PLANNER].unread(bound_scan)
-    if unread <= call.app[SETTINGS].plan_async_files:
+    undecoded = await call.app[PLANNER].entries_to_decode(bound_scan)
+    if undecoded <= call.app[SETTINGS].plan_async_files:
         return None
     packed = await _long_filters(call).run(pinned, partial(pack, pinned))
     plan_id = call.app[TOKENS].plan_id(packed, _uuid(loaded))
@@ -319,7 +319,7 @@ async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest,
     return plan_id
 
 
-def _answer(call: Call, pinned: PinnedRequest, scan: Scan) -> ScanTaskWriter:
+def _answer(call: Call, pinned: PinnedRequest, scan: ScanPlan) -> ScanTaskWriter:
     form = TaskForm(
         residuals=pinned.residuals,
         residual_bytes=call.app[SETTINGS].plan_residual_bytes,
@@ -378,12 +378,12 @@ def _credentials(call: Call, loaded: LoadedTable) -> bytes:
 
 
 async def _completed(
-    call: Call, loaded: LoadedTable, pinned: PinnedRequest, scan: Scan, min_rows: int, credentials: bytes
+    call: Call, loaded: LoadedTable, pinned: PinnedRequest, scan: ScanPlan, min_rows: int, credentials: bytes
 ) -> web.StreamResponse:
     """The complete answer of a plan, or the plan tasks that cover it."""
     settings = call.app[SETTINGS]
     answer = _answer(call, pinned, scan)
-    rows = scan.rows
+    rows = scan.entry_ids
     if min_rows > 0:
         enough = partial(_enough, scan, min_rows, settings.plan_inline_limit)
         rows = await _long_filters(call).run(pinned, enough)
@@ -452,19 +452,19 @@ def _plan_tasks(
     ]
 
 
-def _enough(scan: Scan, min_rows: int, most: int) -> Longs:
+def _enough(scan: ScanPlan, min_rows: int, most: int) -> Longs:
     """The first files that certainly contain `min_rows` rows in total: files without residual and without deletes.
 
     All files when the first `most` do not suffice: the hint is used only when that is cheap.
     """
     sure = 0
-    for count, row in enumerate(scan.rows[:most].tolist(), start=1):
+    for count, row in enumerate(scan.entry_ids[:most].tolist(), start=1):
         if scan.residual(row) == TRUE and not scan.deletes(row):
             block, local = scan.view.locate(row)
             sure += max(0, block.long("record_count", local) or 0)
             if sure >= min_rows:
-                return scan.rows[:count]
-    return scan.rows
+                return scan.entry_ids[:count]
+    return scan.entry_ids
 
 
 def _body(head: bytes, answer: ScanTaskWriter, rows: Longs, tail: bytes) -> Iterator[bytes]:

@@ -148,10 +148,10 @@ async def check_outside(parts: CatalogContext, location: str, what: str) -> None
 
 
 async def _keys(locations: Iterable[str]) -> list[str]:
-    places = [parse_location(location) for location in locations]
-    if all(place.scheme == "s3" for place in places):  # fast, and every signing request needs it
-        return [location_key(place) for place in places]
-    return await asyncio.to_thread(lambda: [location_key(place) for place in places])
+    parsed = [parse_location(location) for location in locations]
+    if all(one.scheme == "s3" for one in parsed):  # fast, and every signing request needs it
+        return [location_key(one) for one in parsed]
+    return await asyncio.to_thread(lambda: [location_key(one) for one in parsed])
 
 
 async def check_staged(parts: CatalogContext, location: str, namespace: NamespacePath, name: str) -> None:
@@ -183,7 +183,7 @@ async def claimed(parts: CatalogContext, uuid: str, locations: Sequence[str]) ->
         claimed_location.location for claimed_location in await parts.store.claims(uuid) if not claimed_location.allowed
     }
     keys = await _keys(locations)
-    return [place for place, key in zip(locations, keys, strict=True) if not claims.isdisjoint(with_folders(key))]
+    return [location for location, key in zip(locations, keys, strict=True) if not claims.isdisjoint(with_folders(key))]
 
 
 async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
@@ -208,7 +208,7 @@ async def foreign_file_check(
         if parts.unclaimed.unread:
             raise RetryLater("The locations of other tables are not known yet, because the storage does not answer")
     keys = await _keys(folders)
-    others = {place for owner, lost in parts.unclaimed.lost.items() if owner != uuid for place in lost}
+    others = {location for owner, lost in parts.unclaimed.lost.items() if owner != uuid for location in lost}
     own = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
     others |= {
         claimed_location.location
@@ -232,19 +232,19 @@ async def fill(parts: CatalogContext) -> int:
         if len(entries) == _FILLED_AT_ONCE and entries[0].uuid != after:  # keeps all names of a UUID in one batch
             entries = [entry for entry in entries if entry.uuid != after]
             after = entries[-1].uuid
-        places = await asyncio.gather(*(_places(parts, entry) for entry in entries))
-        entries_with_places = list(zip(entries, places, strict=True))
-        unknown = {entry.uuid for entry, place in entries_with_places if place is None}
+        locations = await asyncio.gather(*(_locations(parts, entry) for entry in entries))
+        located = list(zip(entries, locations, strict=True))
+        unknown = {entry.uuid for entry, found in located if found is None}
         unread += len(unknown)
-        known = [(entry, place) for entry, place in entries_with_places if place and entry.uuid not in unknown]
-        await parts.store.transact([await _unchecked(entry, place) for entry, place in known])
+        known = [(entry, found) for entry, found in located if found and entry.uuid not in unknown]
+        await parts.store.transact([await _unchecked(entry, found) for entry, found in known])
         claimed = {entry.uuid for entry, _ in known}
         filled += len(claimed)
-        for entry, place in entries_with_places:
-            if place is not None and entry.uuid not in claimed | unknown:
+        for entry, found in located:
+            if found is not None and entry.uuid not in claimed | unknown:
                 lost.setdefault(entry.uuid, []).extend(await asyncio.to_thread(_possible_keys, entry))
     if (unread, lost.keys()) != (state.unread, state.lost.keys()):
-        _log.warning("places of tables and views are not known", unread=unread, lost=len(lost))
+        _log.warning("locations of tables and views are not known", unread=unread, lost=len(lost))
     state.unread, state.lost = unread, lost
     return filled
 
@@ -278,14 +278,14 @@ async def check_known(parts: CatalogContext, keys: Iterable[str], uuid: str, *, 
 def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, around: bool) -> bool:
     if state.unread:
         return True
-    places = {place for owner, lost in state.lost.items() if owner != uuid for place in lost}
-    return bool(places) and any(
-        not places.isdisjoint(with_folders(key)) or (around and any(place.startswith(f"{key}/") for place in places))
+    others = {other for owner, lost in state.lost.items() if owner != uuid for other in lost}
+    return bool(others) and any(
+        not others.isdisjoint(with_folders(key)) or (around and any(other.startswith(f"{key}/") for other in others))
         for key in keys
     )
 
 
-async def _places(parts: CatalogContext, entry: Entry) -> list[str] | None:
+async def _locations(parts: CatalogContext, entry: Entry) -> list[str] | None:
     """The locations of an entry: None if storage does not answer; empty if the metadata is missing or damaged."""
     try:
         if entry.kind is EntryKind.TABLE:
@@ -313,8 +313,8 @@ def _possible_keys(entry: Entry) -> list[str]:
     return [_key(_folder(entry)), _key(entry.metadata_location)]
 
 
-async def _unchecked(entry: Entry, places: list[str]) -> ClaimLocations:
-    candidates = [ClaimedLocation(key=place, shared=number > 0) for number, place in enumerate(places)]
+async def _unchecked(entry: Entry, keys: list[str]) -> ClaimLocations:
+    candidates = [ClaimedLocation(key=key, shared=number > 0) for number, key in enumerate(keys)]
     locations = await asyncio.to_thread(_outermost, candidates)
     return ClaimLocations(uuid=entry.uuid, locations=locations, checked=False)
 

@@ -51,24 +51,24 @@ async def replace_allowed_locations(
     """As `allow`, independent of earlier permissions: a registered table may name exactly the locations in its list."""
     if caller.confined_to is not None:
         raise Forbidden(f"{ALLOWED_LOCATIONS} may be set only by who may write the whole catalog")
-    allowed = [parts.warehouse.parse(place, ALLOWED_LOCATIONS, root_ok=True) for place in allowed_locations(properties)]
-    keys = await asyncio.to_thread(lambda: [location_key(place) for place in allowed])
+    allowed = [parts.warehouse.parse(one, ALLOWED_LOCATIONS, root_ok=True) for one in allowed_locations(properties)]
+    keys = await asyncio.to_thread(lambda: [location_key(one) for one in allowed])
     return AllowLocations(uuid=uuid, locations=tuple(ClaimedLocation(key=key) for key in keys))
 
 
-async def own_places(parts: CatalogContext, uuid: str) -> OwnPlaces:
+async def own_locations(parts: CatalogContext, uuid: str) -> OwnLocations:
     """The locations in the database, independent of the table's metadata."""
-    return OwnPlaces({claimed_location.location for claimed_location in await parts.store.claims(uuid)})
+    return OwnLocations({claimed_location.location for claimed_location in await parts.store.claims(uuid)})
 
 
 async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
     """The paths in locations that other tables claim and where this table may name no files. The server does not read
     them for this table."""
-    places = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
+    locations = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
     found: set[str] = set()
     for key, within in (await asyncio.to_thread(_by_folder, paths)).items():
         above = set(with_folders(key))
-        if places.isdisjoint(above):
+        if locations.isdisjoint(above):
             others = await parts.store.claims_overlapping([key], uuid, 0)
             found |= within if any(claim.location in above for claim in others) else set()
     return found
@@ -103,16 +103,16 @@ async def check_added(
     lists, manifests, others = _named(updates)
     if not (lists or manifests or others):
         return
-    places = (
+    locations = (
         {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
         if base is not None
         else set()
     )
-    for what, place in _new_places(parts, base, metadata):
+    for what, location in _new_locations(parts, base, metadata):
         # Checked before any file there is read, because errors quote file names.
-        await check_unclaimed(parts, place, what, (change.namespace, change.name), uuid)
-        places.add(await asyncio.to_thread(location_key, parse_location(place)))
-    own = OwnPlaces(places)
+        await check_unclaimed(parts, location, what, (change.namespace, change.name), uuid)
+        locations.add(await asyncio.to_thread(location_key, parse_location(location)))
+    own = OwnLocations(locations)
     reader = _Reader(parts, own)
     await asyncio.to_thread(own.check, [*others, *lists], "The file")
     known = await reader.before(base, updates)
@@ -128,7 +128,7 @@ async def check_added(
             await _check_carried(reader, known, outside)
 
 
-def _new_places(
+def _new_locations(
     parts: CatalogContext, base: TableMetadata | None, metadata: TableMetadata
 ) -> Iterator[tuple[str, str]]:
     """The name and value of each new location. The locations of `base` count only if they are claimed, because its file
@@ -176,16 +176,16 @@ def _named(updates: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str], 
     return lists, manifests, others
 
 
-class OwnPlaces:
+class OwnLocations:
     """The locations that one table claims, and those where it may name files; as keys."""
 
-    def __init__(self, places: set[str]) -> None:
-        self._places = places
+    def __init__(self, locations: set[str]) -> None:
+        self._locations = locations
         self._holds = lru_cache(maxsize=4096)(self._is_folder_within)
 
     def holds(self, path: str) -> bool:
         at = parse_location(path, "The file")
-        return self._holds(str(at).rpartition("/")[0]) or location_key(at) in self._places
+        return self._holds(str(at).rpartition("/")[0]) or location_key(at) in self._locations
 
     def check(self, paths: Iterable[str], what: str) -> None:
         for path in paths:
@@ -197,7 +197,7 @@ class OwnPlaces:
             key = location_key(parse_location(folder))
         except BadRequest:  # the root of a bucket
             return False
-        while key not in self._places:
+        while key not in self._locations:
             shorter = key.rpartition("/")[0]
             if shorter == key or not shorter:
                 return False
@@ -208,7 +208,7 @@ class OwnPlaces:
 class _Reader:
     """Manifest lists and manifests of one commit."""
 
-    def __init__(self, parts: CatalogContext, own: OwnPlaces) -> None:
+    def __init__(self, parts: CatalogContext, own: OwnLocations) -> None:
         self._parts = parts
         self._own = own
 

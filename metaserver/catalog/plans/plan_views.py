@@ -44,7 +44,7 @@ _HOLDER = "seamark.plan-holder"
 """The key in the version's summary from which the plan view's name is derived."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ReplacedReference(msgspec.Struct, frozen=True):
     """Characters [start, end) of a view's text: the name of a table or view, qualified as in the text. `namespace` and
     `name` are the table or view that the text must name.
 
@@ -100,16 +100,16 @@ class PlanViews:
     async def create(
         self,
         view: LoadedView,
-        places: list[Place],
+        references: list[ReplacedReference],
         condition: str,
         lease_s: int,
         who: str,
         reader: Reader | None = None,
     ) -> PlanTable | None:
         """None when there are too many plans or the view's name is too long. BadRequest for a view without a text in
-        Trino's dialect, and for a place whose text is not the name of its plan's table or view. With a `reader`, the
-        name resolves only for the reader's audience and returns rows only to that user."""
-        entry, metadata = view.entry, _over_plans(view, places, condition, reader)
+        Trino's dialect, and for a reference whose text is not the name of its plan's table or view. With a `reader`,
+        the name resolves only for the reader's audience and returns rows only to that user."""
+        entry, metadata = view.entry, _over_plans(view, references, condition, reader)
         version = metadata.current_version
         audience = None if reader is None else reader.holder.audience
         name = _name(entry, version, audience)
@@ -148,7 +148,9 @@ def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | Non
     return plan_name(entry, version.version_id, str(version.representations[0].sql), holder)
 
 
-def _over_plans(view: LoadedView, places: list[Place], condition: str, reader: Reader | None) -> ViewMetadata:
+def _over_plans(
+    view: LoadedView, references: list[ReplacedReference], condition: str, reader: Reader | None
+) -> ViewMetadata:
     """The view's metadata with one version, one schema and one representation."""
     metadata, version = view.metadata, view.metadata.current_version
     original = next(
@@ -161,9 +163,9 @@ def _over_plans(view: LoadedView, places: list[Place], condition: str, reader: R
     )
     if original is None:
         raise BadRequest(f"{show(view.entry.namespace, view.entry.name)} has no representation in dialect {DIALECT}")
-    inner = _replaced(original, places, version.default_namespace)
+    inner = _replaced(original, references, version.default_namespace)
     access_checks = ", ".join(
-        _access_check(original, place, number) for number, place in enumerate(places) if place.columns
+        _access_check(original, reference, number) for number, reference in enumerate(references) if reference.columns
     )
     text = f"WITH {access_checks} " if access_checks else ""
     # On a separate line, because the text may end with a comment.
@@ -184,10 +186,10 @@ def _over_plans(view: LoadedView, places: list[Place], condition: str, reader: R
     )
 
 
-def _access_check(text: str, place: Place, number: int) -> str:
+def _access_check(text: str, reference: ReplacedReference, number: int) -> str:
     """A query that never runs: the engine checks access to the view, and applies its rules, when it analyses it."""
-    columns = ", ".join(map(_quoted, place.columns))
-    return f'"~{number}" AS (SELECT {columns} FROM {text[place.start : place.end]} WHERE FALSE)'  # noqa: S608
+    columns = ", ".join(map(_quoted, reference.columns))
+    return f'"~{number}" AS (SELECT {columns} FROM {text[reference.start : reference.end]} WHERE FALSE)'  # noqa: S608
 
 
 def _only_for(user: str) -> str:
@@ -197,29 +199,31 @@ def _only_for(user: str) -> str:
     return f"IF(current_user = '{quoted}', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
 
 
-def _replaced(text: str, places: list[Place], default: NamespacePath) -> str:
+def _replaced(text: str, references: list[ReplacedReference], default: NamespacePath) -> str:
     pieces, at = [], 0
-    for place in sorted(places, key=lambda place: place.start):
-        match = _REFERENCE.match(text, place.start) if place.start >= at else None
-        if match is None or match.end() != place.end or not _names(match, place, default):
-            table = show(place.namespace, place.name)
-            raise BadRequest(f"Characters {place.start} to {place.end} of the view's text are not the name of {table}")
-        if place.version is not None:
-            new = f"{match[0]} FOR VERSION AS OF {place.version}"
+    for reference in sorted(references, key=lambda reference: reference.start):
+        match = _REFERENCE.match(text, reference.start) if reference.start >= at else None
+        if match is None or match.end() != reference.end or not _names(match, reference, default):
+            table = show(reference.namespace, reference.name)
+            raise BadRequest(
+                f"Characters {reference.start} to {reference.end} of the view's text are not the name of {table}"
+            )
+        if reference.version is not None:
+            new = f"{match[0]} FOR VERSION AS OF {reference.version}"
         else:
-            new = f"{match[1]}{_quoted(str(place.plan))}"
-        pieces += [text[at : place.start], new, f" AS {_quoted(_plain(match[2]))}" if place.alias else ""]
-        at = place.end
+            new = f"{match[1]}{_quoted(str(reference.plan))}"
+        pieces += [text[at : reference.start], new, f" AS {_quoted(_plain(match[2]))}" if reference.alias else ""]
+        at = reference.end
     return "".join([*pieces, text[at:]])
 
 
-def _names(reference: re.Match[str], place: Place, default: NamespacePath) -> bool:
-    """Whether the reference names the place's table or view, compared like Trino does. Catalog names are not
+def _names(match: re.Match[str], reference: ReplacedReference, default: NamespacePath) -> bool:
+    """Whether the text names the table or view of the reference, compared like Trino does. Catalog names are not
     checked."""
-    before = [_plain(part) for part in _PARTS.findall(reference[1])]
+    before = [_plain(part) for part in _PARTS.findall(match[1])]
     schema = before[-1] if before else ".".join(default)
-    named = (schema.lower(), _plain(reference[2]).lower())
-    return named == (".".join(place.namespace).lower(), place.name.lower())
+    named = (schema.lower(), _plain(match[2]).lower())
+    return named == (".".join(reference.namespace).lower(), reference.name.lower())
 
 
 def _plain(name: str) -> str:

@@ -18,6 +18,7 @@ from seamark.connector.client.catalog import (
     rename_table,
     restore_dropped,
 )
+from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name
 from seamark.connector.client.policies import change_table_properties
@@ -207,7 +208,12 @@ def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str
         if entry is None:
             raise click.ClickException(f"No dropped table or view {table} can be restored; seamark undrop lists them")
         entry_id = str(entry["id"])
-    restored = restore_dropped(client, entry_id, to)
+    try:
+        restored = restore_dropped(client, entry_id, to)
+    except Refused as error:
+        if error.kind != "AlreadyExistsException":
+            raise
+        raise click.ClickException(f"{error.message}; --to NAME restores it under another name") from None
     if as_json:
         print_json(restored)
         return

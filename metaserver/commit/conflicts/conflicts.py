@@ -42,7 +42,7 @@ from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
 from seamark.metaserver.planner.view.selection import never
-from seamark.metaserver.planner.view.view import ROW_BITS, TableView
+from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView
 
 _IN_THREAD = 200
 """Above this number, files and partitions are compared in a thread."""
@@ -110,7 +110,7 @@ class ConflictCheck:
         data = [manifest for manifest in self._listed if manifest.content == DATA]
         listing = await self._manifests.listing(data, paths)
         view = TableView(listing, await self._manifests.blocks(listing))
-        rows, gone = await run_by_count(view.rows + len(paths), partial(_rows_at, view, paths))
+        rows, gone = await run_by_count(view.file_count + len(paths), partial(_rows_at, view, paths))
         return (view, rows), gone
 
     async def _check_vectors(self) -> None:
@@ -214,7 +214,7 @@ class ConflictCheck:
         (view, rows), _ = await self._live_files(paths)
         joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
         find = partial(self._pairs, joined, rows, deletes, vectors=vectors)
-        pairs = await run_by_count(joined.rows + joined.delete_rows, find)
+        pairs = await run_by_count(joined.file_count + joined.delete_file_count, find)
         hit = await first_match(self._files, joined, self._metadata, pairs)
         if hit is not None:
             (file, at), (block, local) = joined.locate(hit[0]), joined.locate_delete(hit[1])
@@ -258,7 +258,7 @@ class ConflictCheck:
 
     def _may_delete(self, unnamed: Sequence[ContentFile], removed: AddedFiles) -> tuple[ContentFile, bytes] | None:
         """A position delete file, and the path of a removed data file that it may apply to."""
-        found = files_at(removed.view, removed.selection.rows())
+        found = files_at(removed.view, removed.selection.entry_ids())
         groups = group_by_partition(found)
         paths: list[list[bytes]] = [[] for _ in groups.partitions]
         for path, number in zip(found.texts("file_path").values(), groups.numbers.tolist(), strict=True):
@@ -321,7 +321,7 @@ class ConflictCheck:
         rows = read() if is_short else await asyncio.to_thread(read)
         if len(rows) and scope.bound is not None:
             exclude = exclude_data if stats else exclude_deletes
-            rows = (await exclude(self._files, _restrict(files, rows), scope.bound)).selection.rows()
+            rows = (await exclude(self._files, _restrict(files, rows), scope.bound)).selection.entry_ids()
         if len(rows):
             block, local = files.view.locate(int(rows[0]))
             raise Collision(
@@ -340,8 +340,8 @@ class ConflictCheck:
                 narrow_by_partition(selection, by_spec, never)
                 if stats:
                     narrow_by_stats(selection, scope.bound, never)
-            return selection.rows()
-        rows = selection.rows()
+            return selection.entry_ids()
+        rows = selection.entry_ids()
         groups = group_by_partition(files_at(files.view, rows))
         targets = self._targets_of(scope)
         meets = [targets.overlap(partition) for partition in groups.partitions]
@@ -368,7 +368,7 @@ def _rows_at(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
     for number, block in enumerate(view.blocks):
         matches = rows_of(block, searched)
         missing.difference_update(matches)
-        rows += [(number << ROW_BITS) | row for row in matches.values()]
+        rows += [(number << ENTRY_BITS) | row for row in matches.values()]
     gone = min(missing).decode() if missing else None
     return np.array(sorted(rows), dtype=np.int64), gone
 
@@ -383,7 +383,7 @@ def first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
 def _restrict(files: AddedFiles, rows: Longs) -> AddedFiles:
     """Selects only these rows of the view."""
     numbers, local = files.view.split(rows)
-    kept = np.zeros(files.view.rows, dtype=np.uint8)
+    kept = np.zeros(files.view.file_count, dtype=np.uint8)
     kept[np.asarray(files.view.starts, dtype=np.int64)[numbers] + local] = 1
     selection = files.selection.copy()
     selection.intersect(kept)

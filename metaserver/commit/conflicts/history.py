@@ -129,7 +129,7 @@ class History:
             own = [manifest for manifest in await self._own(snapshot) if (manifest.content != _DATA) == deletes]
         still_listed = await self._manifests.blocks(own)
         view = TableView(dropped, await self._manifests.blocks(dropped))
-        rows = view.rows + sum(block.rows for block in still_listed)
+        rows = view.file_count + sum(block.rows for block in still_listed)
         return AddedFiles(view, await run_by_count(rows, partial(_missing, view, still_listed)))
 
     async def _own(self, snapshot: Snapshot) -> list[ManifestFile]:

@@ -22,7 +22,7 @@ from seamark.metaserver.commit.snapshots.manifests import CheckPaths
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replaced
 from seamark.metaserver.iceberg.files.budget import decoded_budget
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.values import FLOATS
@@ -55,7 +55,7 @@ class CheckedFiles(NamedTuple):
 
 
 class _File(NamedTuple):
-    place: int
+    position: int
     """The position among all rows of the view, as used by masks."""
     path: str
     size_bytes: int
@@ -76,15 +76,15 @@ def _deleting(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_Fi
     among them whose keys may have none."""
     selection = added.selection.copy()
     left: list[_File] = []
-    for columns, places in _equality_deletes(added).items():
+    for columns, positions in _equality_deletes(added).items():
         condition = _condition_on(bound, columns)
         if condition == TRUE:
             continue
-        part = _selected(added, places)
+        part = _selected(added, positions)
         narrow_by_stats(part, condition, never)
         met = set(part.positions().tolist())
-        _drop(selection, [place for place in places if place not in met])
-        left += (_file(added.view, place, condition) for place in sorted(met))
+        _drop(selection, [position for position in positions if position not in met])
+        left += (_file(added.view, position, condition) for position in sorted(met))
     return selection, left
 
 
@@ -95,7 +95,7 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
         return AddedFiles(added.view, selection)
     condition = await asyncio.to_thread(_condition_on, bound, None)
     if condition != TRUE:
-        candidates = [_file(added.view, place, condition) for place in selection.positions().tolist()]
+        candidates = [_file(added.view, position, condition) for position in selection.positions().tolist()]
         await _drop_disjoint(source, selection, candidates)
     return AddedFiles(added.view, selection)
 
@@ -112,47 +112,47 @@ def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expressio
 
 
 def _equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
-    """The places of the selected equality deletes, grouped by their key columns."""
+    """The positions of the selected equality deletes, grouped by their key columns."""
     grouped: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
-    for place in files.selection.positions().tolist():
-        number, block, row = _located(files.view, place)
+    for position in files.selection.positions().tolist():
+        number, block, row = _located(files.view, position)
         if block.long("content", row) != EQUALITY:
             continue
         if number not in ids:
             ids[number] = block.lists_of("equality_ids")
-        grouped.setdefault(tuple(sorted(set(ids[number][row] or ()))), []).append(place)
+        grouped.setdefault(tuple(sorted(set(ids[number][row] or ()))), []).append(position)
     return grouped
 
 
-def _located(view: TableView, place: int) -> tuple[int, Block, int]:
+def _located(view: TableView, position: int) -> tuple[int, Block, int]:
     """The number of the block, the block, and the row in it."""
-    number = bisect_right(view.starts, place) - 1
-    return number, view.blocks[number], place - int(view.starts[number])
+    number = bisect_right(view.starts, position) - 1
+    return number, view.blocks[number], position - int(view.starts[number])
 
 
-def _mask(view: TableView, places: Iterable[int], *, others: bool) -> npt.NDArray[np.uint8]:
-    mask = np.full(view.rows, others, dtype=np.uint8)
-    mask[list(places)] = not others
+def _mask(view: TableView, positions: Iterable[int], *, others: bool) -> npt.NDArray[np.uint8]:
+    mask = np.full(view.file_count, others, dtype=np.uint8)
+    mask[list(positions)] = not others
     return mask
 
 
-def _selected(files: AddedFiles, places: Iterable[int]) -> Selection:
+def _selected(files: AddedFiles, positions: Iterable[int]) -> Selection:
     selection = files.selection.copy()
-    selection.intersect(_mask(files.view, places, others=False))
+    selection.intersect(_mask(files.view, positions, others=False))
     return selection
 
 
-def _drop(selection: Selection, places: Sequence[int]) -> None:
-    if places:
-        selection.intersect(_mask(selection.view, places, others=True))
+def _drop(selection: Selection, positions: Sequence[int]) -> None:
+    if positions:
+        selection.intersect(_mask(selection.view, positions, others=True))
 
 
-def _file(view: TableView, place: int, condition: Expression) -> _File:
-    _, block, row = _located(view, place)
+def _file(view: TableView, position: int, condition: Expression) -> _File:
+    _, block, row = _located(view, position)
     size = block.long("file_size_in_bytes", row)
     return _File(
-        place,
+        position,
         block.text("file_path", row) or "",
         -1 if size is None else size,
         (block.text("file_format", row) or "").lower() == "parquet",
@@ -174,7 +174,7 @@ async def first_match(
     if sum(map(len, named)) > FILES_MAX:
         return pairs[0]
     deletes = delete_files_at(view, named[1])
-    files = {row: _file(view, place, TRUE) for row, place in _places(view, named[0])}
+    files = {row: _file(view, position, TRUE) for row, position in _positions(view, named[0])}
     keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
     sizes = {file.path: file.size_bytes for file in files.values()} | {file.path: file.size_bytes for file in keyed}
     if (
@@ -218,7 +218,7 @@ async def first_match(
     return await asyncio.to_thread(first)
 
 
-def _places(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
+def _positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
     ordered = sorted(rows)
     return list(zip(ordered, positions_of(view, np.array(ordered, dtype=np.int64)).tolist(), strict=True))
 
@@ -239,7 +239,7 @@ async def _drop_disjoint(source: CheckedFiles, selection: Selection, files: Sequ
                 return False
 
     results = await asyncio.gather(*map(disjoint, readable))
-    _drop(selection, [file.place for file, is_disjoint in zip(readable, results, strict=True) if is_disjoint])
+    _drop(selection, [file.position for file, is_disjoint in zip(readable, results, strict=True) if is_disjoint])
 
 
 def _is_disjoint(data: bytes, file: _File) -> bool:
@@ -264,6 +264,6 @@ def _columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.Chunked
     """The columns with these ids that the Parquet file has, by id. Raises Unreadable."""
     try:
         opened = BoundedParquet(pa.BufferReader(data), path, decoded_budget(DECODED_BYTES_MAX))
-        return opened.plain_columns(places_of(opened.schema, ids))
+        return opened.plain_columns(find_columns(opened.schema, ids))
     except (pa.ArrowException, AmbiguousColumn, OSError, KeyError, ValueError) as error:
         raise Unreadable(path, str(error)) from None

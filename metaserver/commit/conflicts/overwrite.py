@@ -47,13 +47,13 @@ async def replaced_files(
         return set()
     if scope.bound is None:
         view = await planner.view(metadata, ScanRequest(snapshot_id=head.snapshot_id))
-        return await asyncio.to_thread(_within, view, metadata, scope)
-    matching = await planner.scan(metadata, ScanRequest(scope.bound, head.snapshot_id))
-    paths = await asyncio.to_thread(_paths, matching.view, matching.rows)
+        return await asyncio.to_thread(_files_in_scope, view, metadata, scope)
+    matching = await planner.bind_and_plan(metadata, ScanRequest(scope.bound, head.snapshot_id))
+    paths = await asyncio.to_thread(_paths, matching.view, matching.entry_ids)
     if scope.bound != TRUE:
         opposite = await asyncio.to_thread(negation, scope.bound, metadata)
-        others = await planner.scan(metadata, ScanRequest(opposite, head.snapshot_id))
-        partly = await asyncio.to_thread(lambda: paths & _paths(others.view, others.rows))
+        others = await planner.bind_and_plan(metadata, ScanRequest(opposite, head.snapshot_id))
+        partly = await asyncio.to_thread(lambda: paths & _paths(others.view, others.entry_ids))
         if partly and not (matching.complete and others.complete):
             raise RetryLater("replace: planning the filter exceeded its time limit; try again")
         if partly:
@@ -68,9 +68,9 @@ def _paths(view: TableView, rows: Longs) -> set[str]:
     return {path.decode() for path in files_at(view, rows).texts("file_path").values() if path is not None}
 
 
-def _within(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
+def _files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
     targets = Targets(PartitionOverlap(metadata), scope.partitions)
-    rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.rows_of, range(len(view.blocks)))])
+    rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.entry_ids_of, range(len(view.blocks)))])
     groups = group_by_partition(files_at(view, rows))
     removed = []
     for number, partition in enumerate(groups.partitions):

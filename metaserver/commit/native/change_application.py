@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
-from seamark.metaserver.catalog.ownership.own_files import own_places
+from seamark.metaserver.catalog.ownership.own_files import own_locations
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.changes.change import Change, ChangeRequest, Remove, TableShape, read_change, shape_of
@@ -155,7 +155,7 @@ class ChangeApplication:
         warehouse = self._parts.warehouse
         if self._caller.confined_to is None:
             return lambda path: warehouse.parse(path, "The file")
-        own = await own_places(self._parts, self._uuid)
+        own = await own_locations(self._parts, self._uuid)
 
         def check(path: str) -> None:
             warehouse.parse(path, "The file")

@@ -41,12 +41,12 @@ _SHORT = 15
 
 @dataclass(frozen=True)
 class RowGroup:
-    """`chunks`: int64[columns, WIDTH], the table of its column chunks. `fields`: all fields but the chunks. `place`:
+    """`chunks`: int64[columns, WIDTH], the table of its column chunks. `fields`: all fields but the chunks. `ordinal`:
     its position in the file."""
 
     chunks: Longs
     fields: Fields
-    place: int
+    ordinal: int
 
     @property
     def rows(self) -> int:
@@ -118,7 +118,7 @@ def read_footer(data: bytes) -> ParquetFooter:
         at = next(begin for number, kind, begin, _ in found if number == _GROUPS and kind == LIST)
     except (KeyError, StopIteration):
         raise ValueError("it lacks a required field") from None
-    groups = [_read_group(data, begin, place) for place, begin in enumerate(_footer.items(data, at)[:-1])]
+    groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
     pairs = structures(_of_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
     key_values = [(_binary(pair, 1) or b"", _binary(pair, 2)) for pair in pairs]
     created_by = raw.get(_CREATED_BY)
@@ -135,7 +135,7 @@ def read_footer(data: bytes) -> ParquetFooter:
     )
 
 
-def _read_group(data: bytes, at: int, place: int) -> RowGroup:
+def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
     found, end = _footer.spans(data, at)
     columns = [span for span in found if span[0] == COLUMNS and span[1] == LIST]
     if len(columns) != 1:
@@ -150,7 +150,7 @@ def _read_group(data: bytes, at: int, place: int) -> RowGroup:
     fields = {number: value for number, value in rest.items() if number != COLUMNS}
     if any(fields.get(number, (None,))[0] != I64 for number in (TOTAL_BYTES, _GROUP_ROWS)):
         raise ValueError("a row group lacks its size or its number of rows")
-    return RowGroup(chunks, fields, place)
+    return RowGroup(chunks, fields, ordinal)
 
 
 def _count(data: bytes, at: int) -> int:

@@ -23,7 +23,7 @@ else:
 FIELD_ID = b"PARQUET:field_id"
 """The key of field ids in the metadata of Arrow fields."""
 
-Place: TypeAlias = tuple[str, ...]
+ColumnPath: TypeAlias = tuple[str, ...]
 """The path of names to a column."""
 
 
@@ -92,41 +92,41 @@ def _with_mapped_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Fie
     return mapped if field_id is None else mapped.with_metadata({FIELD_ID: str(field_id)})
 
 
-def places_of(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[int, Place]:
+def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[int, ColumnPath]:
     """The paths of these columns, by id, without missing columns and columns inside lists and maps. Raises
     AmbiguousColumn."""
-    places: dict[int, list[Place]] = {column_id: [] for column_id in column_ids}
-    for column_id, place in _by_id(fields):
-        if column_id in places:
-            places[column_id].append(place)
-    for column_id, matches in places.items():
+    column_paths: dict[int, list[ColumnPath]] = {column_id: [] for column_id in column_ids}
+    for column_id, column_path in _by_id(fields):
+        if column_id in column_paths:
+            column_paths[column_id].append(column_path)
+    for column_id, matches in column_paths.items():
         if len(matches) > 1:
             raise AmbiguousColumn(f"it has {len(matches)} columns that may be column {column_id}")
-    return {column_id: matches[0] for column_id, matches in places.items() if matches}
+    return {column_id: matches[0] for column_id, matches in column_paths.items() if matches}
 
 
-def _by_id(fields: Iterable[pa.Field], path: Place = ()) -> Iterator[tuple[int, Place]]:
+def _by_id(fields: Iterable[pa.Field], path: ColumnPath = ()) -> Iterator[tuple[int, ColumnPath]]:
     for field in fields:
-        place = (*path, field.name)
+        column_path = (*path, field.name)
         column_id = id_of(field)
         if column_id is not None:
-            yield column_id, place
+            yield column_id, column_path
         if pa.types.is_struct(field.type):
-            yield from _by_id(list(field.type), place)
+            yield from _by_id(list(field.type), column_path)
 
 
-def dotted(places: Iterable[Place]) -> list[str]:
+def dotted(column_paths: Iterable[ColumnPath]) -> list[str]:
     """The column paths in pyarrow's form."""
-    return sorted({".".join(place) for place in places})
+    return sorted({".".join(column_path) for column_path in column_paths})
 
 
-def column_of(table: pa.Table, place: Sequence[str]) -> pa.ChunkedArray:
+def column_of(table: pa.Table, column_path: Sequence[str]) -> pa.ChunkedArray:
     """Selects by path, because a name may contain a dot, and then another column was also read. Raises
     AmbiguousColumn."""
-    top: Any = [number for number, name in enumerate(table.column_names) if name == place[0]]
+    top: Any = [number for number, name in enumerate(table.column_names) if name == column_path[0]]
     if len(top) != 1:
-        raise AmbiguousColumn(f"it has {len(top)} columns named {place[0]!r}")
+        raise AmbiguousColumn(f"it has {len(top)} columns named {column_path[0]!r}")
     column = table.column(top[0])
-    for name in place[1:]:
+    for name in column_path[1:]:
         column = pc.struct_field(column, [column.type.get_field_index(name)])  # null if the struct is null
     return column

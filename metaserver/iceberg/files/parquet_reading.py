@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from seamark.metaserver.iceberg.files import _footer, thrift
 from seamark.metaserver.iceberg.files.budget import Budget, expanded_bytes
 from seamark.metaserver.iceberg.files.footer import ENCRYPTED_MAGIC, MAGIC
-from seamark.metaserver.iceberg.files.parquet import EncryptedFile, Place, Unreadable, column_of, dotted
+from seamark.metaserver.iceberg.files.parquet import ColumnPath, EncryptedFile, Unreadable, column_of, dotted
 
 Longs = npt.NDArray[np.int64]
 
@@ -96,34 +96,35 @@ class BoundedParquet:
     def schema(self) -> pa.Schema:
         return self._file.schema_arrow
 
-    def columns(self, places: Mapping[int, Place]) -> dict[int, pa.ChunkedArray]:
+    def columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
         """Whole columns by id, strings as unified dictionaries. Their memory stays charged to the budget."""
-        chunks: dict[int, list[pa.Array]] = {column_id: [] for column_id in places}
-        for _, table, _ in self._tables(places, None):
-            for column_id, place in places.items():
-                chunks[column_id] += column_of(table, place).chunks
+        chunks: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
+        for _, table, _ in self._tables(column_paths, None):
+            for column_id, column_path in column_paths.items():
+                chunks[column_id] += column_of(table, column_path).chunks
         return {
-            column_id: self._chunked(chunks[column_id], places[column_id]).unify_dictionaries() for column_id in places
+            column_id: self._chunked(chunks[column_id], column_paths[column_id]).unify_dictionaries()
+            for column_id in column_paths
         }
 
-    def plain_columns(self, places: Mapping[int, Place]) -> dict[int, pa.ChunkedArray]:
+    def plain_columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
         """The same as `columns`, without dictionaries."""
-        columns = self.columns(places) if places else {}
+        columns = self.columns(column_paths) if column_paths else {}
         plain = {column_id: [self._plain(chunk) for chunk in column.chunks] for column_id, column in columns.items()}
-        return {column_id: self._chunked(chunks, places[column_id]) for column_id, chunks in plain.items()}
+        return {column_id: self._chunked(chunks, column_paths[column_id]) for column_id, chunks in plain.items()}
 
-    def columns_at(self, places: Mapping[int, Place], rows: Longs) -> dict[int, pa.ChunkedArray]:
+    def columns_at(self, column_paths: Mapping[int, ColumnPath], rows: Longs) -> dict[int, pa.ChunkedArray]:
         """The columns of some rows of the file, int64[n] ascending, without dictionaries."""
-        chunks_of: dict[int, list[pa.Array]] = {column_id: [] for column_id in places}
-        for start, table, cost in self._tables(places, rows):
+        chunks_of: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
+        for start, table, cost in self._tables(column_paths, rows):
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
             taken = pa.array(rows[first:end] - start)
-            for column_id, place in places.items():
-                for chunk in column_of(table, place).take(taken).chunks:
+            for column_id, column_path in column_paths.items():
+                for chunk in column_of(table, column_path).take(taken).chunks:
                     self._budget.take(chunk.nbytes, self._path)
                     chunks_of[column_id].append(self._plain(chunk))
             self._budget.give_back(cost)
-        return {column_id: self._chunked(chunks_of[column_id], places[column_id]) for column_id in places}
+        return {column_id: self._chunked(chunks_of[column_id], column_paths[column_id]) for column_id in column_paths}
 
     def _plain(self, array: pa.Array) -> pa.Array:
         if not pa.types.is_dictionary(array.type):
@@ -131,17 +132,19 @@ class BoundedParquet:
         self._budget.take(expanded_bytes(array), self._path)
         return array.dictionary_decode()
 
-    def _chunked(self, chunks: list[pa.Array], place: Place) -> pa.ChunkedArray:
+    def _chunked(self, chunks: list[pa.Array], column_path: ColumnPath) -> pa.ChunkedArray:
         if chunks:
             return pa.chunked_array(chunks)
-        kind = self._file.schema_arrow.field(place[0]).type
-        for name in place[1:]:
+        kind = self._file.schema_arrow.field(column_path[0]).type
+        for name in column_path[1:]:
             kind = kind.field(name).type
         return pa.chunked_array([], type=kind)
 
-    def _tables(self, places: Mapping[int, Place], rows: Longs | None) -> Iterator[tuple[int, pa.Table, int]]:
+    def _tables(
+        self, column_paths: Mapping[int, ColumnPath], rows: Longs | None
+    ) -> Iterator[tuple[int, pa.Table, int]]:
         """(first row, columns, charged bytes) of each row group, or of those with one of the rows."""
-        names = dotted(places.values())
+        names = dotted(column_paths.values())
         leaves = self._leaves(names)
         repeated = [leaf.path for leaf in leaves if leaf.by_dictionary]
         file = self._file

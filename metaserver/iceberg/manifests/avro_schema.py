@@ -127,7 +127,7 @@ def compile_schema(schema: str, requested: RecordReader) -> Compiled:
     except (msgspec.DecodeError, RecursionError) as error:
         raise Corrupt(f"its Avro schema is not JSON: {error}") from error
     compiler = _Compiler()
-    root = compiler.value(parsed, requested, _Place("", "the row", 0))
+    root = compiler.value(parsed, requested, _SchemaPosition("", "the row", 0))
     if compiler.nodes[root][0] != "record" or not compiler.least[root]:
         raise Corrupt("its Avro schema: rows are not records with fields")
     if requested.status is not None and requested.status not in compiler.columns:
@@ -144,7 +144,7 @@ def compile_schema(schema: str, requested: RecordReader) -> Compiled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SchemaPosition:
     """A position in the schema."""
 
     namespace: str
@@ -153,8 +153,8 @@ class _Place:
     within: tuple[str, ...] = ()
     """Enclosing named types: a type that contains itself is rejected."""
 
-    def below(self, field: str | None = None) -> _Place:
-        return _Place(self.namespace, field or self.field, self.depth + 1, self.within)
+    def below(self, field: str | None = None) -> _SchemaPosition:
+        return _SchemaPosition(self.namespace, field or self.field, self.depth + 1, self.within)
 
 
 @dataclass(slots=True)
@@ -170,130 +170,132 @@ class _Compiler:
     partition: list[PartitionFieldColumn] = field(default_factory=list)
     _named: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
 
-    def corrupt(self, place: _Place, what: str) -> Corrupt:
-        return Corrupt(f"its Avro schema, {place.field}: {what}")
+    def corrupt(self, position: _SchemaPosition, what: str) -> Corrupt:
+        return Corrupt(f"its Avro schema, {position.field}: {what}")
 
-    def add(self, op: str, place: _Place, least: int, *, slot: int = -1, size: int = 0, children: Any = ()) -> int:
+    def add(
+        self, op: str, position: _SchemaPosition, least: int, *, slot: int = -1, size: int = 0, children: Any = ()
+    ) -> int:
         if len(self.nodes) >= _NODES_MAX:
-            raise self.corrupt(place, f"more than {_NODES_MAX} types")
+            raise self.corrupt(position, f"more than {_NODES_MAX} types")
         self.nodes.append((op, slot, size, list(children)))
-        self.names.append(place.field)
+        self.names.append(position.field)
         self.least.append(least)
         return len(self.nodes) - 1
 
-    def column(self, name: str, kind: str, place: _Place) -> int:
+    def column(self, name: str, kind: str, position: _SchemaPosition) -> int:
         """The column of that name, created on first use: branches of one union share it."""
         column = self.columns.setdefault(name, len(self.column_kinds))
         if column == len(self.column_kinds):
             self.column_kinds.append(kind)
         elif self.column_kinds[column] != kind:
-            raise self.corrupt(place, "a union mixes incompatible types")
+            raise self.corrupt(position, "a union mixes incompatible types")
         return column
 
-    def resolve(self, schema: Any, place: _Place) -> tuple[str, Any, _Place]:
+    def resolve(self, schema: Any, position: _SchemaPosition) -> tuple[str, Any, _SchemaPosition]:
         """(type, the schema's object, its position), with names resolved and wrappers removed."""
         while True:
-            if place.depth > _DEPTH_MAX:
-                raise self.corrupt(place, f"nested deeper than {_DEPTH_MAX}")
+            if position.depth > _DEPTH_MAX:
+                raise self.corrupt(position, f"nested deeper than {_DEPTH_MAX}")
             if isinstance(schema, list):
-                return "union", schema, place
+                return "union", schema, position
             if isinstance(schema, dict):
                 kind = schema.get("type")
                 if not isinstance(kind, str):
-                    schema, place = kind, place.below()
+                    schema, position = kind, position.below()
                     continue
                 if kind in ("record", "enum", "fixed", "error"):
-                    name, namespace = self._full_name(schema, place)
+                    name, namespace = self._full_name(schema, position)
                     self._named[name] = (schema, namespace)
-                    within = (*place.within, name) if kind in ("record", "error") else place.within
+                    within = (*position.within, name) if kind in ("record", "error") else position.within
                     if within.count(name) > 1:
-                        raise self.corrupt(place, f"the type {name} contains itself")
+                        raise self.corrupt(position, f"the type {name} contains itself")
                     kind = "record" if kind == "error" else kind
-                    return kind, schema, _Place(namespace, place.field, place.depth, within)
+                    return kind, schema, _SchemaPosition(namespace, position.field, position.depth, within)
                 if kind in OPS and kind not in ("union", "counts", "bounds"):
-                    return kind, schema, place
+                    return kind, schema, position
                 schema = kind
             if not isinstance(schema, str):
-                raise self.corrupt(place, f"not a type: {str(schema)[:100]}")
+                raise self.corrupt(position, f"not a type: {str(schema)[:100]}")
             if schema == "null" or (schema in _WIDTHS and schema != "enum"):
-                return schema, {}, place
-            qualified = schema if "." in schema or not place.namespace else f"{place.namespace}.{schema}"
+                return schema, {}, position
+            qualified = schema if "." in schema or not position.namespace else f"{position.namespace}.{schema}"
             known = self._named.get(qualified) or self._named.get(schema)
             if known is None:
-                raise self.corrupt(place, f"unknown type {schema[:100]!r}")
-            schema, place = known[0], _Place(known[1], place.field, place.depth + 1, place.within)
+                raise self.corrupt(position, f"unknown type {schema[:100]!r}")
+            schema, position = known[0], _SchemaPosition(known[1], position.field, position.depth + 1, position.within)
 
-    def _full_name(self, schema: dict[str, Any], place: _Place) -> tuple[str, str]:
-        name, namespace = schema.get("name"), schema.get("namespace", place.namespace)
+    def _full_name(self, schema: dict[str, Any], position: _SchemaPosition) -> tuple[str, str]:
+        name, namespace = schema.get("name"), schema.get("namespace", position.namespace)
         if not isinstance(name, str) or not isinstance(namespace, str):
-            raise self.corrupt(place, "a record, enum or fixed type needs a name")
+            raise self.corrupt(position, "a record, enum or fixed type needs a name")
         if "." in name:
             return name, name.rpartition(".")[0]
         return (f"{namespace}.{name}" if namespace else name), namespace
 
-    def value(self, schema: Any, requested: Wanted | None, place: _Place) -> int:
+    def value(self, schema: Any, requested: Wanted | None, position: _SchemaPosition) -> int:
         """Adds the node of a value and of its children; returns its index."""
-        kind, schema, place = self.resolve(schema, place)
+        kind, schema, position = self.resolve(schema, position)
         if kind == "union":
-            return self.union(schema, requested, place)
+            return self.union(schema, requested, position)
         if kind == "null":
-            return self.add("null", place, 0)
+            return self.add("null", position, 0)
         if isinstance(requested, Leaf):
-            return self.leaf(kind, schema, requested, place)
+            return self.leaf(kind, schema, requested, position)
         if isinstance(requested, ByColumn | Elements):
             if kind != "array":
-                raise self.corrupt(place, f"a list is expected, not {kind}")
-            return self.group(schema, requested, place)
+                raise self.corrupt(position, f"a list is expected, not {kind}")
+            return self.group(schema, requested, position)
         if isinstance(requested, RecordReader | PartitionRecord) and kind != "record":
-            raise self.corrupt(place, f"a record is expected, not {kind}")
+            raise self.corrupt(position, f"a record is expected, not {kind}")
         if kind == "record":
-            return self.record(schema, requested, place)
+            return self.record(schema, requested, position)
         if kind in ("array", "map"):
-            item = self.value(schema.get("items" if kind == "array" else "values"), None, place.below())
+            item = self.value(schema.get("items" if kind == "array" else "values"), None, position.below())
             if kind == "map":  # the key's length comes first
-                return self.add(kind, place, 1, size=1 + self.least[item], children=[item])
-            return self.add(kind, place, 1, size=self.least[item], children=[item] if self.least[item] else [])
-        size = self.size(kind, schema, place)
-        return self.add(kind, place, size if kind in _FIXED_WIDTH else 1, size=size)
+                return self.add(kind, position, 1, size=1 + self.least[item], children=[item])
+            return self.add(kind, position, 1, size=self.least[item], children=[item] if self.least[item] else [])
+        size = self.size(kind, schema, position)
+        return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, size=size)
 
-    def size(self, kind: str, schema: Any, place: _Place) -> int:
+    def size(self, kind: str, schema: Any, position: _SchemaPosition) -> int:
         """Bytes of a fixed-width type, symbols of an enum, otherwise 0."""
         if kind == "fixed":
             size = schema.get("size")
             if not isinstance(size, int) or not 0 <= size < 1 << 31:
-                raise self.corrupt(place, f"a fixed type of size {str(size)[:100]}")
+                raise self.corrupt(position, f"a fixed type of size {str(size)[:100]}")
             return size
         if kind == "enum":
             symbols = schema.get("symbols")
             if not isinstance(symbols, list):
-                raise self.corrupt(place, "an enum without symbols")
+                raise self.corrupt(position, "an enum without symbols")
             return len(symbols)
         return _WIDTHS[kind] if kind in _FIXED_WIDTH else 0
 
-    def leaf(self, kind: str, schema: Any, requested: Leaf, place: _Place) -> int:
+    def leaf(self, kind: str, schema: Any, requested: Leaf, position: _SchemaPosition) -> int:
         fitting = _FITTING[type(requested)]
         if kind not in fitting:
-            raise self.corrupt(place, f"{' or '.join(fitting)} is expected, not {kind}")
-        size = self.size(kind, schema, place)
+            raise self.corrupt(position, f"{' or '.join(fitting)} is expected, not {kind}")
+        size = self.size(kind, schema, position)
         if kind == "fixed" and size == 0:
-            raise self.corrupt(place, "a fixed type of no bytes")
-        column = self.column(requested.name, _column_kind(requested), place)
-        return self.add(kind, place, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
+            raise self.corrupt(position, "a fixed type of no bytes")
+        column = self.column(requested.name, _column_kind(requested), position)
+        return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
 
-    def union(self, branches: list[Any], requested: Wanted | None, place: _Place) -> int:
-        kinds = [self.resolve(branch, place.below())[0] for branch in branches]
+    def union(self, branches: list[Any], requested: Wanted | None, position: _SchemaPosition) -> int:
+        kinds = [self.resolve(branch, position.below())[0] for branch in branches]
         nulls = kinds.count("null")
         if not kinds or "union" in kinds or nulls > 1:
-            raise self.corrupt(place, "a union needs branches, none of them a union, at most one of them null")
+            raise self.corrupt(position, "a union needs branches, none of them a union, at most one of them null")
         if len(kinds) - nulls > 1 and isinstance(requested, ByColumn | Elements | PartitionRecord | RecordReader):
-            raise self.corrupt(place, "a union of several lists or records")
+            raise self.corrupt(position, "a union of several lists or records")
         children = [
-            -1 if kind == "null" else self.value(branch, requested, place.below())
+            -1 if kind == "null" else self.value(branch, requested, position.below())
             for branch, kind in zip(branches, kinds, strict=True)
         ]
         if nulls:  # the other branch has created the columns, in which null stores its value
-            children[kinds.index("null")] = self.add("null", place, 0, children=self.columns_of(requested))
-        return self.add("union", place, 1, children=children)
+            children[kinds.index("null")] = self.add("null", position, 0, children=self.columns_of(requested))
+        return self.add("union", position, 1, children=children)
 
     def columns_of(self, requested: Wanted | None) -> list[int]:
         """The existing columns to which a value of `requested` is written."""
@@ -305,25 +307,27 @@ class _Compiler:
             return []
         return [self.columns[requested.name]]
 
-    def record(self, schema: Any, requested: RecordReader | PartitionRecord | None, place: _Place) -> int:
+    def record(self, schema: Any, requested: RecordReader | PartitionRecord | None, position: _SchemaPosition) -> int:
         fields = schema.get("fields")
         if not isinstance(fields, list) or not all(
             isinstance(each, dict) and isinstance(each.get("name"), str) and "type" in each for each in fields
         ):
-            raise self.corrupt(place, "a record needs fields, each with a name and a type")
-        matched = self.match(fields, requested, place) if isinstance(requested, RecordReader) else {}
+            raise self.corrupt(position, "a record needs fields, each with a name and a type")
+        matched = self.match(fields, requested, position) if isinstance(requested, RecordReader) else {}
         children = []
         for i, each in enumerate(fields):
-            inner = place.below(each["name"][:100])
+            inner = position.below(each["name"][:100])
             if isinstance(requested, PartitionRecord):
                 child = self.partition_field(each, inner)
             else:
                 child = self.value(each["type"], matched.get(i), inner)
             if self.least[child]:
                 children.append(child)
-        return self.add("record", place, sum(self.least[child] for child in children), children=children)
+        return self.add("record", position, sum(self.least[child] for child in children), children=children)
 
-    def match(self, fields: list[dict[str, Any]], requested: RecordReader, place: _Place) -> dict[int, Wanted]:
+    def match(
+        self, fields: list[dict[str, Any]], requested: RecordReader, position: _SchemaPosition
+    ) -> dict[int, Wanted]:
         """How to read a record's fields, by position: matched by id, or by name for fields without an id."""
         by_name = {name: field_id for field_id, (name, _) in requested.fields.items()}
         ids = [each["field-id"] if "field-id" in each else by_name.get(each["name"]) for each in fields]
@@ -332,15 +336,15 @@ class _Compiler:
             if not isinstance(field_id, int) or field_id not in requested.fields:
                 continue
             if ids.count(field_id) > 1:
-                raise self.corrupt(place, f"field {field_id} is present twice")
+                raise self.corrupt(position, f"field {field_id} is present twice")
             matched[i] = requested.fields[field_id][1]
         for field_id in requested.required:
             if field_id not in ids:
-                raise self.corrupt(place, f"has no field {requested.fields[field_id][0]} ({field_id})")
+                raise self.corrupt(position, f"has no field {requested.fields[field_id][0]} ({field_id})")
         return matched
 
-    def partition_field(self, declared: dict[str, Any], place: _Place) -> int:
-        kind, schema, at = self.resolve(declared["type"], place)
+    def partition_field(self, declared: dict[str, Any], position: _SchemaPosition) -> int:
+        kind, schema, at = self.resolve(declared["type"], position)
         branches = schema if kind == "union" else [declared["type"]]
         resolved = [self.resolve(branch, at.below())[:2] for branch in branches]
         values = [(kind, schema) for kind, schema in resolved if kind != "null"]
@@ -348,13 +352,13 @@ class _Compiler:
         field_id = field_id if isinstance(field_id, int) else None
         if not values:
             self.partition.append(PartitionFieldColumn(declared["name"], field_id, "null", None, None))
-            return self.value(declared["type"], None, place)
+            return self.value(declared["type"], None, position)
         kind, schema = values[0]
         leaf = next((leaf for leaf, kinds in _FITTING.items() if kind in kinds), None)
         if leaf is None:
-            raise self.corrupt(place, f"a partition value of type {kind}")
+            raise self.corrupt(position, f"a partition value of type {kind}")
         wanted = leaf(f"partition {len(self.partition)}")
-        node = self.value(declared["type"], wanted, place)
+        node = self.value(declared["type"], wanted, position)
         logical = schema.get("logicalType")
         self.partition.append(
             PartitionFieldColumn(
@@ -367,7 +371,7 @@ class _Compiler:
         )
         return node
 
-    def group(self, schema: Any, requested: ByColumn | Elements, place: _Place) -> int:
+    def group(self, schema: Any, requested: ByColumn | Elements, position: _SchemaPosition) -> int:
         by_column = isinstance(requested, ByColumn)
         if isinstance(requested, ByColumn):
             fields: tuple[tuple[int, str, Leaf], ...] = (
@@ -378,26 +382,26 @@ class _Compiler:
             fields = requested.fields
         first = len(self.column_kinds)
         for _, _, leaf in fields:
-            self.column(leaf.name, _column_kind(leaf), place)
-        counts = -1 if by_column else self.column(requested.name, "count", place)
+            self.column(leaf.name, _column_kind(leaf), position)
+        counts = -1 if by_column else self.column(requested.name, "count", position)
         slot = self.groups[requested.name] = len(self.group_rows)
         self.group_rows.append((by_column, first, len(fields), counts))
         items = schema.get("items")
-        if isinstance(requested, ByColumn) and (op := self.plain_map(items, requested, place)) is not None:
-            return self.add(op, place, 1, slot=slot)
+        if isinstance(requested, ByColumn) and (op := self.plain_map(items, requested, position)) is not None:
+            return self.add(op, position, 1, slot=slot)
         if isinstance(requested, Elements) and not requested.of_records:
             element: Wanted = fields[0][2]
         else:
             required = tuple(field_id for field_id, _, _ in fields) if by_column else ()
             element = RecordReader({field_id: (name, leaf) for field_id, name, leaf in fields}, required)
-        item = self.value(items, element, place.below())
+        item = self.value(items, element, position.below())
         if not self.least[item]:
-            raise self.corrupt(place, "a list of values that are always null")
-        return self.add("array", place, 1, slot=slot, size=self.least[item], children=[item])
+            raise self.corrupt(position, "a list of values that are always null")
+        return self.add("array", position, 1, slot=slot, size=self.least[item], children=[item])
 
-    def plain_map(self, items: Any, requested: ByColumn, place: _Place) -> str | None:
+    def plain_map(self, items: Any, requested: ByColumn, position: _SchemaPosition) -> str | None:
         """The operation for the usual layout: an int, then a long or bytes, without nulls or other fields."""
-        kind, schema, inner = self.resolve(items, place.below())
+        kind, schema, inner = self.resolve(items, position.below())
         fields = schema.get("fields") if kind == "record" else None
         if not isinstance(fields, list) or len(fields) != 2 or not all(isinstance(each, dict) for each in fields):
             return None

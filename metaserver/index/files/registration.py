@@ -21,8 +21,8 @@ async def read_index_file(
 ) -> RegisteredIndexFile:
     """The file as a live registry entry. BadRequest unless it is a valid index file of the table, below `folder`."""
     root = parse_location(folder)
-    place = parse_location(location, "The location of an index file")
-    if not location.startswith(folder + "/") or place == root or not root.holds(place):
+    parsed = parse_location(location, "The location of an index file")
+    if not location.startswith(folder + "/") or parsed == root or not root.holds(parsed):
         raise BadRequest(f"{location[:200]!r} is not in the folder {folder}")
     try:
         header = (await reader.describe(location, size_bytes)).header

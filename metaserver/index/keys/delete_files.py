@@ -20,7 +20,7 @@ import pyroaring
 from isal import isal_zlib
 
 from seamark.metaserver.iceberg.files.budget import Budget, decoded_budget
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, places_of
+from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
 from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
 from seamark.metaserver.iceberg.types.values import FLOATS
@@ -155,8 +155,8 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
     try:
         opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
         budget.take(_POSITION_BYTES * max(0, opened.rows), file.path)
-        places = {DELETED_PATH: ("file_path",), DELETED_POSITION: ("pos",)}
-        columns = opened.columns(places | places_of(opened.schema, places))
+        column_paths = {DELETED_PATH: ("file_path",), DELETED_POSITION: ("pos",)}
+        columns = opened.columns(column_paths | find_columns(opened.schema, column_paths))
         paths, spots = columns[DELETED_PATH].combine_chunks(), columns[DELETED_POSITION].combine_chunks()
         if isinstance(paths, pa.ChunkedArray):  # without rows
             return Positions({}, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
@@ -184,11 +184,11 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
 def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: Budget) -> DeletedKeys:
     try:
         opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
-        places = places_of(opened.schema, [column_id for column_id, _ in columns])
-        absent = [column_id for column_id, _ in columns if column_id not in places]
+        column_paths = find_columns(opened.schema, [column_id for column_id, _ in columns])
+        absent = [column_id for column_id, _ in columns if column_id not in column_paths]
         if absent:
             raise Unreadable(file.path, f"it has no column with field id {absent[0]}")
-        arrays = opened.plain_columns(places)
+        arrays = opened.plain_columns(column_paths)
         return DeletedKeys.of([keys_of(arrays[column_id], kind) for column_id, kind in columns])
     except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None

@@ -20,7 +20,7 @@ from seamark.metaserver.index.keys.hashing import Hashes, hash_keys
 from seamark.metaserver.index.keys.keys import CODE_MAX, Bytes, Codes, KeyRange, KeyRanges, Keys, has_codes
 from seamark.metaserver.index.keys.ranks import CLIPPED_BYTES, Distinct
 
-Places = npt.NDArray[np.uint64]
+Words = npt.NDArray[np.uint64]
 
 _SIGN, _BIAS = 1 << 63, 1 << 127
 _WIDE_DECIMAL = 16
@@ -36,7 +36,7 @@ class KeySpan:
 
     def __init__(self, kind: str, low: int, high: int) -> None:
         self.kind = kind
-        self.table: tuple[Places | None, int, int] | None = (
+        self.table: tuple[Words | None, int, int] | None = (
             (None, low, high - low + 1) if high - low < CODE_MAX else None
         )
         """As in `KeySet`."""
@@ -96,13 +96,13 @@ class KeySet:
         low, high = self.at(0), self.at(len(self) - 1)
         return KeyRanges(self.kind, (KeyRange(low, high),))
 
-    def at(self, place: int) -> int | bytes:
+    def at(self, index: int) -> int | bytes:
         distinct = self.distinct
         if distinct.codes is not None:
-            return int(distinct.codes[place])
+            return int(distinct.codes[index])
         assert distinct.starts is not None
         assert distinct.heap is not None
-        return distinct.heap[distinct.starts[place] : distinct.starts[place + 1]].tobytes()
+        return distinct.heap[distinct.starts[index] : distinct.starts[index + 1]].tobytes()
 
     def of_kind(self, kind: str) -> KeySet:
         """The same values as keys of another type, both integers or decimals of one scale; without those that it cannot
@@ -121,7 +121,7 @@ class KeySet:
             spelled = b"".join(_wide(code - _SIGN) for code in codes.tolist())
             starts = np.arange(len(codes) + 1, dtype=np.int64) * _WIDE_DECIMAL
             return KeySet(kind, Distinct(None, starts, np.frombuffer(spelled, dtype=np.uint8)))
-        numbers = (_narrow(self.at(place)) for place in range(len(self)))
+        numbers = (_narrow(self.at(index)) for index in range(len(self)))
         narrow = [number + _SIGN for number in numbers if -_SIGN <= number < _SIGN]
         return KeySet(kind, Distinct(np.array(narrow, dtype=np.uint64)))
 
@@ -145,7 +145,7 @@ class KeySet:
         return _among(self.distinct.codes, codes)
 
     @cached_property
-    def table(self) -> tuple[Places | None, int, int] | None:
+    def table(self) -> tuple[Words | None, int, int] | None:
         """For codes: (bits of all codes from the minimum on, the minimum, their number); None if the range is too wide,
         or the set is empty.
         """

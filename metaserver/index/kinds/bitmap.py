@@ -34,7 +34,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.metaserver.iceberg.expressions.expression import Bound
 from seamark.metaserver.index.kernels import _bitmap, _ordered, _rows
 from seamark.metaserver.index.keys.hashing import hash_keys
-from seamark.metaserver.index.keys.key_set import KeySet, Places, WantedKeys
+from seamark.metaserver.index.keys.key_set import KeySet, WantedKeys, Words
 from seamark.metaserver.index.keys.keys import Bits, Key, KeyRange, KeyRanges, Keys, has_codes, mask_of
 from seamark.metaserver.index.kinds.bits import positions
 from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of
@@ -222,7 +222,7 @@ class Bitmap:
         marks = keys.marks(distinct_of(section.dictionary))
         return section.rows_marked(marks, among, partial(self._slices, file))
 
-    def column(self, file: int, table: tuple[Places | None, int, int]) -> _rows.Column | None:
+    def column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
         """The input of `_rows.any_row` for a file, for codes in a table; None if the file is stored in another
         layout."""
         section = self._sections.get(file) or self.section(file)

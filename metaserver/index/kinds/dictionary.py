@@ -15,7 +15,7 @@ from seamark.metaserver.index.kernels import _ordered
 from seamark.metaserver.index.keys.keys import CODE_MAX, Bytes, Codes, KeyRanges, has_codes
 from seamark.metaserver.index.keys.ranks import CLIPPED_BYTES, Distinct
 
-Places = npt.NDArray[np.uint64]
+RankArray = npt.NDArray[np.uint64]
 
 CODES, BYTES = 0, 1
 """Forms of keys."""
@@ -24,8 +24,8 @@ CODES, BYTES = 0, 1
 class Intervals(NamedTuple):
     """[begin, end) of ranks, uint64[n] each: ascending, disjoint, not adjacent, none empty."""
 
-    begins: Places
-    ends: Places
+    begins: RankArray
+    ends: RankArray
 
 
 class Bounds:
@@ -100,7 +100,7 @@ class Bounds:
 _NONE = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
 
 
-def _joined(begins: Places, ends: Places) -> Intervals:
+def _joined(begins: RankArray, ends: RankArray) -> Intervals:
     """Removes empty intervals, and joins intervals that touch or overlap (clipped keys can overlap)."""
     non_empty = begins < ends
     begins, ends = begins[non_empty], ends[non_empty]

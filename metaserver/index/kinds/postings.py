@@ -27,7 +27,7 @@ from seamark.metaserver.index.keys.keys import Bytes
 from seamark.metaserver.index.keys.ranks import Distinct, Ranks, ranked_bytes, ranked_codes
 from seamark.metaserver.index.kinds import bits
 from seamark.metaserver.index.kinds.bits import MARGIN, Coding
-from seamark.metaserver.index.kinds.dictionary import CODES, Bounds, Places, aligned, distinct_of, opened, pack
+from seamark.metaserver.index.kinds.dictionary import CODES, Bounds, RankArray, aligned, distinct_of, opened, pack
 from seamark.metaserver.index.kinds.pieces import Head, Piece, Pieces, write_pieces
 
 MATRIX, LISTS, EDGES = 0, 1, 2
@@ -201,7 +201,7 @@ def _packed(array: npt.NDArray[Any]) -> Piece:
     return Piece(Coding.ZSTD, packed) if len(packed) < MARGIN * len(data) else Piece(Coding.FLAT, data)
 
 
-def _is_wide(begins: Places, ends: Places) -> bool:
+def _is_wide(begins: RankArray, ends: RankArray) -> bool:
     """Whether the wide intervals (several keys) are first compared with the least and greatest rank of each file."""
     return 0 < int(np.count_nonzero(ends - begins > 1)) <= _WIDE_MAX
 
@@ -316,7 +316,7 @@ class Postings:
             marks |= self._listed(begins, ends)
         return marks
 
-    def _by_extremes(self, begins: Places, ends: Places) -> tuple[Marks, Places, Places]:
+    def _by_extremes(self, begins: RankArray, ends: RankArray) -> tuple[Marks, RankArray, RankArray]:
         """Compares wide intervals with the least and greatest rank of each file. Returns the marks that this decides,
         and the intervals that still have to be looked up."""
         marks = np.zeros(self._files, dtype=np.uint8)

@@ -43,8 +43,8 @@ class SparseMemory:
 
     def _gaps(self, start: int, end: int) -> Iterator[Range]:
         """(start, end) of the unfilled parts between `start` and `end`."""
-        place = max(0, bisect_right(self._filled, (start, len(self.memory))) - 1)
-        for filled_start, filled_end in self._filled[place:]:
+        index = max(0, bisect_right(self._filled, (start, len(self.memory))) - 1)
+        for filled_start, filled_end in self._filled[index:]:
             if filled_start >= end:
                 break
             if filled_start > start:
@@ -55,9 +55,9 @@ class SparseMemory:
 
     def _add(self, start: int, end: int) -> None:
         """Records a gap as filled, and joins it with the ranges that it touches."""
-        place = bisect_right(self._filled, (start, end))
-        if place < len(self._filled) and self._filled[place][0] == end:
-            end = self._filled.pop(place)[1]
-        if place and self._filled[place - 1][1] == start:
-            start = self._filled.pop(place - 1)[0]
+        index = bisect_right(self._filled, (start, end))
+        if index < len(self._filled) and self._filled[index][0] == end:
+            end = self._filled.pop(index)[1]
+        if index and self._filled[index - 1][1] == start:
+            start = self._filled.pop(index - 1)[0]
         insort(self._filled, (start, end))

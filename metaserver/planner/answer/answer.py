@@ -36,7 +36,7 @@ from seamark.metaserver.planner.answer.partition_text import (
     partition_texts,
 )
 from seamark.metaserver.planner.deletes.inheritance import first_row_ids, sequence_numbers
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.wire import encode_json as to_json
 
 FILES_PER_PIECE = 125
@@ -77,7 +77,7 @@ class ScanTaskWriter:
 
     def __init__(
         self,
-        scan: Scan,
+        scan: ScanPlan,
         *,
         stats: Sequence[int] = (),
         dialect: ClientDialect = STANDARD,
@@ -105,16 +105,16 @@ class ScanTaskWriter:
         longest = len(to_json(expression_json(self._scan.bound)))
         return None if longest <= _RESIDUAL_BYTES_MIN else max(1, self._form.residual_bytes // longest)
 
-    def tasks(self, rows: Longs) -> Iterator[bytes]:
-        """The items of `file-scan-tasks` for these row ids, ascending, as pieces to concatenate.
+    def tasks(self, entry_ids: Longs) -> Iterator[bytes]:
+        """The items of `file-scan-tasks` for these entry ids, ascending, as pieces to concatenate.
 
         Corrupt, with the manifest's path, for an invalid file. NotAcceptable for a value that JSON cannot represent.
         """
         size = FILES_PER_PIECE if not self._stats else max(10, STATS_PER_PIECE // (1 + len(self._stats)))
         comma = b""
         if self._residuals is not None:
-            self._residuals.set_file_count(len(rows))
-        for block, first, local in _runs(self._scan.view.locate, rows):
+            self._residuals.set_file_count(len(entry_ids))
+        for block, first, local in _runs(self._scan.view.locate, entry_ids):
             files = _Files(block, self._partitions, self._texts, self._stats)
             for start in range(0, len(local), size):
                 part = local[start : start + size]
@@ -144,7 +144,7 @@ class ScanTaskWriter:
         """The items of `delete-files` that the tasks refer to, as pieces to concatenate; empty if there are none."""
         comma = b""
         layout_of = map(self._scan.view.locate_delete, self._deletes)
-        for _, of_block in groupby(layout_of, key=lambda place: id(place[0])):
+        for _, of_block in groupby(layout_of, key=lambda located: id(located[0])):
             rows_of_block = list(of_block)
             files = _Files(rows_of_block[0][0], self._partitions, self._texts)
             local = np.array([row for _, row in rows_of_block], dtype=np.int64)
@@ -160,15 +160,15 @@ class ScanTaskWriter:
         return f',"delete-file-references":[{references}]'.encode()
 
 
-def _runs(locate: Callable[[int], tuple[Block, int]], rows: Longs) -> Iterator[tuple[Block, int, Longs]]:
-    """(block, row id of its first row, rows in it) for each block."""
+def _runs(locate: Callable[[int], tuple[Block, int]], entry_ids: Longs) -> Iterator[tuple[Block, int, Longs]]:
+    """(block, entry id of its first row, rows in it) for each block."""
     start = 0
-    while start < len(rows):
-        row = int(rows[start])
-        block, local = locate(row)
-        first = row - local
-        end = int(np.searchsorted(rows, first + block.rows))
-        yield block, first, rows[start:end] - first
+    while start < len(entry_ids):
+        entry_id = int(entry_ids[start])
+        block, local = locate(entry_id)
+        first = entry_id - local
+        end = int(np.searchsorted(entry_ids, first + block.rows))
+        yield block, first, entry_ids[start:end] - first
         start = end
 
 
@@ -237,7 +237,7 @@ class _Residuals:
     rows by the residual alone gets every residual in full, and fewer files in one answer.
     """
 
-    def __init__(self, scan: Scan, form: TaskForm, dialect: ClientDialect) -> None:
+    def __init__(self, scan: ScanPlan, form: TaskForm, dialect: ClientDialect) -> None:
         self._scan = scan
         self._limit_bytes = form.residual_bytes
         self._exact = form.exact_residuals

@@ -20,7 +20,7 @@ from seamark.metaserver.iceberg.types.values import MICROS_PER_DAY, NANOS_PER_MI
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer.block_layout import BlockLayout, keys
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.wire import encode_json as to_json
 
 _KINDS_MAX = 8
@@ -169,7 +169,7 @@ class _TextsOfView:
         return sum(texts.size_bytes for texts in list(self.by_dialect.values()))
 
 
-def partition_texts(scan: Scan, dialect: ClientDialect) -> PartitionTexts:
+def partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
     derived = scan.view.derived
     by_dialect = (derived.get(_TextsOfView) or derived.keep(_TextsOfView())).by_dialect
     found = by_dialect.get(dialect)

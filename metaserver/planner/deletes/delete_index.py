@@ -72,31 +72,31 @@ class DeleteIndex:
         self._equality = EqualityDeletes(view.delete_blocks, equality, self._schemas) if equality else None
         self._sorted_paths = sorted(self._paths)
 
-    def deletes_for_row(self, row: int) -> tuple[int, ...]:
-        """Delete rows of the view that apply to the data file with this row id, ascending."""
-        return self.deletes_for(np.array([row], dtype=np.int64))[0]
+    def deletes_for_file(self, entry_id: int) -> tuple[int, ...]:
+        """Delete rows of the view that apply to the data file with this entry id, ascending."""
+        return self.deletes_for(np.array([entry_id], dtype=np.int64))[0]
 
-    def deletes_for(self, rows: Longs) -> list[tuple[int, ...]]:
-        """Delete rows for int64[n] row ids in any order. Corrupt for a data file without a sequence number.
+    def deletes_for(self, entry_ids: Longs) -> list[tuple[int, ...]]:
+        """Delete rows for int64[n] entry ids in any order. Corrupt for a data file without a sequence number.
 
         Files with the same delete files share one tuple.
         """
-        applying: list[tuple[int, ...]] = [()] * len(rows)
-        if not len(rows) or not self._view.delete_rows:
+        applying: list[tuple[int, ...]] = [()] * len(entry_ids)
+        if not len(entry_ids) or not self._view.delete_file_count:
             return applying
-        sequences = np.empty(len(rows), dtype=np.int64)
-        paths = np.full(len(rows), -1, dtype=np.int64)
-        partitions = np.full(len(rows), -1, dtype=np.int64)
-        for number, places, local in self._by_block(rows):
+        sequences = np.empty(len(entry_ids), dtype=np.int64)
+        paths = np.full(len(entry_ids), -1, dtype=np.int64)
+        partitions = np.full(len(entry_ids), -1, dtype=np.int64)
+        for number, positions, local in self._by_block(entry_ids):
             block = self._view.blocks[number]
-            sequences[places] = sequence_numbers(self._view.manifests[number], block, local)
+            sequences[positions] = sequence_numbers(self._view.manifests[number], block, local)
             if self._paths:
-                paths[places] = self._path_ids(block, local)
+                paths[positions] = self._path_ids(block, local)
             if block.spec_id in self._partitions:
-                partitions[places] = self._partition_ids(block, local)
+                partitions[positions] = self._partition_ids(block, local)
         self._add_positions(applying, sequences, paths, partitions)
         if self._equality is not None:
-            self._add_equality(self._equality, applying, rows, sequences, partitions)
+            self._add_equality(self._equality, applying, entry_ids, sequences, partitions)
         return applying
 
     def _collect(
@@ -220,9 +220,9 @@ class DeleteIndex:
         order = np.argsort(numbers, kind="stable")
         ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
         for start, end in pairwise((0, *ends)):
-            places = order[start:end]
-            number = int(numbers[places[0]])
-            yield number, places, local[places]
+            positions = order[start:end]
+            number = int(numbers[positions[0]])
+            yield number, positions, local[positions]
 
     def _add_positions(
         self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
@@ -232,11 +232,11 @@ class DeleteIndex:
         without = vectors < 0
         by_path = self._by_path.first(np.where(without, paths, -1), sequences)
         by_partition = self._by_partition.first(np.where(without, partitions, -1), sequences)
-        places = np.flatnonzero((vectors >= 0) | (by_path >= 0) | (by_partition >= 0))
-        if not len(places):
+        positions = np.flatnonzero((vectors >= 0) | (by_path >= 0) | (by_partition >= 0))
+        if not len(positions):
             return
         parts = [
-            (group, first[places])
+            (group, first[positions])
             for group, first in (
                 (self._vectors, vectors),
                 (self._by_path, by_path),
@@ -245,15 +245,15 @@ class DeleteIndex:
             if (first >= 0).any()
         ]
         # The start in each group determines the deletes that apply: computed once for all files with equal starts.
-        alike = np.zeros(len(places), dtype=np.int64)
-        examples = places
+        alike = np.zeros(len(positions), dtype=np.int64)
+        examples = positions
         for _, first in parts:
             _, examples, alike = np.unique(
                 alike * (first.max() + 2) + first + 1, return_index=True, return_inverse=True
             )
         tuples = _joined([(group, first[examples]) for group, first in parts])
-        for place, kind in zip(places.tolist(), alike.tolist(), strict=True):
-            applying[place] = tuples[kind]
+        for position, kind in zip(positions.tolist(), alike.tolist(), strict=True):
+            applying[position] = tuples[kind]
 
     def _add_equality(
         self,
@@ -265,18 +265,18 @@ class DeleteIndex:
     ) -> None:
         """Adds equality deletes; files with equal results share them."""
         found: dict[int, list[int]] = {}
-        blocks = [(self._view.blocks[number], places, local) for number, places, local in self._by_block(rows)]
+        blocks = [(self._view.blocks[number], positions, local) for number, positions, local in self._by_block(rows)]
         everywhere = np.full(len(rows), _GLOBAL, dtype=np.int64)
-        for places, deletes in equality.applying(blocks, sequences, (everywhere, partitions)):
-            order = np.argsort(places, kind="stable")
-            sorted_places, sorted_deletes = places[order], deletes[order].tolist()
-            starts = [0, *(np.flatnonzero(np.diff(sorted_places)) + 1).tolist()]
+        for positions, deletes in equality.applying(blocks, sequences, (everywhere, partitions)):
+            order = np.argsort(positions, kind="stable")
+            sorted_positions, sorted_deletes = positions[order], deletes[order].tolist()
+            starts = [0, *(np.flatnonzero(np.diff(sorted_positions)) + 1).tolist()]
             for start, end in pairwise((*starts, len(sorted_deletes))):
-                found.setdefault(int(sorted_places[start]), []).extend(sorted_deletes[start:end])
+                found.setdefault(int(sorted_positions[start]), []).extend(sorted_deletes[start:end])
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for place, more in found.items():
-            merged = tuple(sorted((*applying[place], *more)))
-            applying[place] = shared.setdefault(merged, merged)
+        for position, more in found.items():
+            merged = tuple(sorted((*applying[position], *more)))
+            applying[position] = shared.setdefault(merged, merged)
 
 
 class _Collected:
@@ -322,9 +322,9 @@ class _Groups:
         """
         if not len(self._groups):
             return np.full(len(groups), -1, dtype=np.int64)
-        places = np.searchsorted(self._keys, self._key(groups, np.searchsorted(self._distinct, sequences)))
-        found = np.minimum(places, len(self._groups) - 1)
-        return np.where((places == found) & (self._groups[found] == groups), places, -1)
+        positions = np.searchsorted(self._keys, self._key(groups, np.searchsorted(self._distinct, sequences)))
+        found = np.minimum(positions, len(self._groups) - 1)
+        return np.where((positions == found) & (self._groups[found] == groups), positions, -1)
 
 
 def _joined(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
@@ -332,7 +332,7 @@ def _joined(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
     counts = sum(np.where(first >= 0, group.ends[first] - first, 0) for group, first in parts)
     if len(parts) == 1 and np.all(counts == 1):
         group, first = parts[0]
-        return [(group.deletes[place],) for place in first.tolist()]
+        return [(group.deletes[position],) for position in first.tolist()]
     joined: list[list[int]] = [[] for _ in range(len(parts[0][1]))]
     for group, first in parts:
         deletes = group.deletes
@@ -363,14 +363,14 @@ def _referenced(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> 
         return named
     lower = strings(block.bound_column("lower", DELETED_PATH), rows)
     upper = strings(block.bound_column("upper", DELETED_PATH), rows)
-    for place, (name, low, high) in enumerate(zip(named, lower, upper, strict=True)):
+    for position, (name, low, high) in enumerate(zip(named, lower, upper, strict=True)):
         if name is not None:
             continue
-        if is_vector[place]:
-            path = block.text("file_path", int(rows[place]))
+        if is_vector[position]:
+            path = block.text("file_path", int(rows[position]))
             raise Corrupt(f"Manifest {block.location}: a deletion vector in {path} has no referenced_data_file")
         if low == high:
-            named[place] = low
+            named[position] = low
     return named
 
 
@@ -397,6 +397,6 @@ def _values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
     else:
         values = column.longs()[rows].tolist()
     if packed.presence != NONE:
-        for place in np.flatnonzero(~column.present()[rows]).tolist():
-            values[place] = None
+        for position in np.flatnonzero(~column.present()[rows]).tolist():
+            values[position] = None
     return values

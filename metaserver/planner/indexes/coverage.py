@@ -2,8 +2,8 @@
 
 A file's identity is a hash of path, size and record count (`hashing.file_ids`), so an entry is valid for every snapshot
 that contains the file. Identities are computed once per block, which snapshots share, and sorted once per view; they
-live as long as the block and the view. Plans and lookups share a view's coverage. If a view lists a file twice, one row
-is matched.
+live as long as the block and the view. Plans and lookups share a view's coverage. If a view lists a file twice, one
+position is matched.
 
 A file without a known size or record count (Spark writes -1 for imported Avro files) has no identity, so no index
 describes it.
@@ -34,13 +34,13 @@ _COUNTS_BYTES = 16
 
 
 class FileIds:
-    """The identities of all rows of a view. A row is its index among all rows of all blocks."""
+    """The identities of the data files of a view, by position: the index of a file among those of all blocks."""
 
     def __init__(self, view: TableView) -> None:
         parts = [_ids_of(view, number) for number in range(len(view.blocks))]
         ids = np.concatenate([ids for ids, _ in parts]) if parts else np.empty((0, 2), dtype=np.uint64)
         known = np.concatenate([known for _, known in parts]) if parts else np.empty(0, dtype=np.bool_)
-        self.rows = len(ids)
+        self.count = len(ids)
         identified = np.flatnonzero(known)
         self._order: Longs = identified[np.lexsort((ids[identified, 1], ids[identified, 0]))]
         self._ids: Words = ids[self._order]
@@ -56,22 +56,22 @@ class FileIds:
 
     @property
     def identified(self) -> Mask:
-        """bool[rows]: whether a row has an identity."""
-        mask = np.zeros(self.rows, dtype=np.bool_)
+        """bool[count]: whether a file has an identity."""
+        mask = np.zeros(self.count, dtype=np.bool_)
         mask[self._order] = True
         return mask
 
     def find(self, ids: Words) -> Longs:
-        """int64[n]: the row of each of the identities `ids`, uint64[n, 2]; -1 for files that the view does not have."""
-        places = _find(self._ids, ids)
-        rows = np.full(len(ids), -1, dtype=np.int64)
-        present = places >= 0
-        rows[present] = self._order[places[present]]
-        return rows
+        """int64[n]: the position of each of the identities `ids`, uint64[n, 2]; -1 for files that the view lacks."""
+        found = _find(self._ids, ids)
+        positions = np.full(len(ids), -1, dtype=np.int64)
+        present = found >= 0
+        positions[present] = self._order[found[present]]
+        return positions
 
     def described(self, ids: Words) -> Mask:
-        """bool[rows]: whether the identity is one of `ids`, uint64[n, 2]; True for both rows of a file listed twice."""
-        mask = np.zeros(self.rows, dtype=np.bool_)
+        """bool[count]: whether the identity is one of `ids`, uint64[n, 2]; True for both of a file listed twice."""
+        mask = np.zeros(self.count, dtype=np.bool_)
         ordered = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
         mask[self._order[_find(ordered, self._ids) >= 0]] = True
         return mask
@@ -83,10 +83,10 @@ def file_ids_of(view: TableView) -> FileIds:
 
 
 class CoveredFiles(NamedTuple):
-    """`rows`, int64[files]: the view's row of each data file of an index file; -1 if the view does not have it."""
+    """`positions`, int64[files]: in the view, of each data file of an index file; -1 if the view does not have it."""
 
     location: str
-    rows: Longs
+    positions: Longs
 
 
 class IndexFileRef(Protocol):
@@ -100,49 +100,47 @@ class IndexFileRef(Protocol):
 
 
 class Coverage:
-    """The rows of a view that the index files of one definition describe. Immutable."""
+    """The files of a view that the index files of one definition describe. Immutable."""
 
     def __init__(self, ids: FileIds, files: Iterable[IndexFileRef]) -> None:
-        self.uncovered: Flags = np.ones(ids.rows, dtype=np.uint8)
+        self.uncovered: Flags = np.ones(ids.count, dtype=np.uint8)
         parts: list[CoveredFiles] = []
         for index_file in files:
             part = CoveredFiles(index_file.location, ids.find(index_file.files.ids))
-            present = part.rows[part.rows >= 0]
+            present = part.positions[part.positions >= 0]
             if len(present):
                 self.uncovered[present] = 0
                 parts.append(part)
         self.parts = tuple(parts)
-        self._places: tuple[Longs, Longs] | None = None
+        self._by_position: tuple[Longs, Longs] | None = None
 
     @property
     def size_bytes(self) -> int:
-        places = 0 if self._places is None else 2 * self._places[0].nbytes
-        return self.uncovered.nbytes + sum(part.rows.nbytes for part in self.parts) + places
+        by_position = 0 if self._by_position is None else 2 * self._by_position[0].nbytes
+        return self.uncovered.nbytes + sum(part.positions.nbytes for part in self.parts) + by_position
 
     @property
     def files(self) -> int:
-        """The number of covered rows of the view."""
+        """The number of covered files of the view."""
         return len(self.uncovered) - int(self.uncovered.sum())
 
     @property
-    def places(self) -> tuple[Longs, Longs]:
-        """(index of the part, index of the file in it), each int64[rows of the view]; -1 for rows without coverage."""
-        if self._places is None:
+    def by_position(self) -> tuple[Longs, Longs]:
+        """(index of the part, index of the file in it), each int64[files of the view]; -1 without coverage."""
+        if self._by_position is None:
             part_of = np.full(len(self.uncovered), -1, dtype=np.int64)
             file_of = np.full(len(self.uncovered), -1, dtype=np.int64)
             for number, part in enumerate(self.parts):
-                files = np.flatnonzero(part.rows >= 0)
-                part_of[part.rows[files]] = number
-                file_of[part.rows[files]] = files
-            self._places = part_of, file_of
-        return self._places
+                files = np.flatnonzero(part.positions >= 0)
+                part_of[part.positions[files]] = number
+                file_of[part.positions[files]] = files
+            self._by_position = part_of, file_of
+        return self._by_position
 
-    def file_at(self, row: int) -> tuple[str, int] | None:
-        """(location of an index file, index of the data file in it) for a row of the view; None for rows without
-        coverage.
-        """
-        part_of, file_of = self.places
-        return None if part_of[row] < 0 else (self.parts[part_of[row]].location, int(file_of[row]))
+    def file_at(self, position: int) -> tuple[str, int] | None:
+        """(location of an index file, index of the data file in it) for a position in the view; None: uncovered."""
+        part_of, file_of = self.by_position
+        return None if part_of[position] < 0 else (self.parts[part_of[position]].location, int(file_of[position]))
 
 
 async def coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
@@ -177,7 +175,7 @@ class _Coverages:
 
 
 class _BlockIds(NamedTuple):
-    """The identities of a block's rows: uint64[rows, 2], and bool[rows], whether a row has one."""
+    """The identities of a block's files: uint64[files, 2], and bool[files], whether a file has one."""
 
     ids: Words
     known: Mask
@@ -191,16 +189,16 @@ def _find(ordered: Words, ids: Words) -> Longs:
     """int64[n]: the position of each of `ids` in `ordered`, both uint64[n, 2]; -1 if absent."""
     high, low = np.ascontiguousarray(ordered[:, 0]), ordered[:, 1]
     found = np.full(len(ids), -1, dtype=np.int64)
-    place = np.searchsorted(high, ids[:, 0], side="left")
+    at = np.searchsorted(high, ids[:, 0], side="left")
     end = np.searchsorted(high, ids[:, 0], side="right")
-    left = np.flatnonzero(place < end)
+    left = np.flatnonzero(at < end)
     # A second iteration occurs only if two identities share the first word.
     while len(left):
-        here = low[place[left]] == ids[left, 1]
-        found[left[here]] = place[left[here]]
+        here = low[at[left]] == ids[left, 1]
+        found[left[here]] = at[left[here]]
         left = left[~here]
-        place[left] += 1
-        left = left[place[left] < end[left]]
+        at[left] += 1
+        left = left[at[left] < end[left]]
     return found
 
 

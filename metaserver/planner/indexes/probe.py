@@ -30,7 +30,7 @@ from seamark.metaserver.index.kinds.queries import Flags, IndexQuery
 from seamark.metaserver.planner.indexes.coverage import Coverage
 from seamark.metaserver.planner.indexes.index_predicates import IndexPredicate, IndexProjection, KeySetPredicate
 from seamark.metaserver.planner.indexes.row_intersection import Conjunct, has_row
-from seamark.metaserver.planner.scan.scan import IndexUse
+from seamark.metaserver.planner.scan.scan_plan import IndexUse
 from seamark.metaserver.planner.view.selection import Expired, Selection, narrow_to_any
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import RegisteredIndexFile
@@ -145,10 +145,9 @@ class Probe:
             self.counts[definition_id] = files + before * first, removed + before - selection.count()
 
     def _kept_by(self, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> Flags | None:
-        """uint8[rows of the view]: 1 for files that the index does not describe, that may match, or that it had no time
-        for.
-        """
-        coverage, query = self.coverage.get(predicate.definition.id), self._question(predicate)
+        """uint8[files of the view]: 1 for files that the index does not describe, that may match, or that there was no
+        time for."""
+        coverage, query = self.coverage.get(predicate.definition.id), self._query(predicate)
         if coverage is None or query is None:
             return None
         kept = coverage.uncovered.copy()
@@ -161,11 +160,11 @@ class Probe:
                     hits = query.of(index.index)
                 except ValueError as error:
                     self.damaged[part.location] = str(error)
-            rows = part.rows if hits is None else part.rows[np.flatnonzero(hits.view(np.bool_))]
-            kept[rows[rows >= 0]] = 1
+            positions = part.positions if hits is None else part.positions[np.flatnonzero(hits.view(np.bool_))]
+            kept[positions[positions >= 0]] = 1
         return kept
 
-    def _question(self, predicate: IndexPredicate | KeySetPredicate) -> IndexQuery | None:
+    def _query(self, predicate: IndexPredicate | KeySetPredicate) -> IndexQuery | None:
         if predicate.key not in self._queries:
             self._queries[predicate.key] = predicate.query()
         return self._queries[predicate.key]
@@ -191,13 +190,13 @@ class Probe:
 
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
         """Removes, file by file, the files of which no row is in all bitmaps."""
-        kept = np.ones(self.view.rows, dtype=np.uint8)
+        kept = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, rest = self._conjuncts()
-        for row in selection.positions().tolist():
+        for position in selection.positions().tolist():
             if expired():
                 break
-            if not has_row(conjuncts, row, partial(self._rows, rest, row)):
-                kept[row] = 0
+            if not has_row(conjuncts, position, partial(self._rows, rest, position)):
+                kept[position] = 0
         selection.intersect(kept)
 
     def _conjuncts(self) -> tuple[list[Conjunct], Expression]:
@@ -230,7 +229,7 @@ class Probe:
 
     def _wanted_keys(self, predicate: Bound) -> WantedKeys | None:
         """The codes that match a predicate, if these alone match."""
-        query = self._question(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
+        query = self._query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):
             return None
         ranges = query.ranges
@@ -242,13 +241,13 @@ class Probe:
         points = ranges.points
         return None if points is None else KeySet(ranges.kind, Distinct(np.array(points, dtype=np.uint64)))
 
-    def _rows(self, expression: Expression, row: int) -> Bits | None:
-        """Rows of the file that may match; None for all."""
+    def _rows(self, expression: Expression, position: int) -> Bits | None:
+        """Rows of the file at a position in the view that may match; None for all."""
         match expression:
             case And(children):
                 narrowest: Bits | None = None
                 for child in children:
-                    found = self._rows(child, row)
+                    found = self._rows(child, position)
                     if found is not None:
                         narrowest = found if narrowest is None else narrowest & found
                         if not narrowest.any():
@@ -257,21 +256,21 @@ class Probe:
             case Or(children):
                 widest: Bits | None = None
                 for child in children:
-                    found = self._rows(child, row)
+                    found = self._rows(child, position)
                     if found is None:
                         return None
                     widest = found if widest is None else widest | found
                 return widest
             case Bound():
-                return self._rows_of(expression, row) if self._is_bitmap(expression) else None
+                return self._rows_of(expression, position) if self._is_bitmap(expression) else None
         return None
 
-    def _rows_of(self, predicate: Bound, row: int) -> Bits | None:
+    def _rows_of(self, predicate: Bound, position: int) -> Bits | None:
         predicate_of_index = IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,))
-        query = self._question(predicate_of_index)
+        query = self._query(predicate_of_index)
         if not isinstance(query, BitmapQuery):
             return None
-        found = self._place(predicate_of_index, row)
+        found = self._bitmap_at(predicate_of_index, position)
         if found is None:
             return None
         location, file, bitmap = found
@@ -281,13 +280,13 @@ class Probe:
             self.damaged[location] = str(error)
             return None
 
-    def _place(self, predicate: IndexPredicate, row: int) -> tuple[str, int, Bitmap] | None:
+    def _bitmap_at(self, predicate: IndexPredicate, position: int) -> tuple[str, int, Bitmap] | None:
         """(location of the index file that describes the file, index of the file in it, its bitmaps).
 
         None if there is none, or if its bitmaps are of another number of rows.
         """
         coverage = self.coverage.get(predicate.definition.id)
-        found = None if coverage is None else coverage.file_at(row)
+        found = None if coverage is None else coverage.file_at(position)
         bitmap = None if found is None else self._bitmap_of(*found)
         if found is None or bitmap is None:
             return None

@@ -98,16 +98,16 @@ class IndexResolver:
         files = {index.location: index for index in usable}
         return BitmapIndex(definition, coverage, files, {file.location: file for file in listed})
 
-    async def load(self, index: BitmapIndex, places: Iterable[int]) -> None:
-        """Loads the rows of the data files at these rows of the view.
+    async def load(self, index: BitmapIndex, positions: Iterable[int]) -> None:
+        """Loads the rows of the data files at these positions in the view.
 
         Waits for index files that cannot be read by range; removes from `files` those that cannot be used.
         """
         missing: dict[str, list[int]] = {}
-        for place in places:
-            position = index.coverage.file_at(place)
-            if position is not None and isinstance(index.files.get(position[0]), RemoteIndexFile):
-                missing.setdefault(position[0], []).append(position[1])
+        for position in positions:
+            covered = index.coverage.file_at(position)
+            if covered is not None and isinstance(index.files.get(covered[0]), RemoteIndexFile):
+                missing.setdefault(covered[0], []).append(covered[1])
         await asyncio.gather(*(self._load(index, location, files) for location, files in missing.items()))
 
     async def _load(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:

@@ -48,7 +48,7 @@ class Conjunct:
         self._keys = keys
         self._damaged = damaged
         self.parts = [self._part(part.location, opened) for part in coverage.parts]
-        self._part_of, self._file_of = (places.tolist() for places in coverage.places)
+        self._part_of, self._file_of = (numbers.tolist() for numbers in coverage.by_position)
         self.share = min((part.share for part in self.parts if part is not None), default=1.0)
         """The approximate fraction of the existing keys that the conjunct selects."""
 
@@ -69,11 +69,11 @@ class Conjunct:
     def can_prune(self) -> bool:
         return any(part is not None for part in self.parts)
 
-    def of(self, row: int) -> tuple[_Part, int] | None:
-        """The index file that describes the file at this row, and the index of the file in it."""
-        place = self._part_of[row]
-        part = None if place < 0 else self.parts[place]
-        return None if part is None else (part, self._file_of[row])
+    def of(self, position: int) -> tuple[_Part, int] | None:
+        """The index file that describes the file at this position in the view, and the index of the file in it."""
+        number = self._part_of[position]
+        part = None if number < 0 else self.parts[number]
+        return None if part is None else (part, self._file_of[position])
 
     def column(self, part: _Part, file: int) -> Column | None:
         """The column of a file, as `Bitmap.column`. ValueError if it is damaged or of another number of rows."""
@@ -92,16 +92,16 @@ class Conjunct:
         self.parts[self.parts.index(part)] = None
 
 
-def has_row(conjuncts: Sequence[Conjunct], row: int, others: Callable[[], Bits | None]) -> bool:
-    """Whether some row of the file at this row of the view may satisfy all conjuncts. `others`: the rows that satisfy
-    the rest of the expression, None for all.
+def has_row(conjuncts: Sequence[Conjunct], position: int, others: Callable[[], Bits | None]) -> bool:
+    """Whether some row of the file at this position in the view may satisfy all conjuncts. `others`: the rows that
+    satisfy the rest of the expression, None for all.
     """
     columns: list[Column] = []
     used: list[tuple[Conjunct, _Part]] = []
     separate: list[tuple[Conjunct, _Part, int]] = []
     records = 0
     for conjunct in conjuncts:
-        found = conjunct.of(row)
+        found = conjunct.of(position)
         if found is None:
             continue
         part, file = found

@@ -39,7 +39,7 @@ from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.request import BoundScan
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import Entry
 
@@ -216,8 +216,8 @@ class Dimensions:
         return await gathered([partial(read, file) for file in files], _FILES_CONCURRENT)
 
 
-def _files(scan: Scan) -> list[_File]:
-    columns = files_at(scan.view, scan.rows)
+def _files(scan: ScanPlan) -> list[_File]:
+    columns = files_at(scan.view, scan.entry_ids)
     paths, formats = (columns.texts(name).values() for name in ("file_path", "file_format"))
     sizes, records = (columns.longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
     specs = columns.by_segment([segment.block.spec_id for segment in columns.segments]).tolist()

@@ -24,7 +24,7 @@ from seamark.metaserver.index.blocks.block import COUNTS, Block
 from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, Packed, PackedColumn, form_of
 from seamark.metaserver.planner.lookup import _lookup
 from seamark.metaserver.planner.lookup.prefix import EVERYTHING, Prefix
-from seamark.metaserver.planner.view.view import ROW_BITS, ROW_MASK, Side, TableView, objects, sides_of
+from seamark.metaserver.planner.view.view import ENTRY_BITS, ENTRY_MASK, Side, TableView, objects, sides_of
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256
@@ -88,8 +88,8 @@ class FoundFiles:
             for number, first, files, at in self._table.tolist()
         )
 
-    def rows(self) -> Longs:
-        """int64[files], row ids of the view."""
+    def entry_ids(self) -> Longs:
+        """int64[files], entry ids of the view."""
         return _lookup.rows(self.view.extents, self._table, self._picks)
 
     def longs(self, name: str) -> Longs:
@@ -278,17 +278,17 @@ def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> FoundFiles:
     """The data files in the partitions of a prefix, in the order of the view."""
     numbers = prefix.whole_blocks(view)
     if numbers is None:
-        return files_at(view, prefix.select(view).rows())
+        return files_at(view, prefix.select(view).entry_ids())
     return FoundFiles(view, _layouts_of(view).whole.take(numbers, axis=0))
 
 
-def files_at(view: TableView, rows: Longs) -> FoundFiles:
-    """The data files at these row ids, int64[files], ascending."""
-    if not len(rows):
+def files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
+    """The data files of these entry ids, int64[files], ascending."""
+    if not len(entry_ids):
         return FoundFiles(view, np.empty((0, 4), dtype=np.int64))
-    ordinals, local = rows >> ROW_BITS, rows & ROW_MASK
+    ordinals, local = entry_ids >> ENTRY_BITS, entry_ids & ENTRY_MASK
     edges = np.flatnonzero(np.diff(ordinals)) + 1
-    starts, ends = np.append(0, edges), np.append(edges, len(rows))
+    starts, ends = np.append(0, edges), np.append(edges, len(entry_ids))
     counts, firsts = ends - starts, local[starts]
     consecutive = local[ends - 1] - firsts + 1 == counts
     numbers = np.searchsorted(view.ordinals, ordinals[starts])

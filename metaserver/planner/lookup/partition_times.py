@@ -8,7 +8,7 @@ from seamark.metaserver.iceberg.metadata.column_ttl import TimeColumn, partition
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.block import longs_at
 from seamark.metaserver.index.blocks.packing import MISSING, Longs
-from seamark.metaserver.planner.view.view import ROW_MASK, TableView
+from seamark.metaserver.planner.view.view import ENTRY_MASK, TableView
 
 _FAR_MS = 1 << 62
 
@@ -28,16 +28,17 @@ def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int 
     return oldest
 
 
-def by_block(view: TableView, rows: Longs) -> list[tuple[int, Longs]]:
-    """(block number, rows in the block) of row ids, which are in order."""
-    if not len(rows):
+def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
+    """(block number, rows in the block) of entry ids, which are in order."""
+    if not len(entry_ids):
         return []
-    ends = rows[[0, -1]]
-    if (ends[0] ^ ends[1]) <= ROW_MASK:  # most plans keep few files, which are in one block
-        return [(int(view.split(ends)[0][0]), rows & ROW_MASK)]
-    numbers, local = view.split(rows)
+    ends = entry_ids[[0, -1]]
+    if (ends[0] ^ ends[1]) <= ENTRY_MASK:  # most plans keep few files, which are in one block
+        return [(int(view.split(ends)[0][0]), entry_ids & ENTRY_MASK)]
+    numbers, local = view.split(entry_ids)
     firsts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
-    return [(int(numbers[first]), local[first:end]) for first, end in zip(firsts, [*firsts[1:], len(rows)], strict=True)]
+    stops = [*firsts[1:], len(entry_ids)]
+    return [(int(numbers[first]), local[first:stop]) for first, stop in zip(firsts, stops, strict=True)]
 
 
 def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:

@@ -1,1 +1,1 @@
-"""Planning: from a scan request to a `Scan`, and to the files of a plan table."""
+"""Planning: from a scan request to a `ScanPlan`, and to the files of a plan table."""

@@ -14,7 +14,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.plan.stages import PruningInput
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 
 _PLANS_SHARE = 64
@@ -43,7 +43,7 @@ class CachedView:
         self.view = view
         self.deletes = deletes
         self.files = files
-        self.plans: MemoryCache[tuple[object, ...], Scan] = MemoryCache(plans_bytes)
+        self.plans: MemoryCache[tuple[object, ...], ScanPlan] = MemoryCache(plans_bytes)
         self.checked: set[tuple[str, ...]] = set()
         """The tables, and states of their allowed locations, for which `LocationChecker` has accepted the view."""
         self.holder = current_principal()
@@ -59,7 +59,7 @@ class CachedView:
     @property
     def added_bytes(self) -> int:
         """Memory in addition to the blocks, which other views of the table share."""
-        own = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_rows
+        own = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_file_count
         return _VIEW_BYTES + own + self.plans.used_bytes
 
 

@@ -24,7 +24,7 @@ from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, form_o
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings, files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.selection import Selection, never
 
 COLUMNS_MAX = 4
@@ -58,7 +58,7 @@ class LayoutEstimate(NamedTuple):
     files: int
 
 
-def estimate_layouts(scan: Scan) -> list[LayoutEstimate]:
+def estimate_layouts(scan: ScanPlan) -> list[LayoutEstimate]:
     """A sort by each column that the filter compares, fewest files first, and the clustering by several of them that
     keeps fewest, if it keeps fewer. Only layouts that keep less than half of the files, and less than the plan."""
     columns = _intervals_by_column(scan)
@@ -67,7 +67,7 @@ def estimate_layouts(scan: Scan) -> list[LayoutEstimate]:
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, never)
-    found = files_at(scan.view, selection.rows())
+    found = files_at(scan.view, selection.entry_ids())
     shares = {name: _row_shares(found, bound, intervals) for name, (bound, intervals) in columns.items()}
     known = {name: each for name, each in shares.items() if each is not None}
     sizes = Counter(group_by_partition(found).files()) if known else Counter[int]()
@@ -118,7 +118,7 @@ def _slices(shares: Shares, count: int) -> int:
 # What the filter compares
 
 
-def _intervals_by_column(scan: Scan) -> dict[str, tuple[Bound, list[Interval]]]:
+def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[Bound, list[Interval]]]:
     """By column: a part of the filter that compares it, and the intervals that all such parts leave."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     found: dict[str, tuple[Bound, list[Interval]]] = {}

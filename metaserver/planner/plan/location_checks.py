@@ -122,9 +122,9 @@ class _Folders:
         blocks = np.array(read, dtype=np.int32).reshape(len(read), 4)
         self.blocks: npt.NDArray[np.int32] = view.with_base(blocks, None if known is None else known.blocks)
         """int32[blocks, 4]: the folder of the manifest, the common folder of its files, whether the manifest's path has
-        dots, and whether a path of its files may have them. Folders are places in `names`."""
-        used, places = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
-        self.blocks[:, :_DOTTED] = places.reshape(len(self.blocks), _DOTTED)
+        dots, and whether a path of its files may have them. Folders are positions in `names`."""
+        used, positions = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
+        self.blocks[:, :_DOTTED] = positions.reshape(len(self.blocks), _DOTTED)
         every = list(numbers)
         self.names: list[bytes | None] = [every[number] for number in used.tolist()]
         """None: a block without paths."""
@@ -161,17 +161,17 @@ def _folders(view: TableView) -> _Folders:
     return kept
 
 
-def _roots(metadata: TableMetadata, places: set[str]) -> tuple[str, ...]:
-    """Path prefixes within `places`, spelled as this table's writers spell them."""
+def _roots(metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
+    """Path prefixes within `locations`, spelled as this table's writers spell them."""
     named = [metadata.location, *(metadata.properties[name] for name in PATH_PROPERTIES if name in metadata.properties)]
     prefixes = []
-    for place in named:
+    for location in named:
         try:
-            key = location_key(parse_location(place))
+            key = location_key(parse_location(location))
         except BadRequest:
             continue
-        if not places.isdisjoint(with_folders(key)):
-            prefixes.append(place.rstrip("/") + "/")
+        if not locations.isdisjoint(with_folders(key)):
+            prefixes.append(location.rstrip("/") + "/")
     return tuple(prefixes)
 
 

@@ -52,7 +52,7 @@ from seamark.metaserver.planner.plan.manifest_lists import (
 from seamark.metaserver.planner.plan.planned_tables import PlannedTable, PlannedTables
 from seamark.metaserver.planner.plan.stages import prune
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import Entry
@@ -121,21 +121,21 @@ class Planner:
         lists_bytes = budget_bytes // _LISTS_SHARE
         self._views = CachedViews(blocks, budget_bytes - lists_bytes)
         self._loading: SingleFlight[ViewKey, CachedView] = SingleFlight()
-        self._planning: SingleFlight[tuple[object, ...], Scan] = SingleFlight()
+        self._planning: SingleFlight[tuple[object, ...], ScanPlan] = SingleFlight()
         self._lists = ManifestLists(blocks, lists_bytes)
         self.planned = PlannedTables(clock)
         self._plans = self._plan_hits = self._prepared = 0
 
-    async def scan(self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None) -> Scan:
-        """Plans a scan. `entry` is the table's entry in the catalog; without it no index is used.
-
-        BadRequest if the filter or the snapshot id is invalid; Corrupt, with its path, if a file of the table is
-        damaged.
+    async def bind_and_plan(
+        self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None
+    ) -> ScanPlan:
+        """Binds a request to its snapshot and plans it. `entry` is the table's entry in the catalog; without it no
+        index is used. BadRequest if the filter or the snapshot id is invalid; otherwise as `plan`.
         """
         return await self.plan(BoundScan.bind(metadata, request), entry)
 
-    async def plan(self, bound_scan: BoundScan, entry: Entry | None = None) -> Scan:
-        """Plans a scan whose filter is bound. Corrupt, with its path, if a file of the table is damaged."""
+    async def plan(self, bound_scan: BoundScan, entry: Entry | None = None) -> ScanPlan:
+        """Plans a bound scan. Corrupt, with its path, if a file of the table is damaged."""
         return await self._repeat_if_damaged(lambda: self._plan(bound_scan, entry))
 
     async def _repeat_if_damaged(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -160,7 +160,7 @@ class Planner:
             self._views.evict(key)
         await self._blocks.remove_damaged()
 
-    async def _plan(self, bound_scan: BoundScan, entry: Entry | None) -> Scan:
+    async def _plan(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
         metadata, request = bound_scan.metadata, bound_scan.request
         cached = await self._load_checked_view(bound_scan, entry)
         if entry is not None and bound_scan.snapshot_id == metadata.current_snapshot_id:
@@ -218,13 +218,13 @@ class Planner:
         index_access: IndexAccess | None,
         *,
         loaded_us: int | None = None,
-    ) -> Scan:
+    ) -> ScanPlan:
         """A new plan. `loaded_us`, the time to load the manifests, turns on the counts of files and bytes in its
         stages.
         """
         probe = None if index_access is None else await index_access.prepare(cached.view, bound_scan)
 
-        def plan() -> Scan:
+        def plan() -> ScanPlan:
             return prune(
                 cached.pruning_input, bound_scan, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us
             )
@@ -245,11 +245,11 @@ class Planner:
         self._views.evict_over_budget(cached)
         return cached.view
 
-    async def explain(self, bound_scan: BoundScan, entry: Entry | None = None) -> Scan:
+    async def explain(self, bound_scan: BoundScan, entry: Entry | None = None) -> ScanPlan:
         """Plans as `plan` does, without the plan cache, and counts files and bytes in each stage."""
         return await self._repeat_if_damaged(lambda: self._explain(bound_scan, entry))
 
-    async def _explain(self, bound_scan: BoundScan, entry: Entry | None) -> Scan:
+    async def _explain(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
         before_s = self._clock.monotonic()
         cached = await self._load_checked_view(
             bound_scan, entry, whole=True
@@ -294,7 +294,7 @@ class Planner:
         self._views.evict_over_budget(made)
         return key
 
-    async def unread(self, bound_scan: BoundScan) -> int:
+    async def entries_to_decode(self, bound_scan: BoundScan) -> int:
         """The approximate number of manifest entries to decode before the plan can begin; 0 if all are in memory."""
         if view_key(bound_scan) in self._views:
             return 0
@@ -378,7 +378,7 @@ class Planner:
             view = TableView(chosen, blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
             left_out = set(range(len(data))).difference(ordinals)
-            files = view.rows + sum(live_entries(data[number]) for number in left_out)
+            files = view.file_count + sum(live_entries(data[number]) for number in left_out)
             made = CachedView(view, index, files, self._views.plans_bytes)
             self._views.put(key, made)
             return made
@@ -386,7 +386,7 @@ class Planner:
         return await self._loading.run(key, load)
 
     async def _run(self, view: TableView, work: Callable[[], T]) -> T:
-        if _is_small(view) or not view.delete_rows:
+        if _is_small(view) or not view.delete_file_count:
             return work()
         return await asyncio.to_thread(
             work
@@ -407,7 +407,7 @@ def _all_valid(blocks: Sequence[Block]) -> bool:
 
 
 def _is_small(view: TableView) -> bool:
-    return view.rows + view.delete_rows <= _IN_THREAD_ROWS
+    return view.file_count + view.delete_file_count <= _IN_THREAD_ROWS
 
 
 def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
@@ -419,11 +419,11 @@ def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
         column = view.cheap_stats(predicate.column_id, predicate.kind)
         if column is None and not _is_small(view):
             return False  # its statistics are assembled first
-        comparisons += (view.rows if column is None else column.rows_read) * max(1, len(predicate.values))
+        comparisons += (view.file_count if column is None else column.rows_read) * max(1, len(predicate.values))
     return comparisons <= _QUICK_COMPARISONS
 
 
-def _has_same_schemas(kept: Scan, metadata: TableMetadata) -> bool:
+def _has_same_schemas(kept: ScanPlan, metadata: TableMetadata) -> bool:
     """Whether a cached plan was made with the same schemas and specs.
 
     Tables registered from one metadata file share snapshots, and may evolve differently afterwards.

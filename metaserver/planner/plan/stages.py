@@ -23,7 +23,7 @@ from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats, nar
 from seamark.metaserver.planner.pruning.incremental import keep_appended
 from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
 from seamark.metaserver.planner.scan.request import BoundScan, appended
-from seamark.metaserver.planner.scan.scan import Scan, Stage
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
 from seamark.metaserver.planner.view.selection import Selection
 from seamark.metaserver.planner.view.view import TableView
 
@@ -51,7 +51,7 @@ def prune(
     *,
     probe: Probe | None = None,
     loaded_us: int | None = None,
-) -> Scan:
+) -> ScanPlan:
     """Runs the stages, and returns the files left.
 
     `loaded_us`, the time to load the manifests, adds a first stage and turns on the counts of files and bytes.
@@ -68,16 +68,16 @@ def prune(
         before_s = clock.monotonic()
         narrow(selection)
         if name == last:
-            rows = selection.rows()
+            rows = selection.entry_ids()
         elif counted:
             selection.settle()
         spent_us = int((clock.monotonic() - before_s) * 1e6)
         before, size = size, selection.size() if counted else size
         stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
-    return Scan(
+    return ScanPlan(
         pruning_input.view,
         pruning_input.deletes,
-        selection.rows() if rows is None else rows,
+        selection.entry_ids() if rows is None else rows,
         schema=bound_scan.schema,
         bound=bound_scan.bound,
         projected=bound_scan.projected,

@@ -16,7 +16,7 @@ from seamark.metaserver.index.files.definitions import Definitions, IndexDefinit
 from seamark.metaserver.index.kinds.bloom import FPP
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.selection import Selection, never
 
 _TERMS_MAX = 16
@@ -41,14 +41,14 @@ class TermEffect(NamedTuple):
     index_files: int | None
 
 
-def effects_of_terms(scan: Scan) -> list[TermEffect]:
+def effects_of_terms(scan: ScanPlan) -> list[TermEffect]:
     """One for each of the first parts that all rows must satisfy, in the order of the filter."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     definitions = read_definitions(scan.metadata)
     return [_effect(scan, part, definitions) for part in parts[:_TERMS_MAX] if isinstance(part, Bound)]
 
 
-def _effect(scan: Scan, part: Bound, definitions: Definitions) -> TermEffect:
+def _effect(scan: ScanPlan, part: Bound, definitions: Definitions) -> TermEffect:
     selection = Selection.everything(scan.view)
     files_in = selection.count()
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
@@ -69,7 +69,7 @@ def _effect(scan: Scan, part: Bound, definitions: Definitions) -> TermEffect:
     )
 
 
-def _has_bounds(scan: Scan, part: Bound) -> bool:
+def _has_bounds(scan: ScanPlan, part: Bound) -> bool:
     entries = scan.view.stats(part.column_id, part.kind).entries
     return any(entry is not None and entry.lower is not None for entry in entries)
 

@@ -24,7 +24,7 @@ from seamark.metaserver.index.blocks.packing import LONG_MAX, Form, Longs, form_
 
 Key = int | float | bytes
 Flags = npt.NDArray[np.bool_]
-Places = Mapping[int | None, int]
+FieldPositions = Mapping[int | None, int]
 
 SUMMARY_BYTES = 32
 """Memory of `ManifestSummaries` for each manifest and partition field, at most."""
@@ -54,11 +54,11 @@ class ManifestSummaries:
         """See `needed_manifests`."""
         if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
             return list(range(len(self._manifests)))
-        places = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
+        positions = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
         needed, keys = np.ones(len(self._manifests), dtype=np.bool_), _Keys()
         for spec_id, numbers in self._of_specs().items():
             if spec_id in by_spec:
-                needed[numbers] = self._may_hold(by_spec[spec_id], spec_id, places[spec_id], keys)
+                needed[numbers] = self._may_hold(by_spec[spec_id], spec_id, positions[spec_id], keys)
         found: list[int] = np.flatnonzero(needed).tolist()
         return found
 
@@ -76,28 +76,28 @@ class ManifestSummaries:
             self._numbers = {spec_id: np.array(of_spec, dtype=np.int64) for spec_id, of_spec in numbers.items()}
         return self._numbers
 
-    def _may_hold(self, expression: Expression, spec_id: int, places: Places, keys: _Keys) -> Flags:
+    def _may_hold(self, expression: Expression, spec_id: int, positions: FieldPositions, keys: _Keys) -> Flags:
         """bool[manifests of the spec]."""
         if isinstance(expression, (And, Or)):
-            first, *others = (self._may_hold(child, spec_id, places, keys) for child in expression.children)
+            first, *others = (self._may_hold(child, spec_id, positions, keys) for child in expression.children)
             for other in others:
                 first = first & other if isinstance(expression, And) else first | other
             return first
         if isinstance(expression, Bound):
-            place = places.get(expression.column_id)
-            if place is not None:
-                return self._column(spec_id, place, expression.kind).may_match(expression, keys)
+            position = positions.get(expression.column_id)
+            if position is not None:
+                return self._column(spec_id, position, expression.kind).may_match(expression, keys)
         assert isinstance(expression, Always | Bound)
         is_possible = not isinstance(expression, Always) or expression.value
         return np.full(len(self._numbers[spec_id]), is_possible, dtype=np.bool_)
 
-    def _column(self, spec_id: int, place: int, kind: str) -> _Column:
-        """`place`: of the field in the spec."""
-        key = (spec_id, place, kind)
+    def _column(self, spec_id: int, position: int, kind: str) -> _Column:
+        """`position`: of the field in the spec."""
+        key = (spec_id, position, kind)
         column = self._columns.get(key)
         if column is None:
             summaries = [
-                partitions[place] if place < len(partitions := self._manifests[number].partitions or ()) else None
+                partitions[position] if position < len(partitions := self._manifests[number].partitions or ()) else None
                 for number in self._numbers[spec_id].tolist()
             ]
             column = _Column(summaries, kind)
@@ -173,8 +173,8 @@ class _Column:
             found = self.high >= keys[0]
         elif op is Op.EQ or op is Op.IN:
             literals = np.array([*keys, LONG_MAX], dtype=np.int64)
-            places = np.searchsorted(literals[:-1], self.low)
-            found = (literals[places] <= self.high) & (places < len(keys))
+            positions = np.searchsorted(literals[:-1], self.low)
+            found = (literals[positions] <= self.high) & (positions < len(keys))
         return found
 
 
@@ -205,8 +205,8 @@ def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
         case Op.GT_EQ:
             return bool(high >= keys[0])
         case Op.EQ | Op.IN:
-            place = bisect_left(keys, low)
-            return place < len(keys) and bool(keys[place] <= high)
+            position = bisect_left(keys, low)
+            return position < len(keys) and bool(keys[position] <= high)
         case Op.STARTS_WITH:
             prefix = keys[0]
             assert isinstance(prefix, bytes)

@@ -15,7 +15,13 @@ import pyarrow as pa
 
 from seamark.metaserver.errors import BadRequest, StorageError
 from seamark.metaserver.iceberg.files.budget import Budget, BudgetShare, decoded_budget
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Place, Unreadable, places_of, with_mapped_ids
+from seamark.metaserver.iceberg.files.parquet import (
+    AmbiguousColumn,
+    ColumnPath,
+    Unreadable,
+    find_columns,
+    with_mapped_ids,
+)
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
 from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping
 from seamark.metaserver.index.blocks.packing import Longs
@@ -108,11 +114,11 @@ class DataRows:
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
-            places = self._places(file, column_ids)
-            absent = [column_id for column_id in column_ids if column_id not in places]
+            column_paths = self._column_paths(file, column_ids)
+            absent = [column_id for column_id in column_ids if column_id not in column_paths]
             if absent:
                 raise Unreadable(path, f"it has no column with field id {absent[0]}")
-            return file.columns_at(places, rows)
+            return file.columns_at(column_paths, rows)
 
         with self._read(path, size, records, read) as columns:
             yield columns
@@ -124,14 +130,14 @@ class DataRows:
         """All rows of the columns that the file has. Unreadable as in `read`, except for a missing column."""
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
-            places = self._places(file, column_ids)
-            return file.columns(places) if places else {}
+            column_paths = self._column_paths(file, column_ids)
+            return file.columns(column_paths) if column_paths else {}
 
         with self._read(path, size, records, read) as columns:
             yield columns
 
-    def _places(self, file: BoundedParquet, column_ids: Sequence[int]) -> dict[int, Place]:
-        return places_of(with_mapped_ids(list(file.schema), self._mapping), column_ids)
+    def _column_paths(self, file: BoundedParquet, column_ids: Sequence[int]) -> dict[int, ColumnPath]:
+        return find_columns(with_mapped_ids(list(file.schema), self._mapping), column_ids)
 
     @contextmanager
     def _read(

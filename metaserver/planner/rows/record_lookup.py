@@ -37,7 +37,7 @@ from seamark.metaserver.index.kinds.record import Found, Record
 from seamark.metaserver.planner.indexes.resolver import IndexResolver, RecordIndex
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry
 
 KEYS_MAX = 1_000_000
@@ -53,13 +53,13 @@ _QUICK_KEYS = 200
 class LocatedRows:
     """Rows in the order of their keys, with arrays of one entry per row.
 
-    `query` is the index of the key, `place` the position of the data file in the view, `position` the row in the file;
+    `query` is the index of the key, `data_file` the position of the file in the view, `position` the row in the file;
     `undecided` states that the row may be deleted. `uncovered` are the positions of live files that the index does not
     describe.
     """
 
     query: Longs
-    place: Longs
+    data_file: Longs
     position: Longs
     undecided: Mask
     uncovered: Longs
@@ -77,7 +77,7 @@ class Locator:
         self._clock = clock
 
     async def locate(
-        self, scan: Scan, definition: IndexDefinition, columns: Sequence[Keys], asked: Mask | None, entry: Entry
+        self, scan: ScanPlan, definition: IndexDefinition, columns: Sequence[Keys], asked: Mask | None, entry: Entry
     ) -> LocatedRows:
         """Locates the rows of keys in a scan of a whole snapshot.
 
@@ -92,16 +92,16 @@ class Locator:
         parts = [_nothing()]
         # In batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_AT_ONCE):
-            query, place, position = work.run(start) if quick else await work.run_in_threads(start)
-            deletion = await evaluator.evaluate(place, position, query)
+            query, data_file, position = work.run(start) if quick else await work.run_in_threads(start)
+            deletion = await evaluator.evaluate(data_file, position, query)
             live = ~deletion.deleted
-            parts.append((query[live], place[live], position[live], deletion.undecided[live]))
+            parts.append((query[live], data_file[live], position[live], deletion.undecided[live]))
         combine = partial(_combined, parts, work.uncovered)
         located, removed = combine() if quick else await asyncio.to_thread(combine)
         self._usage.note(
             entry.uuid,
             definition.id,
-            files_in=view.rows,
+            files_in=view.file_count,
             files_removed=removed,
             now_ms=self._clock.now_ms(),
         )
@@ -116,11 +116,11 @@ def _combined(
     parts: Sequence[tuple[Longs, Longs, Longs, Mask]], uncovered: npt.NDArray[np.uint8]
 ) -> tuple[LocatedRows, int]:
     """(the located rows, the number of files that the index rules out)."""
-    query, place, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
+    query, data_file, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
     hit = uncovered != 0
-    hit[place] = True
+    hit[data_file] = True
     removed = len(hit) - int(np.count_nonzero(hit))
-    return LocatedRows(query, place, position, undecided, np.flatnonzero(uncovered), {}), removed
+    return LocatedRows(query, data_file, position, undecided, np.flatnonzero(uncovered), {}), removed
 
 
 def _known(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
@@ -182,7 +182,7 @@ class _Search:
         self.uncovered = index.coverage.uncovered.copy()
 
     def run(self, start: int) -> _Rows:
-        """(query, place, position) of all rows of one batch of keys, in the order of the keys."""
+        """(query, data_file, position) of all rows of one batch of keys, in the order of the keys."""
         return self._merged([self._of_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
 
     async def run_in_threads(self, start: int) -> _Rows:
@@ -202,12 +202,12 @@ class _Search:
             if part.location in self.damaged:
                 continue
             try:
-                query, place, position = self._of_part(number, high, low)
+                query, data_file, position = self._of_part(number, high, low)
             except ValueError as error:
                 # Its answers for earlier keys are valid: every page is verified before use.
                 results.append(_OfPart(number, None, str(error)))
                 continue
-            results.append(_OfPart(number, (numbers[query], place, position)))
+            results.append(_OfPart(number, (numbers[query], data_file, position)))
             with self._counting:
                 self._total += len(query)
             if self._total > ROWS_MAX:
@@ -219,24 +219,24 @@ class _Search:
         for result in sorted(chain.from_iterable(results), key=lambda result: result.number):
             if result.rows is None:
                 self.damaged[self._coverage.parts[result.number].location] = result.reason
-                self.uncovered[self._coverage.places[0] == result.number] = 1
+                self.uncovered[self._coverage.by_position[0] == result.number] = 1
             else:
                 parts.append(result.rows)
-        query, place, position = (np.concatenate(column) for column in zip(*parts, strict=True))
+        query, data_file, position = (np.concatenate(column) for column in zip(*parts, strict=True))
         if len(parts) > 2:
             order = np.argsort(query, kind="stable")
-            query, place, position = query[order], place[order], position[order]
-        return query, place, position
+            query, data_file, position = query[order], data_file[order], position[order]
+        return query, data_file, position
 
     def _of_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
         part = self._coverage.parts[number]
-        part_of, file_of = self._coverage.places
+        part_of, file_of = self._coverage.by_position
         query, file, position = self._found(part.location, high, low)
-        place = part.rows[file]
-        live = place >= 0
+        data_file = part.positions[file]
+        live = data_file >= 0
         # If two index files describe a data file, the rows of one are used.
-        live[live] = (part_of[place[live]] == number) & (file_of[place[live]] == file[live])
-        return query[live], place[live], position[live].astype(np.int64)
+        live[live] = (part_of[data_file[live]] == number) & (file_of[data_file[live]] == file[live])
+        return query[live], data_file[live], position[live].astype(np.int64)
 
     def _found(self, location: str, high: Hashes, low: Hashes) -> Found:
         if location in self._index.remote:

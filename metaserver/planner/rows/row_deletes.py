@@ -40,8 +40,8 @@ from seamark.metaserver.index.keys.terms import resolve_id
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import DeleteFiles, delete_files_at
 from seamark.metaserver.planner.rows.data_columns import DataRows
-from seamark.metaserver.planner.scan.scan import Scan
-from seamark.metaserver.planner.view.view import ROW_BITS, TableView
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView
 
 DELETES_LIMIT_BYTES = 256 << 20
 """Limit of the delete files that one request reads; rows that further delete files apply to are undecided."""
@@ -74,7 +74,7 @@ class RowDeletes:
         self._decoded_bytes = decoded_bytes
         self._files = DeleteFiles(objects, decoded_bytes)
 
-    def evaluator_of(self, scan: Scan, known: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
+    def evaluator_of(self, scan: ScanPlan, known: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
         """The evaluator of one request. `known`: columns whose values the caller knows for the rows, by column id."""
         mapping = name_mapping_of(scan.metadata.properties)
         loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class DeleteEvaluator:
     file.
     """
 
-    def __init__(self, scan: Scan, files: DeleteFiles, data: DataRows, known: Mapping[int, Keys]) -> None:
+    def __init__(self, scan: ScanPlan, files: DeleteFiles, data: DataRows, known: Mapping[int, Keys]) -> None:
         self._scan = scan
         self.view = scan.view
         self._reader = files
@@ -101,15 +101,15 @@ class DeleteEvaluator:
         self._hashes: dict[Columns, tuple[_Pair, _Pair | None]] = {}
         self.problems: dict[str, str] = {}
 
-    async def evaluate(self, places: Longs, positions: Longs, keys: Longs | None = None) -> RowDeletion:
+    async def evaluate(self, data_files: Longs, positions: Longs, keys: Longs | None = None) -> RowDeletion:
         """The deletion of rows, each given by the position of its data file in the view, its position in the file and,
         with known columns, its index in those, int64[n] each. Calls must not overlap.
         """
-        deletion = RowDeletion(np.zeros(len(places), dtype=np.bool_), np.zeros(len(places), dtype=np.bool_))
-        if not len(places) or not self.view.delete_rows:
+        deletion = RowDeletion(np.zeros(len(data_files), dtype=np.bool_), np.zeros(len(data_files), dtype=np.bool_))
+        if not len(data_files) or not self.view.delete_file_count:
             return deletion
-        quick = len(places) <= _QUICK_ROWS
-        resolved = self._deletes_of(places) if quick else await asyncio.to_thread(self._deletes_of, places)
+        quick = len(data_files) <= _QUICK_ROWS
+        resolved = self._deletes_of(data_files) if quick else await asyncio.to_thread(self._deletes_of, data_files)
         groups, applying, unread = resolved
         self.contents |= await self._reader.read_all(unread, self._contents)
         work = _Evaluation(self, positions, keys, deletion)
@@ -122,14 +122,14 @@ class DeleteEvaluator:
         return deletion
 
     def _deletes_of(
-        self, places: Longs
+        self, data_files: Longs
     ) -> tuple[_Groups, list[tuple[int, ...]], list[tuple[int, DeleteFile, Columns]]]:
         """(rows by data file, deletes that apply to each file, deletes that are not read yet)."""
-        order = np.argsort(places, kind="stable")
-        ends = [*(np.flatnonzero(np.diff(places[order])) + 1).tolist(), len(places)]
-        groups = [(int(places[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
-        row_ids = row_ids_at(self.view, np.array([place for place, _ in groups], dtype=np.int64))
-        applying = self._scan.deletes_of(row_ids)
+        order = np.argsort(data_files, kind="stable")
+        ends = [*(np.flatnonzero(np.diff(data_files[order])) + 1).tolist(), len(data_files)]
+        groups = [(int(data_files[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
+        entry_ids = entry_ids_at(self.view, np.array([data_file for data_file, _ in groups], dtype=np.int64))
+        applying = self._scan.deletes_of(entry_ids)
         new = {number for deletes in applying for number in deletes} - self.files.keys()
         unread: list[tuple[int, DeleteFile, Columns]] = []
         for number, file in delete_files_at(self.view, sorted(new)).items():
@@ -187,13 +187,13 @@ class _Evaluation:
     deletion: RowDeletion
 
     def run(self, groups: _Groups, applying: Iterable[tuple[int, ...]]) -> None:
-        for (place, rows), deletes in zip(groups, applying, strict=True):
+        for (data_file, rows), deletes in zip(groups, applying, strict=True):
             if deletes:
-                self._evaluate(place, rows, deletes)
+                self._evaluate(data_file, rows, deletes)
 
-    def _evaluate(self, place: int, rows: Longs, deletes: tuple[int, ...]) -> None:
+    def _evaluate(self, data_file: int, rows: Longs, deletes: tuple[int, ...]) -> None:
         evaluator, view = self.evaluator, self.evaluator.view
-        block, local = view.locate(int(row_ids_at(view, np.array([place], dtype=np.int64))[0]))
+        block, local = view.locate(int(entry_ids_at(view, np.array([data_file], dtype=np.int64))[0]))
         path = block.text("file_path", local) or ""
         if sum(evaluator.files[number].is_vector for number in deletes) > 1:
             self._mark_undecided(rows, Unreadable(path, "it has several deletion vectors, which readers reject"))
@@ -269,16 +269,16 @@ def _among(values: Longs, ascending: Longs) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def row_ids_at(view: TableView, places: Longs) -> Longs:
-    """Row ids (`view.py`) of data files at these positions in the view, int64[n] each."""
+def entry_ids_at(view: TableView, positions: Longs) -> Longs:
+    """Entry ids (`view.py`) of data files at these positions in the view, int64[n] each."""
     starts = np.array(view.starts[:-1], dtype=np.int64)
-    numbers = np.searchsorted(starts, places, side="right") - 1
-    row_ids: Longs = (view.ordinals[numbers] << ROW_BITS) + places - starts[numbers]
-    return row_ids
+    numbers = np.searchsorted(starts, positions, side="right") - 1
+    entry_ids: Longs = (view.ordinals[numbers] << ENTRY_BITS) + positions - starts[numbers]
+    return entry_ids
 
 
-def positions_of(view: TableView, row_ids: Longs) -> Longs:
-    """Positions in the view of these row ids; the inverse of `row_ids_at`."""
-    numbers, local = view.split(row_ids)
+def positions_of(view: TableView, entry_ids: Longs) -> Longs:
+    """Positions in the view of these entry ids; the inverse of `entry_ids_at`."""
+    numbers, local = view.split(entry_ids)
     positions: Longs = np.array(view.starts[:-1], dtype=np.int64)[numbers] + local
     return positions

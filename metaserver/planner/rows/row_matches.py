@@ -50,7 +50,7 @@ class PredicateMatcher:
     damaged: dict[str, str] = field(default_factory=dict)
     _ranges: dict[PredicateKey, KeyRanges | None] = field(default_factory=dict)
 
-    def of(self, expression: Expression, place: int, records: int) -> MatchingRows:
+    def of(self, expression: Expression, position: int, records: int) -> MatchingRows:
         """The matching rows of the file at this position in the view, which has `records` rows.
 
         The expression is bound: the residual for the file's partition.
@@ -61,11 +61,11 @@ class PredicateMatcher:
             case Always(value):
                 return MatchingRows(None if value else none_of(records), True)
             case And(children):
-                return self._all([self.of(child, place, records) for child in children])
+                return self._all([self.of(child, position, records) for child in children])
             case Or(children):
-                return self._any([self.of(child, place, records) for child in children])
+                return self._any([self.of(child, position, records) for child in children])
             case Bound():
-                return self._where(expression, place, records)
+                return self._where(expression, position, records)
         raise TypeError(f"not a bound expression: {expression}")
 
     @staticmethod
@@ -87,12 +87,12 @@ class PredicateMatcher:
             widest = part.bits if widest is None else widest | part.bits
         return MatchingRows(widest, all(part.exact for part in parts))
 
-    def _where(self, predicate: Bound, place: int, records: int) -> MatchingRows:
+    def _where(self, predicate: Bound, position: int, records: int) -> MatchingRows:
         covered = self.indexes.get((predicate.column_id, predicate.transform))
         ranges = None if covered is None else self._ranges_of(predicate, covered.definition)
         if covered is None or ranges is None:
             return MatchingRows(None, False)
-        found = covered.coverage.file_at(place)
+        found = covered.coverage.file_at(position)
         if found is None or found[0] in self.damaged:
             return MatchingRows(None, False)
         location, file = found

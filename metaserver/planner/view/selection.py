@@ -49,7 +49,7 @@ class Selection:
         if self._waiting:
             self.settle()
         if self._mask is None:
-            self._mask = np.empty(self.view.rows, dtype=np.uint8)
+            self._mask = np.empty(self.view.file_count, dtype=np.uint8)
         return self._mask
 
     def compare(self, side: Side, op: int, literal: float | bytes) -> None:
@@ -77,13 +77,13 @@ class Selection:
         state = self.state.copy()
         return Selection(self.view, state, self.mask.copy() if (state == 2).any() else None)
 
-    def rows(self) -> Longs:
-        """int64[selected], ascending row ids."""
+    def entry_ids(self) -> Longs:
+        """int64[selected], ascending entry ids (`view.py`)."""
         return _scan.collect_all(self._waiting, self.view.extents, self._state, self._mask)
 
     def positions(self) -> Longs:
-        """int64[selected], ascending positions in the view, as masks count rows."""
-        numbers, local = self.view.split(self.rows())
+        """int64[selected], ascending positions in the view, as masks count them."""
+        numbers, local = self.view.split(self.entry_ids())
         return np.asarray(self.view.starts, dtype=np.int64)[numbers] + local
 
     def intersect(self, kept: npt.NDArray[np.uint8]) -> None:

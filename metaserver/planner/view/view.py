@@ -3,8 +3,8 @@
 Nothing is copied: a side of a column holds the addresses of the blocks' arrays, which kernels read. It is built at the
 first predicate on the column and cached; the view of the next snapshot reuses the blocks.
 
-A row id consists of the ordinal of its manifest in the manifest list and its row in the manifest: `ordinal << 32 |
-row`. So a view with only some of a snapshot's manifests has the same row ids as the full view, and the rows of two
+An entry id consists of the ordinal of a manifest in the manifest list and of an entry in the manifest: `ordinal << 32 |
+entry`. So a view with only some of a snapshot's manifests has the same entry ids as the full view, and the files of two
 plans can be compared. Within a view, a mask counts positions across its blocks.
 """
 
@@ -34,9 +34,9 @@ _FORM, _WIDTH, _ROWS, _FIRST, _BASE, _SKETCH = 0, 1, 4, 5, 6, 13
 """Columns of a layout row."""
 _SKETCHED_ROWS = 100_000
 """A side has sketches if one comparison may read at least this many rows."""
-ROW_BITS = 32
-ROW_MASK = (1 << ROW_BITS) - 1
-"""The part of a row id that is the row in its manifest."""
+ENTRY_BITS = 32
+ENTRY_MASK = (1 << ENTRY_BITS) - 1
+"""The part of an entry id that is the entry in its manifest."""
 
 
 class Side:
@@ -228,12 +228,12 @@ class TableView:
         self._stats: dict[tuple[int, str], ColumnStatistics] = {}
         self._partition: dict[tuple[int, str], PartitionValues] = {}
         self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT), dtype=np.int64)
-        """A layout with only row counts, first positions and, as base, first row ids: for kernels that read no
+        """A layout with only row counts, first positions and, as base, first entry ids: for kernels that read no
         column.
         """
         self.extents[:, _ROWS] = self._heads[:, 0]
         self.extents[:, _FIRST] = ends - self._heads[:, 0]
-        self.extents[:, _BASE] = self.ordinals << ROW_BITS
+        self.extents[:, _BASE] = self.ordinals << ENTRY_BITS
         self.blocks_with_empty_files: list[int] = np.flatnonzero(self._heads[:, 2]).tolist()
         """Blocks with files whose record count is 0 or unknown."""
         self._size_cache = (0, 0)
@@ -241,7 +241,7 @@ class TableView:
         """What other modules compute from the view."""
 
     @property
-    def rows(self) -> int:
+    def file_count(self) -> int:
         """The number of files."""
         return self.starts[-1]
 
@@ -256,7 +256,7 @@ class TableView:
         return frozenset({*self.blocks[:1], *self.blocks[-1:]})
 
     @property
-    def delete_rows(self) -> int:
+    def delete_file_count(self) -> int:
         return self.delete_starts[-1]
 
     @property
@@ -279,21 +279,21 @@ class TableView:
         blocks: list[Block | None] = found.tolist()
         return blocks
 
-    def locate(self, row: int) -> tuple[Block, int]:
-        """(block, row in the block) of a row id."""
-        return self.blocks[self._numbers[row >> ROW_BITS]], row & ROW_MASK
+    def locate(self, entry_id: int) -> tuple[Block, int]:
+        """(block, row in the block) of an entry id."""
+        return self.blocks[self._numbers[entry_id >> ENTRY_BITS]], entry_id & ENTRY_MASK
 
-    def manifest_of(self, row: int) -> ManifestFile:
-        """The manifest of a row id."""
-        return self.manifests[self._numbers[row >> ROW_BITS]]
+    def manifest_of(self, entry_id: int) -> ManifestFile:
+        """The manifest of an entry id."""
+        return self.manifests[self._numbers[entry_id >> ENTRY_BITS]]
 
-    def split(self, rows: Longs) -> tuple[Longs, Longs]:
-        """(block numbers, rows in those blocks), each int64[n], of n row ids."""
-        return np.searchsorted(self.ordinals, rows >> ROW_BITS), rows & ROW_MASK
+    def split(self, entry_ids: Longs) -> tuple[Longs, Longs]:
+        """(block numbers, rows in those blocks), each int64[n], of n entry ids."""
+        return np.searchsorted(self.ordinals, entry_ids >> ENTRY_BITS), entry_ids & ENTRY_MASK
 
-    def rows_of(self, number: int) -> Longs:
-        """int64[rows], the row ids of a block."""
-        first = int(self.ordinals[number]) << ROW_BITS
+    def entry_ids_of(self, number: int) -> Longs:
+        """int64[rows], the entry ids of a block."""
+        first = int(self.ordinals[number]) << ENTRY_BITS
         return np.arange(first, first + self.blocks[number].rows, dtype=np.int64)
 
     def locate_delete(self, row: int) -> tuple[Block, int]:

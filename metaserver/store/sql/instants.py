@@ -16,7 +16,7 @@ _FINISHED = (InstantState.COMPLETED, InstantState.ROLLED_BACK)
 
 def record_instant(op: operations.RecordInstant, now_ms: int) -> Steps[None]:
     rows = yield Statement(
-        f"INSERT INTO instants ({NEW_INSTANT}, position) VALUES ({NEW_INSTANT.places}, {{next_position}}) "  # noqa: S608
+        f"INSERT INTO instants ({NEW_INSTANT}, position) VALUES ({NEW_INSTANT.placeholders}, {{next_position}}) "  # noqa: S608
         "ON CONFLICT (id) DO NOTHING RETURNING 1",
         NEW_INSTANT.encode(op.instant),
     )

@@ -13,7 +13,7 @@ from seamark.metaserver.store.sql.statement import Statement, Steps
 
 def keep(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.PlanTable]:
     rows = yield Statement(
-        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({PLAN_TABLE.places}) "  # noqa: S608
+        f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({PLAN_TABLE.placeholders}) "  # noqa: S608
         "ON CONFLICT (namespace, name) DO UPDATE SET expires_ms = "
         "CASE WHEN plan_tables.expires_ms < excluded.expires_ms THEN excluded.expires_ms "
         f"ELSE plan_tables.expires_ms END RETURNING {PLAN_TABLE}",

@@ -11,7 +11,7 @@ from seamark.metaserver.wire import show
 
 def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]:
     rows = yield Statement(
-        f"INSERT INTO idempotency ({IDEMPOTENCY}) VALUES ({IDEMPOTENCY.places}) ON CONFLICT (key) DO UPDATE SET "  # noqa: S608
+        f"INSERT INTO idempotency ({IDEMPOTENCY}) VALUES ({IDEMPOTENCY.placeholders}) ON CONFLICT (key) DO UPDATE SET "  # noqa: S608
         "scope = excluded.scope, request_hash = excluded.request_hash, status = excluded.status, "
         "body = excluded.body, metadata_location = excluded.metadata_location, expires_ms = excluded.expires_ms "
         "WHERE idempotency.expires_ms <= $8 RETURNING 1",
@@ -23,7 +23,7 @@ def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]
 
 def save_metrics_report(op: operations.SaveMetricsReport, now_ms: int) -> Steps[None]:
     yield Statement(
-        f"INSERT INTO metrics ({METRICS}) VALUES ({METRICS.places}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
+        f"INSERT INTO metrics ({METRICS}) VALUES ({METRICS.placeholders}) ON CONFLICT (id) DO NOTHING",  # noqa: S608
         METRICS.encode(op.report),
     )
     if op.keep is not None:
@@ -42,7 +42,7 @@ def save_token(op: operations.SaveToken, now_ms: int) -> Steps[None]:
         (token.name, now_ms),
     )
     rows = yield Statement(
-        f"INSERT INTO tokens ({TOKEN}) VALUES ({TOKEN.places}) ON CONFLICT DO NOTHING RETURNING 1",  # noqa: S608
+        f"INSERT INTO tokens ({TOKEN}) VALUES ({TOKEN.placeholders}) ON CONFLICT DO NOTHING RETURNING 1",  # noqa: S608
         TOKEN.encode(token),
     )
     if not rows:
@@ -61,7 +61,7 @@ def revoke_token(op: operations.RevokeToken, now_ms: int) -> Steps[None]:
 
 def save_grant(op: operations.SaveGrant, now_ms: int) -> Steps[None]:
     yield Statement(
-        f"INSERT INTO grants ({GRANT}) VALUES ({GRANT.places}) ON CONFLICT DO NOTHING",  # noqa: S608
+        f"INSERT INTO grants ({GRANT}) VALUES ({GRANT.placeholders}) ON CONFLICT DO NOTHING",  # noqa: S608
         GRANT.encode(op.grant),
     )
 

@@ -106,7 +106,7 @@ class StructColumns(Generic[T]):
         self._text = ", ".join((sql or {}).get(field, field) for field in fields)
         self._coded = [(fields.index(field), coding) for field, coding in coded.items()]
         self._values = attrgetter(*fields)
-        self.places = placeholders(len(fields))
+        self.placeholders = placeholders(len(fields))
         """The placeholders of `encode`."""
 
     def __str__(self) -> str:
@@ -114,14 +114,14 @@ class StructColumns(Generic[T]):
 
     def decode(self, row: Row) -> T:
         values = list(row)
-        for place, coding in self._coded:
-            values[place] = coding.decode(values[place])
+        for position, coding in self._coded:
+            values[position] = coding.decode(values[position])
         return self._struct(*values)
 
     def encode(self, value: T) -> tuple[Any, ...]:
         values = list(self._values(value))
-        for place, coding in self._coded:
-            values[place] = coding.encode(values[place])
+        for position, coding in self._coded:
+            values[position] = coding.encode(values[position])
         return tuple(values)
 
 

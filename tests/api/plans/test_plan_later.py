@@ -20,9 +20,9 @@ from tests.server.test_bodies import make_tokens
 
 
 class Slow:
-    """A planner whose plans wait for `go`, and that says it has `unread` entries before it."""
+    """A planner whose plans wait for `go`, and that says it has `undecoded` entries before it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, unread: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, undecoded: int) -> None:
         self.go = asyncio.Event()
         self.made = 0
         plan = Planner.plan
@@ -33,10 +33,10 @@ class Slow:
             return await plan(planner, bound_scan, entry)
 
         async def says(planner: Planner, bound_scan: BoundScan) -> int:
-            return unread
+            return undecoded
 
         monkeypatch.setattr(Planner, "plan", waits)
-        monkeypatch.setattr(Planner, "unread", says)
+        monkeypatch.setattr(Planner, "entries_to_decode", says)
         monkeypatch.setattr(planning, "POLL_S", 0.05)
 
 

@@ -58,7 +58,13 @@ def verified(task: IndexTask, written: WrittenIndex | str) -> VerificationResult
 
 def test_a_sound_index_file_has_no_problem(task: IndexTask, files: list[DataFile]) -> None:
     verdict = verified(task, index_data_files(task, files))
-    assert (verdict.files, verdict.rows, verdict.sampled, verdict.gone, verdict.problems) == (3, 204, 3, 0, ())
+    assert (verdict.files, verdict.rows, verdict.sampled_files, verdict.unreadable_files, verdict.problems) == (
+        3,
+        204,
+        3,
+        0,
+        (),
+    )
 
 
 def test_an_index_of_other_values_than_the_file_has_is_found_out(
@@ -97,4 +103,4 @@ def test_data_files_that_are_gone_are_counted_and_no_problem(task: IndexTask, fi
     written = index_data_files(task, files)
     Path(files[1].path.removeprefix("file://")).unlink()
     verdict = verified(replace(task), written)
-    assert (verdict.sampled, verdict.gone, verdict.problems) == (2, 1, ())
+    assert (verdict.sampled_files, verdict.unreadable_files, verdict.problems) == (2, 1, ())

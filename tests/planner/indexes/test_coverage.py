@@ -50,7 +50,7 @@ async def test_every_file_of_a_random_table_is_found_by_its_identity_and_no_othe
             for _, snapshot, view in await views(lake, planner):
                 files, told = list(snapshot.data_files), f"seed {seed}, snapshot {snapshot.id}"
                 ids = FileIds(view)
-                assert ids.rows == len(files), told
+                assert ids.count == len(files), told
                 picked = rng.sample(range(len(files)), len(files) // 2)
                 strangers = [replace(file, size=file.size + 1) for file in files[:3]]
                 asked = ids_of([files[row] for row in picked] + strangers)
@@ -88,7 +88,7 @@ async def test_a_file_whose_records_nobody_counted_has_no_identity(
 async def test_a_view_of_nothing_has_no_files(planner: Planner) -> None:
     ids = FileIds(TableView((), ()))
     asked = np.array([[1, 2]], dtype=np.uint64)
-    assert (ids.rows, ids.find(asked).tolist(), ids.described(asked).tolist()) == (0, [-1], [])
+    assert (ids.count, ids.find(asked).tolist(), ids.described(asked).tolist()) == (0, [-1], [])
     assert FileIds(TableView((), ())).find(np.empty((0, 2), dtype=np.uint64)).tolist() == []
 
 
@@ -106,7 +106,7 @@ async def test_identities_are_computed_once_for_snapshots_that_share_manifests_a
 ) -> None:
     made = []
     identify = coverage._identify
-    monkeypatch.setattr(coverage, "_identify", lambda view: made.append(view.rows) or identify(view))
+    monkeypatch.setattr(coverage, "_identify", lambda view: made.append(view.file_count) or identify(view))
     table = Table(tmp_path / "t")
     first = table.manifest("a", range(5))
     table.commit(1, [first])

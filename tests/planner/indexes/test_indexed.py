@@ -29,7 +29,7 @@ from seamark.metaserver.planner.indexes.coverage import Coverage, FileIds
 from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import IndexFileState
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
@@ -79,9 +79,9 @@ class Rig:
     ) -> Planning:
         return await self._stack.enter_async_context(open_planning(self.folder, self.registry, wrap=wrap, **given))
 
-    async def scan(self, planning: Planning, filter: Any) -> Scan:
+    async def scan(self, planning: Planning, filter: Any) -> ScanPlan:
         request = ScanRequest(filter=parse_expression(filter))
-        return await planning.planner.scan(self.table.metadata, request, await self.table.entry())
+        return await planning.planner.bind_and_plan(self.table.metadata, request, await self.table.entry())
 
     async def planned(self, planning: Planning, filter: Any) -> list[int]:
         return numbers_of(await self.scan(planning, filter))
@@ -229,11 +229,11 @@ async def test_an_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig)
     coverage = Coverage(ids, files)
     assert coverage.uncovered.tolist() == [1, 0, 1, 1, 0, 1]
     assert coverage.files == 2
-    assert [(part.location, part.rows.tolist()) for part in coverage.parts] == [
+    assert [(part.location, part.positions.tolist()) for part in coverage.parts] == [
         (path.as_uri(), [4, 1]),
         (again.as_uri(), [1]),
     ]
-    part_of, file_of = coverage.places
+    part_of, file_of = coverage.by_position
     assert (part_of[4], file_of[4]) == (0, 0)
     assert (part_of[1], file_of[1]) in ((0, 1), (1, 0))
     assert part_of[0] == -1
@@ -485,7 +485,7 @@ async def test_what_covers_a_view_is_found_once_and_is_on_the_planners_account(r
     table = await rig.create(b="bitmap(id)")
     await table.index("b", FILES)
     planning = await rig.planning()
-    plain = await planning.planner.scan(table.metadata, ScanRequest(filter=parse_expression(eq(14))), None)
+    plain = await planning.planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(eq(14))), None)
     before = planning.planner.stats().added_bytes
     first = await rig.scan(planning, eq(16))
     after = planning.planner.stats().added_bytes
@@ -551,7 +551,7 @@ async def test_tables_of_one_uuid_that_went_different_ways_have_definitions_of_t
     entry = await table.entry()
     swapped = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))
     for _ in range(2):
-        scan = await planning.planner.scan(other, swapped, entry)
+        scan = await planning.planner.bind_and_plan(other, swapped, entry)
         assert (numbers_of(scan), [use.name for use in scan.indexes]) == ([], ["k"])
         mine = await rig.scan(planning, both(eq(13), eq(15)))
         assert {use.name for use in mine.indexes} == {"b"}

@@ -174,7 +174,7 @@ async def _judge(promotion: Promotion, table: EvolvedTable, folder: Path, *, exa
                 written = render(result_kind("identity", promotion.after), literal, "spec")
                 filter = {"type": op, "term": "c", "value": written}
                 request = ScanRequest(filter=parse_expression(filter))
-                planned = set(numbers_of(await planning.planner.scan(table.metadata, request, entry)))
+                planned = set(numbers_of(await planning.planner.bind_and_plan(table.metadata, request, entry)))
                 expected = {number for number, values in rows.items() if any(holds(value, literal) for value in values)}
                 assert expected <= planned, filter
                 assert not exact or planned == expected, filter
@@ -192,7 +192,7 @@ async def test_a_renamed_column_keeps_its_index_and_a_new_one_of_its_name_has_no
     async with open_planning(tmp_path, table.registry) as planning:
         for name, value, expected in (("d", 11, [1]), ("d", 5, []), ("c", 11, [0, 1])):
             request = ScanRequest(filter=parse_expression({"type": "eq", "term": name, "value": value}))
-            scan = await planning.planner.scan(table.metadata, request, await table.entry())
+            scan = await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
             assert numbers_of(scan) == expected, (name, value)
 
 
@@ -206,6 +206,6 @@ async def test_a_dropped_column_that_came_back_is_another(tmp_path: Path, store:
     await table.index(older, [0])
     async with open_planning(tmp_path, table.registry) as planning:
         request = ScanRequest(filter=parse_expression({"type": "eq", "term": "c", "value": 7}))
-        assert numbers_of(await planning.planner.scan(table.metadata, request, await table.entry())) == [0, 1]
+        assert numbers_of(await planning.planner.bind_and_plan(table.metadata, request, await table.entry())) == [0, 1]
         await table.index("i", [0, 1])
-        assert numbers_of(await planning.planner.scan(table.metadata, request, await table.entry())) == [1]
+        assert numbers_of(await planning.planner.bind_and_plan(table.metadata, request, await table.entry())) == [1]

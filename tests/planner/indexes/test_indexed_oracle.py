@@ -34,7 +34,7 @@ from seamark.metaserver.iceberg.expressions.expression_json import parse_express
 from seamark.metaserver.index.files import remote as cold
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.open import open_store
 from tests.planner.lakes.cases import Case, cases
 from tests.planner.lakes.history import random_lake
@@ -279,12 +279,12 @@ async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, s
         snapshot = rng.choice(list(lake.snapshots.values()))
         condition = drawn[0] if len(drawn) == 1 else {"type": "and", "left": drawn[0], "right": drawn[1]}
         request = ScanRequest(filter=parse_expression(condition), snapshot_id=snapshot.id)
-        scan = await planning.planner.scan(indexed.metadata, request, entry)
+        scan = await planning.planner.bind_and_plan(indexed.metadata, request, entry)
         asked = len(predicates_of(scan.bound))
         if isinstance(scan.bound, Bound | And | Or) and asked != sum(1 + ("left" in one) for one in drawn):
             seen["decided by its type"] += 1
             continue
-        planned = {_path_at(scan, row) for row in scan.rows.tolist()}
+        planned = {_path_at(scan, row) for row in scan.entry_ids.tolist()}
         where = f"seed {lake.seed}, snapshot {snapshot.id}: {condition}\n{scan.bound}"
         assert matched(lake, snapshot.data_files, drawn, CLIENTS) <= planned, where
         if asked:
@@ -296,7 +296,7 @@ async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, s
         seen["dropped"] += len(snapshot.data_files) - len(planned)
 
 
-def _path_at(scan: Scan, row: int) -> str:
+def _path_at(scan: ScanPlan, row: int) -> str:
     block, local = scan.view.locate(row)
     path = block.text("file_path", local)
     assert path is not None

@@ -51,7 +51,7 @@ async def plans(planning: Planning, table: IndexedTable, rng: random.Random, end
     while not ended.is_set() or count <= PLANS_MIN:
         filter, wanted = filters(rng)
         request = ScanRequest(filter=parse_expression(filter))
-        scan = await planning.planner.scan(table.metadata, request, await table.entry())
+        scan = await planning.planner.bind_and_plan(table.metadata, request, await table.entry())
         assert wanted <= set(numbers_of(scan)), filter
         count += 1
         if rng.random() < 0.3:
@@ -138,7 +138,7 @@ async def _race(seed: int, folder: Path, turns: int) -> None:
         # And at rest, whatever is left of the indexes:
         for _ in range(50):
             filter, wanted = filters(rng)
-            scan = await workers[0].planner.scan(
+            scan = await workers[0].planner.bind_and_plan(
                 table.metadata, ScanRequest(filter=parse_expression(filter)), await table.entry()
             )
             assert wanted <= set(numbers_of(scan))

@@ -86,7 +86,7 @@ async def test_a_filter_that_names_both_zeros_asks_an_index_for_both(kind: str, 
         async with open_planning(tmp_path, table.registry) as planning:
             for filter in FILTERS:
                 request = ScanRequest(filter=parse_expression(filter))
-                planned = numbers_of(await planning.planner.scan(table.metadata, request, await table.entry()))
+                planned = numbers_of(await planning.planner.bind_and_plan(table.metadata, request, await table.entry()))
                 expected = {
                     number for number in PRICES if holds(filter, PRICES[number][0], ComparisonSemantics.POSSIBLE)
                 }

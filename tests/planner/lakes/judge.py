@@ -37,7 +37,7 @@ from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import Entry
 from tests.planner.lakes.cases import Case, cases
@@ -68,9 +68,9 @@ async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> 
         case_sensitive=case.case_sensitive,
         use_snapshot_schema=case.names_of_snapshot,
     )
-    scan = await planner.scan(metadata, request, entry)
+    scan = await planner.bind_and_plan(metadata, request, entry)
     plan, told = {}, {}
-    for row in scan.rows.tolist():
+    for row in scan.entry_ids.tolist():
         block, local = scan.view.locate(row)
         path = block.text("file_path", local)
         assert path is not None
@@ -98,10 +98,10 @@ def _delete_name(block: Block, row: int) -> str:
     return path if offset is None else f"{path}#{offset}"
 
 
-def _answered(scan: Scan) -> dict[str, Task]:
+def _answered(scan: ScanPlan) -> dict[str, Task]:
     """The plan read back out of its JSON. NotAcceptable where JSON cannot say it."""
     answer = ScanTaskWriter(scan)
-    tasks = json.loads(b"[" + b"".join(answer.tasks(scan.rows)) + b"]")
+    tasks = json.loads(b"[" + b"".join(answer.tasks(scan.entry_ids)) + b"]")
     deletes = []
     for delete in json.loads(b"[" + b"".join(answer.delete_files()) + b"]"):
         offset = delete.get("content-offset")

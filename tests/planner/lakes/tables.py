@@ -25,7 +25,7 @@ from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.settings import Settings
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.lake import DATA, POSITION_DELETES, DataFile, DeleteFile
@@ -240,15 +240,15 @@ async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True,
 
 
 async def _numbers(planner: Planner, metadata: TableMetadata, filter: Any, **request: Any) -> list[int]:
-    scan = await planner.scan(metadata, ScanRequest(filter=parse_expression(filter), **request))
+    scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter), **request))
     found = numbers_of(scan)
-    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.rows)) + b"]")
+    tasks = json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
     assert [_number(task["data-file"]["file-path"]) for task in tasks] == found
     return found
 
 
-def numbers_of(scan: Scan) -> list[int]:
-    located = (scan.view.locate(row) for row in scan.rows.tolist())
+def numbers_of(scan: ScanPlan) -> list[int]:
+    located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
     return [_number(block.text("file_path", row) or "") for block, row in located]
 
 

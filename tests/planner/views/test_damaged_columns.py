@@ -60,7 +60,7 @@ async def table(made: tuple[Path, Table]) -> Table:
     folder, table = made
     shutil.rmtree(folder / "home", ignore_errors=True)
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-        assert len((await planner.scan(table.metadata, ScanRequest())).rows) == FILES
+        assert len((await planner.bind_and_plan(table.metadata, ScanRequest())).entry_ids) == FILES
     return table
 
 
@@ -91,7 +91,7 @@ async def test_damage_in_any_column_changes_no_answer_and_is_noticed_where_it_is
 async def test_of_a_mapped_block_only_what_a_plan_reads_counts_as_memory(folder: Path, table: Table) -> None:
     whole = stored(folder / "home").stat().st_size
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-        scan = await planner.scan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
+        scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
         planned = planner.stats().live_bytes
         assert planned < whole / 2
         assert len(numbers_of(scan)) == 201
@@ -102,7 +102,7 @@ async def test_of_a_mapped_block_only_what_a_plan_reads_counts_as_memory(folder:
 async def test_a_decoded_block_counts_whole_until_it_is_mapped(folder: Path, table: Table) -> None:
     shutil.rmtree(folder / "home")
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-        scan = await planner.scan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
+        scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
         await until(lambda: any((folder / "home").rglob("*.block")))
         path = stored(folder / "home")
         await until(lambda: planner.stats().live_bytes < path.stat().st_size / 2)
@@ -149,8 +149,11 @@ async def test_plans_beside_one_that_finds_damage_are_right(folder: Path, table:
     path.write_bytes(data)
     async with planning(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         wanted = [(low, low + 10) for low in range(0, 2000, 100)]
-        plans = [planner.scan(table.metadata, ScanRequest(filter=parse_expression(between(*ends)))) for ends in wanted]
-        counts = [len(scan.rows) for scan in await asyncio.gather(*plans)]
+        plans = [
+            planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(*ends))))
+            for ends in wanted
+        ]
+        counts = [len(scan.entry_ids) for scan in await asyncio.gather(*plans)]
         assert counts == [11] * len(wanted)
         assert planner.stats().decoded == 1
         planner.check_invariants()
@@ -161,7 +164,7 @@ async def test_a_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp
     table = Table(tmp_path / "t")
     table.commit(1, [first := table.manifest("m", range(FILES))])
     async with planning(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
-        await planner.scan(table.metadata, ScanRequest())
+        await planner.bind_and_plan(table.metadata, ScanRequest())
     path = stored(tmp_path / "home")
     at, found = columns(path.read_bytes())
     data = bytearray(path.read_bytes())
@@ -181,7 +184,7 @@ async def test_a_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
         await until(lambda: watched[0].held)
-        assert len((await planner.scan(table.metadata, old)).rows) == 10
+        assert len((await planner.bind_and_plan(table.metadata, old)).entry_ids) == 10
         watched[0].let_go()
         await loading
         for at_snapshot in (2, 1):

@@ -25,7 +25,7 @@ from seamark.metaserver.planner.plan.manifest_lists import view_key
 from seamark.metaserver.planner.plan.planned_tables import LATELY_S, PlannedTable, PlannedTables
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
 from tests.api.plans.planned import T, append, numbers, tens
 from tests.planner.lakes.manifests import Manifest
@@ -46,12 +46,12 @@ def planned(metadata: TableMetadata, *, prepared: bool = False) -> PlannedTable:
     return PlannedTable(key_of(metadata), 0.0, prepared)
 
 
-async def plan(planner: Planner, metadata: TableMetadata, filter: Any = True) -> Scan:
-    return await planner.scan(metadata, ScanRequest(filter=parse_expression(filter)))
+async def plan(planner: Planner, metadata: TableMetadata, filter: Any = True) -> ScanPlan:
+    return await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(filter)))
 
 
-def tasks(scan: Scan) -> Any:
-    return json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.rows)) + b"]")
+def tasks(scan: ScanPlan) -> Any:
+    return json.loads(b"[" + b"".join(ScanTaskWriter(scan).tasks(scan.entry_ids)) + b"]")
 
 
 class Lake:

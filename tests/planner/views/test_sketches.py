@@ -69,4 +69,4 @@ def kept(view: TableView, expression: Expression) -> list[int]:
     selection = Selection.everything(view)
     narrow_by_stats(selection, expression, never)
     selection.check_invariants()
-    return selection.rows().tolist()
+    return selection.entry_ids().tolist()

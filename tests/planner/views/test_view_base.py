@@ -93,7 +93,7 @@ def values(column: PartitionValues) -> list[Any]:
 
 
 def heads(view: TableView) -> list[Any]:
-    found: list[Any] = [view.starts, view.rows, view.extents.tolist(), view.spec_ids.tolist(), view.specs]
+    found: list[Any] = [view.starts, view.file_count, view.extents.tolist(), view.spec_ids.tolist(), view.specs]
     return [*found, view.blocks_with_empty_files]
 
 

@@ -52,27 +52,27 @@ def test_a_condition_reaches_a_name_that_is_used_twice() -> None:
 
 def test_a_long_chain_of_joins_makes_no_more_conditions_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each column is equal to all others. Without a bound, the conditions that follow grow with the square."""
-    moved, of_match = Counter[str](), conditions.Match.moved
+    moved, of_semi_join = Counter[str](), conditions.SemiJoin.moved
 
-    def counted(match: conditions.Match, to: Any) -> Any:
-        moved["matches"] += 1
-        return of_match(match, to)
+    def counted(semi_join: conditions.SemiJoin, to: Any) -> Any:
+        moved["semi-joins"] += 1
+        return of_semi_join(semi_join, to)
 
-    monkeypatch.setattr(conditions.Match, "moved", counted)
+    monkeypatch.setattr(conditions.SemiJoin, "moved", counted)
     joins = "".join(f" JOIN s.t a{number} ON a{number}.x = a{number - 1}.x" for number in range(1, 200))
     found = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
     assert len(found) == 200
     assert found[0].predicate == '"x" = 1'
-    assert moved["matches"] < 10 * conditions.LEAVES_MAX  # without a bound: 89,000
+    assert moved["semi-joins"] < 10 * conditions.LEAVES_MAX  # without a bound: 89,000
 
 
 def test_equal_columns_are_found_by_way_of_others() -> None:
     rng = random.Random(3)
     for _ in range(300):
-        places = [(source, name) for source in range(4) for name in "ab"]
-        equal = [(rng.choice(places), rng.choice(places)) for _ in range(rng.randint(0, 7))]
+        references = [(source, name) for source in range(4) for name in "ab"]
+        equal = [(rng.choice(references), rng.choice(references)) for _ in range(rng.randint(0, 7))]
         expected = {}
-        for start in {place for pair in equal for place in pair}:
+        for start in {reference for pair in equal for reference in pair}:
             reached, left = {start}, [start]
             while left:
                 at = left.pop()

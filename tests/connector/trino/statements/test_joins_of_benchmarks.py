@@ -50,7 +50,7 @@ def shown(each: tuple[Dimension, ...]) -> str:
     told = []
     for one in each:
         behind = f" ({shown(one.dimensions)})" if one.dimensions else ""
-        told.append(f"{'+'.join(column for column, _ in one.on)}: {one.place.table[0]}{behind}")
+        told.append(f"{'+'.join(column for column, _ in one.on)}: {one.planned.table[0]}{behind}")
     return ", ".join(sorted(told))
 
 

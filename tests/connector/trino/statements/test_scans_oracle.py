@@ -122,7 +122,7 @@ def equal_sql(join: Join, depth: int) -> str:
 def likes_sql(either: tuple[Like, ...]) -> str:
     texts = []
     for like in either:
-        column = quoted(like.place[1])
+        column = quoted(like.column[1])
         term = column if like.function is None else f"{like.function}({column})"
         escape = "" if like.escape is None else f" ESCAPE {quoted_text(like.escape)}"
         texts.append(f"{term} {'NOT ' if like.negated else ''}LIKE {quoted_text(like.pattern)}{escape}")

@@ -39,7 +39,7 @@ from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot, Snapsho
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.index.blocks.packing import MISSING, Longs
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.planner.scan.scan import Scan
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 GC_ENABLED = "gc.enabled"
 _AT_ONCE = 16
@@ -77,10 +77,10 @@ class PlanFiles(NamedTuple):
     metadata: TableMetadata
 
 
-def kept_manifests(scan: Scan, format_version: int) -> KeptManifests:
+def kept_manifests(scan: ScanPlan, format_version: int) -> KeptManifests:
     """Which entries of each manifest of the scan's snapshot are kept."""
     view = scan.view
-    numbers, local = view.split(scan.rows)
+    numbers, local = view.split(scan.entry_ids)
     whole, parts = [], []
     edges = np.flatnonzero(np.diff(numbers)) + 1
     for rows, number in zip(np.split(local, edges), numbers[np.append(0, edges)] if len(numbers) else (), strict=False):

@@ -24,7 +24,7 @@ from seamark.metaserver.iceberg.expressions.expression_json import parse_express
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.planner.plan.plan_tables import KeptManifests, PlanFiles, PlanWriter, kept_manifests
+from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanFiles, PlanWriter, kept_manifests
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.settings import Settings
@@ -54,8 +54,8 @@ class Tables:
         request = ScanRequest(
             filter=parse_expression(case.filter), snapshot_id=case.snapshot.id, case_sensitive=case.case_sensitive
         )
-        scan = await self.planner.scan(metadata, request)
-        located = [scan.view.locate(row) for row in scan.rows.tolist()]
+        scan = await self.planner.bind_and_plan(metadata, request)
+        located = [scan.view.locate(row) for row in scan.entry_ids.tolist()]
         kept = kept_manifests(scan, metadata.format_version)
         snapshot = metadata.snapshot(case.snapshot.id)
         assert snapshot is not None

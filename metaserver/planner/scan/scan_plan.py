@@ -49,16 +49,15 @@ class Stage(msgspec.Struct, frozen=True, gc=False):
     """False if the time budget ended during the stage; files that were not checked are kept."""
 
 
-class Scan:
-    """A plan. `rows`, int64[files], are positions of files in the view, in the order of the manifest list. Immutable
-    except for caches.
-    """
+class ScanPlan:
+    """A plan. `entry_ids`, int64[files], are the files to read, in the order of the manifest list (`view.py`).
+    Immutable except for caches."""
 
     def __init__(
         self,
         view: TableView,
         deletes: DeleteIndex,
-        rows: Longs,
+        entry_ids: Longs,
         *,
         schema: Schema,
         bound: Expression,
@@ -72,7 +71,7 @@ class Scan:
     ) -> None:
         """`projected`: `bound` projected onto the metadata's specs, by spec id, as far as known."""
         self.view = view
-        self.rows = rows
+        self.entry_ids = entry_ids
         self.schema = schema
         self.bound = bound
         self.stages = stages
@@ -92,16 +91,16 @@ class Scan:
 
     @property
     def files(self) -> int:
-        return len(self.rows)
+        return len(self.entry_ids)
 
     @property
     def size_bytes(self) -> int:
         """Memory that the plan adds to its view, including full caches."""
-        return int(self.rows.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX) + 2000
+        return int(self.entry_ids.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX) + 2000
 
-    def residual(self, row: int) -> Expression:
-        """The residual of the filter for the file at this row of the view."""
-        block, local = self.view.locate(row)
+    def residual(self, entry_id: int) -> Expression:
+        """The residual of the filter for a data file."""
+        block, local = self.view.locate(entry_id)
         return self.residual_in(block.spec_id, block.partition_fields, block.partition(local))
 
     def residual_in(
@@ -169,10 +168,10 @@ class Scan:
             self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec, projection)
         return self._by_spec[spec_id]
 
-    def deletes(self, row: int) -> tuple[int, ...]:
-        """Delete files, as rows of the view, that apply to the data file at this row."""
-        return self._deletes.deletes_for_row(row)
+    def deletes(self, entry_id: int) -> tuple[int, ...]:
+        """The delete files that apply to a data file, as rows of the view's delete blocks."""
+        return self._deletes.deletes_for_file(entry_id)
 
-    def deletes_of(self, rows: Longs) -> list[tuple[int, ...]]:
-        """The same as `deletes`, for many rows."""
-        return self._deletes.deletes_for(rows)
+    def deletes_of(self, entry_ids: Longs) -> list[tuple[int, ...]]:
+        """The same as `deletes`, for many data files."""
+        return self._deletes.deletes_for(entry_ids)
