@@ -129,8 +129,9 @@ def _filled(api: Api, body: Any) -> Any:
 async def _state(api: Api) -> list[str]:
     """Everything that a second execution would change."""
     instants = await api.server.parts.store.instants(InstantFilter(), 1000)
-    namespaces = await api.server.parts.store.namespaces((), None, 100)
-    return [str(one.id) for one in instants] + [f"{one.path}{one.version}" for one in namespaces]
+    store = api.server.parts.store
+    namespaces = [str(await store.namespace(path)) for path in await store.namespaces((), None, 100)]
+    return [str(one.id) for one in instants] + namespaces
 
 
 def _same(first: Answer, second: Answer) -> None:
