@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from sqlglot import exp
@@ -41,6 +41,14 @@ def comparable(one: str | None, other: str | None) -> bool:
 
 def restricted(condition: Condition | None, sources: frozenset[int]) -> Condition | None:
     return move(condition, lambda place: place if place[0] in sources else None)
+
+
+def at_place(condition: Condition | None, place: Place) -> Condition | None:
+    return move(condition, lambda _: place)
+
+
+def on_places(condition: Condition | None, places: Collection[Place | None]) -> Condition | None:
+    return move(condition, lambda place: place if place in places else None)
 
 
 def matches(pairs: list[tuple[Place, str]], partner: Scope) -> list[Match]:

@@ -86,6 +86,7 @@ def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
         (9, "lineitem", ["l_partkey+l_suppkey: partsupp (ps_partkey: part), l_partkey: part"]),
         (11, "partsupp", ["ps_suppkey: supplier (s_nationkey: nation)"] * 2),
         (17, "lineitem", ["l_partkey: part"] * 2),
+        (19, "lineitem", ["l_partkey: part"]),  # the join is in each branch of OR
         (20, "partsupp", ["ps_partkey: part"]),
         (21, "lineitem", ["l_orderkey: orders, l_suppkey: supplier (s_nationkey: nation)"]),
         (4, "orders", []),
