@@ -4,7 +4,7 @@ Each query is run by DuckDB's own Iceberg reader and by `seamark.duckdb`; both m
 data files that DuckDB's profile says it has read: its own reader leaves files out by column bounds, also by those of a
 join's other side. "all files" are those of the tables of a query, once for each reference. "needed" is a bound that no
 reader can be below, from the rows themselves (`needed.py`). A query that gains nothing has its reason, as `explain` and
-`seamark.duckdb.rewritten` state it. No time is measured. `--share` is the share of the rows and files; with another
+`seamark.duckdb.rewritten` state it, and so has each table that is read whole. No time is measured. `--share` is the share of the rows and files; with another
 than the default nothing is written.
 """
 
@@ -45,6 +45,10 @@ _TITLE = re.compile(r"^-- (.+)$", re.MULTILINE)
 
 class AnswersDiffer(Exception):
     """A plan gave other rows than DuckDB's own reader."""
+
+
+class ReasonMissing(Exception):
+    """A table is read whole, and `explain` does not say why."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,9 @@ def _measured(con: duckdb.DuckDBPyConnection, client: SeamarkClient, held: HeldR
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
     except BadRequest as error:
         return Measured(query, theirs, theirs, ours, sum(needed), f"{error.message}; {told}")
+    for one in tables:
+        if one.plan.files == _considered(one.plan) and not one.plan.unpruned_reasons:
+            raise ReasonMissing(f"{query.title}: {one.reference}")
     every = sum(_considered(one.plan) for one in tables)
     known = ", ".join(_shown(one, few) for one, few in zip(tables, needed, strict=True))
     return Measured(query, every, theirs, ours, sum(needed), f"{told} ({known})")
