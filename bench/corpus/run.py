@@ -3,9 +3,9 @@
 Each query is run by DuckDB's own Iceberg reader and by `seamark.duckdb`; both must give the same rows. Compared are the
 data files that DuckDB's profile says it has read: its own reader leaves files out by column bounds, also by those of a
 join's other side. "all files" are those of the tables of a query, once for each reference. "needed" is a bound that no
-reader can be below, from the rows themselves (`needed.py`). A query that gains nothing has its reason, as `explain` and
-`seamark.duckdb.rewritten` state it, and so has each table that is read whole. No time is measured. `--share` is the share of the rows and files; with another
-than the default nothing is written.
+reader can be below, from the rows themselves (`needed.py`). Each query that gains nothing, and each table that is read
+whole, must have its reason, as `explain` and `seamark.duckdb.rewritten` state it. No time is measured. `--share` is the
+share of the rows and files; with another than the default nothing is written.
 """
 
 from __future__ import annotations

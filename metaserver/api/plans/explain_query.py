@@ -142,7 +142,7 @@ def _joins(
     loaded: Mapping[Hashable, LoadedTable],
 ) -> tuple[dict[int, list[JoinSpec]], dict[int, list[str]]]:
     """The joins by which engines' connectors would let the server leave files out, by the number of the reference; and
-    why they request no other ones."""
+    why they request no other joins."""
     places = {number: joins.PlannedScan(one.scan, "", paths[one.key]) for number, one in references.items()}
     scans = [(one.scan, loaded[one.key]) for one in references.values()]
     known = {(scan.catalog, scan.schema, scan.table): _known(table) for scan, table in scans}

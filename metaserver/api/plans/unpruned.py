@@ -1,7 +1,7 @@
 """Why the plan of a table leaves out no file, for the person who wrote the query. Pure.
 
-The plan of a table that is read whole says nothing by itself: a condition may be missing, not understood, or met in
-every file. Each of these asks for something else: another query, another index, another layout, or nothing.
+If all files of a table are read, a condition may be missing, not understood, or true in every file. The remedies differ:
+another query, an index, another layout, or none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def unpruned_reasons(
     beside: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Empty if files are left out. `files`: how many there are, and how many of them the plan keeps. `outcomes`: of the
-    joins, with nested ones after theirs. `beside`: reasons why other joins were not requested."""
+    joins, with nested joins after their join. `beside`: reasons why other joins were not requested."""
     considered, kept = files
     if kept < considered:
         return ()
