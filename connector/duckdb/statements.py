@@ -416,7 +416,7 @@ def _only_column(query: exp.Expr) -> exp.Expr | None:
         query = query.this
     if not isinstance(query, exp.Select) or len(query.expressions) != 1:
         return None
-    column: exp.Expr = query.expressions[0].unalias()
+    column: exp.Expr = query.expressions[0].unalias().unnest()
     if isinstance(column, exp.Min | exp.Max) and not column.args.get("expressions"):
         return column.this if isinstance(column.this, exp.Column) else None
     return column
