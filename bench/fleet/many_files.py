@@ -202,9 +202,7 @@ def _add(report: Report, files: int, ever: Measured, again: Measured) -> None:
     row("added by a commit, at once", "ms", again.commit_ms, ever.commit_ms, GOALS["commit"])
     row("added by a commit, prepared", "ms", again.prepared_ms, ever.prepared_ms, GOALS["commit"])
     if not ever.views or not again.views:
-        report.notes.append(
-            f"{files:,} files: the budget of {BUDGET} B/file is too small, the view was evicted."
-        )
+        report.notes.append(f"{files:,} files: the budget of {BUDGET} B/file is too small, the view was evicted.")
     report.notes.append(f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in again.kept.items()))
 
 
