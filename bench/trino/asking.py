@@ -53,6 +53,9 @@ class Client:
         query_id, rows, told = self._run(self._url, sql, schema)
         return self._answer(query_id, rows, (time.perf_counter() - started) * 1000, told)
 
+    def rows(self, sql: str, schema: str) -> list[tuple[Any, ...]]:
+        return self._run(self._url, sql, schema)[1]
+
     def _run(self, url: str, sql: str, schema: str) -> tuple[str, list[tuple[Any, ...]], str]:
         """The query's id, its rows, and the proxy's header. Failed."""
         headers = {"X-Trino-User": "bench", "X-Trino-Catalog": "seamark", "X-Trino-Schema": schema}

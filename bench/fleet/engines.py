@@ -1,0 +1,195 @@
+"""What do SSB's queries gain by the objects gateway, in stock Trino and stock Spark, before a store that is far away?
+
+Both ways read the same data files of the same store, behind the proxy that delays each request: `direct` is a Seamark
+without a gateway, whose clients read from the store with its keys. The clients of the other read through its gateway
+with vended keys. Each query runs by both ways in turn. Engines are warmed up with a small copy of the tables, so that
+the first round reads objects that the gateway does not have; later rounds find them. All answers are compared with
+DuckDB's.
+
+    python -m bench.fleet.engines
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.catalog.rest import RestCatalog
+from pyspark.sql import SparkSession
+
+from bench.gateway import delayed
+from bench.report import OURS, Report, Row
+from bench.ssb.generate import TABLES, generate, table_path
+from bench.ssb.queries import QUERIES, Oracle
+from bench.ssb.spark import FACT
+from bench.trino.asking import Client
+from tests.services.process import CACHE, free_port
+from tests.services.s3 import S3, s3_server
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog, spark_session
+from tests.services.trino import trino_server
+
+SCALE, FACT_FILES = 0.5, 60
+WARM_SCALE, WARM_FILES = 0.01, 2
+ROUNDS = 3
+DIRECT = "direct"
+LAKE, WARM = "ssb", "warm"
+_SPARK = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
+_FSSPEC = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
+"""versitygw with connections that stay open refuses the end of pyarrow's multipart uploads."""
+Ask = Callable[[str, str], Sequence[Sequence[object]]]
+"""(SQL, namespace): the rows."""
+
+
+class AnswersDiffer(Exception):
+    """An engine's answer is not DuckDB's."""
+
+
+@dataclass(frozen=True)
+class Far:
+    """The same tables by two servers; `store` is the delayed address."""
+
+    store: S3
+    gateway_url: str
+    gateway: Seamark
+    direct: Seamark
+
+
+@contextmanager
+def lake(folder: Path, scale: float, files: int) -> Iterator[Far]:
+    with ExitStack() as stack:
+        near = stack.enter_context(s3_server(folder, keep_alive=True))
+        far = replace(near, endpoint=stack.enter_context(delayed(near.endpoint, 1)))
+        warehouse, port = f"s3://{near.create_bucket()}/wh", free_port()
+        env = {**far.seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
+        shown = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
+        direct = stack.enter_context(Seamark(folder / "direct", warehouse=warehouse, env=env))
+        gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | shown))
+        for namespace, size, cut in ((WARM, WARM_SCALE, WARM_FILES), (LAKE, scale, files)):
+            _write(generate(CACHE / "ssb", size), near, direct, gateway, namespace, cut)
+        yield Far(far, f"http://127.0.0.1:{port}", gateway, direct)
+
+
+def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
+    """Creates the tables by the direct server, past the delay, and registers them with the other."""
+    with closing(RestCatalog("near", uri=direct.base_url, **near.client_properties(), **_FSSPEC)) as catalog:
+        catalog.create_namespace(namespace)
+        registered = RestCatalog("gateway", uri=gateway.base_url)
+        registered.create_namespace(namespace)
+        for name in TABLES:
+            rows = _plain(pq.read_table(table_path(data, name)))
+            table = catalog.create_table((namespace, name), schema=rows.schema)
+            step = -(-len(rows) // (files if name == FACT else 1))
+            rows = rows.sort_by("lo_orderdate") if name == FACT else rows
+            with table.transaction() as transaction:
+                for start in range(0, len(rows), step):
+                    transaction.append(rows.slice(start, step))
+            registered.register_table((namespace, name), catalog.load_table((namespace, name)).metadata_location)
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Without types that Iceberg does not have."""
+    for number, field in enumerate(rows.schema):
+        if pa.types.is_unsigned_integer(field.type) or pa.types.is_int16(field.type) or pa.types.is_int8(field.type):
+            rows = rows.set_column(number, field.name, pc.cast(rows[field.name], pa.int64()))
+    return rows
+
+
+def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle, rounds: int) -> None:
+    """Each query by each way, in turn: one round of first reads, then `rounds`."""
+    for ask in ways.values():
+        for sql in QUERIES.values():
+            ask(sql, WARM)
+    times: dict[str, list[list[float]]] = {way: [[] for _ in range(rounds + 1)] for way in ways}
+    for number in range(rounds + 1):
+        for turn, (name, sql) in enumerate(QUERIES.items()):
+            order = list(ways.items())[:: 1 if (turn + number) % 2 else -1]
+            for way, ask in order:
+                begun = time.perf_counter()
+                answer = ask(sql, LAKE)
+                times[way][number].append(time.perf_counter() - begun)
+                wrong = oracle.difference(sql, answer)
+                if wrong:
+                    raise AnswersDiffer(f"{engine}, {way}, {name}: {wrong}")
+
+    def row(measure: str, value: Callable[[list[list[float]]], float]) -> None:
+        values = {way: value(of) for way, of in times.items()}
+        report.rows.append(Row(f"{engine}: {len(QUERIES)} queries", measure, "s", values, peer=DIRECT))
+
+    row("first round", lambda of: sum(of[0]))
+    row("later rounds, median", lambda of: statistics.median(map(sum, of[1:])))
+    for number, name in enumerate(QUERIES):
+        values = {way: statistics.median(of[number] for of in found[1:]) for way, found in times.items()}
+        report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT))
+
+
+def trino(report: Report, folder: Path, far: Far, oracle: Oracle, rounds: int) -> None:
+    at_gateway = replace(far.store, endpoint=far.gateway_url, access_key="unused", secret_key="unused")
+    vended = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
+    with ExitStack() as stack:
+        ways: dict[str, Ask] = {}
+        for way, server, store, catalog in (
+            (OURS, far.gateway, at_gateway, vended),
+            (DIRECT, far.direct, far.store, {}),
+        ):
+            served = trino_server(folder / f"trino-{way}", uri=server.base_url, s3=store, catalog=catalog, jvm=())
+            url = stack.enter_context(served).base_url
+            client = stack.enter_context(closing(Client(url, url)))
+            ways[way] = lambda sql, namespace, client=client: client.rows(sql, namespace)  # type: ignore[misc]
+        compare(report, "Trino", ways, oracle, rounds)
+
+
+def spark(report: Report, folder: Path, far: Far, oracle: Oracle, rounds: int) -> None:
+    s3_io = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": far.store.region}
+    with spark_session(folder / "spark", _SPARK) as session:
+        ways = {
+            OURS: _spark_ask(session, new_catalog(session, far.gateway.base_url, extra=s3_io)),
+            DIRECT: _spark_ask(
+                session, new_catalog(session, far.direct.base_url, extra=s3_io | far.store.client_properties())
+            ),
+        }
+        compare(report, "Spark", ways, oracle, rounds)
+
+
+def _spark_ask(session: SparkSession, catalog: str) -> Ask:
+    def ask(sql: str, namespace: str) -> Sequence[Any]:
+        session.sql(f"USE {catalog}.{namespace}")
+        return [tuple(row) for row in session.sql(sql).collect()]
+
+    return ask
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="briefly, and write nothing")
+    quick = parser.parse_args().quick
+    scale, files, rounds = (0.01, 4, 1) if quick else (SCALE, FACT_FILES, ROUNDS)
+    report = Report("gateway_engines", "What do SSB's queries gain by the objects gateway?", peer="the store itself")
+    with tempfile.TemporaryDirectory(prefix="seamark-bench-") as text:
+        folder = Path(text)
+        with lake(folder, scale, files) as far, closing(Oracle(generate(CACHE / "ssb", scale))) as oracle:
+            oracle.prepare()
+            trino(report, folder, far, oracle, rounds)
+            spark(report, folder, far, oracle, rounds)
+    report.notes += [
+        f"Scale {scale:g}: {round(6_000_000 * scale):,} facts in {files} files, sorted by date; {rounds} later rounds.",
+        "The store is versitygw behind a proxy that delays each request by 15 ms in the median and up to 200 ms.",
+        "No index and no proxy for Trino: both ways open the same files.",
+    ]
+    if not quick:
+        report.save()
+    print(report.markdown())
+
+
+if __name__ == "__main__":
+    main()
