@@ -15,10 +15,12 @@ import http.client
 import multiprocessing
 import os
 import random
+import re
 import socket
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -35,27 +37,54 @@ from tests.services.process import free_port
 from tests.services.s3 import S3, s3_server
 
 OBJECT_BYTES = 64 << 20
-MEDIAN_S, TAIL_S = 0.015, 0.2
+MEDIAN_S, TAIL_S, SIGMA = 0.015, 0.2, 0.84
 CASES = (("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("8 MiB", 8 << 20))
 
 
-def _delay(store: str, seed: int, port: int) -> None:
-    to, rng = urlsplit(store), random.Random(seed)
+_START = re.compile(rb"\r\nrange: *bytes=([0-9]*)", re.IGNORECASE)
 
-    def delay_s() -> float:
-        return min(TAIL_S, MEDIAN_S * rng.lognormvariate(0, 0.84))
 
-    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, delays: bool) -> None:
+class Delays:
+    """Of requests: log-normal, and equal for the first two requests for the same bytes, for the next two, and so on. So
+    a read through the gateway and the direct read that it is compared with wait equally long, and their difference is
+    what the gateway costs: of 60 independent pairs, the medians differ by a fifth by chance."""
+
+    def __init__(self, seed: int, sigma: float) -> None:
+        self._seed, self._sigma = seed, sigma
+        self._requests: Counter[str] = Counter()
+
+    def of(self, request: bytes) -> float:
+        """Seconds. `request` begins with the head of a request."""
+        start = _START.search(request)
+        what = f"{request.split(b'?', 1)[0].split(b' HTTP', 1)[0]!r} {start and start[1]!r}"
+        pair = self._requests[what] // 2
+        self._requests[what] += 1
+        return min(TAIL_S, MEDIAN_S * random.Random(f"{self._seed} {what} {pair}").lognormvariate(0, self._sigma))
+
+
+def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
+    to = urlsplit(store)
+
+    async def ask(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         while data := await source.read(1 << 18):
-            if delays:
-                await asyncio.sleep(delay_s())
+            await asyncio.sleep(delays.of(data))
+            target.write(data)
+            await target.drain()
+        target.close()
+
+    async def answer(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        clock, due_s = asyncio.get_running_loop().time, 0.0
+        while data := await source.read(1 << 18):
+            if rate:
+                due_s = max(due_s, clock()) + len(data) / rate
+                await asyncio.sleep(due_s - clock())
             target.write(data)
             await target.drain()
         target.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back_reader, back_writer = await asyncio.open_connection(to.hostname, to.port)
-        await asyncio.gather(pump(reader, back_writer, True), pump(back_reader, writer, False), return_exceptions=True)
+        await asyncio.gather(ask(reader, back_writer), answer(back_reader, writer), return_exceptions=True)
 
     async def run() -> None:
         async with await asyncio.start_server(serve, "127.0.0.1", port) as server:
@@ -66,11 +95,14 @@ def _delay(store: str, seed: int, port: int) -> None:
 
 
 @contextmanager
-def delayed(store: str, seed: int) -> Iterator[str]:
+def delayed(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0) -> Iterator[str]:
     """A proxy before `store` that delays each request; yields its URL. The delays are log-normal: 15 ms in the median,
-    200 ms at the 99.9th percentile. A separate process: in a thread it would slow down the client that measures."""
+    200 ms at the 99.9th percentile; all equal with a `sigma` of 0. `rate`: bytes a second of each connection, 0 for as
+    many as pass. A separate process: in a thread it would slow down the client that measures."""
     port = free_port()
-    process = multiprocessing.get_context("spawn").Process(target=_delay, args=(store, seed, port), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_delay, args=(store, Delays(seed, sigma), rate, port), daemon=True
+    )
     process.start()
     while not _answers(port):
         time.sleep(0.02)

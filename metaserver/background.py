@@ -6,12 +6,21 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import structlog
 
 from seamark.metaserver.errors import SeamarkError
 
+RESTART_S = 5.0
+"""Between a failure of the work and its restart."""
 _log = structlog.get_logger("seamark.server")
+
+
+def report(log: Callable[..., object], event: str, **fields: Any) -> None:
+    """Calls `log`, in a loop that must go on although the log fails, as it may on a full disk."""
+    with contextlib.suppress(Exception):
+        log(event, **fields)
 
 
 @asynccontextmanager
@@ -23,10 +32,10 @@ async def running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterat
             try:
                 await work()
             except SeamarkError as error:
-                _log.warning("background work failed", work=name, error=error.message)
+                report(_log.warning, "background work failed", work=name, error=error.message)
             except Exception:  # noqa: BLE001  a bug must not stop housekeeping permanently
-                _log.exception("background work failed unexpectedly", work=name)
-            await asyncio.sleep(5)
+                report(_log.exception, "background work failed unexpectedly", work=name)
+            await asyncio.sleep(RESTART_S)
 
     async with _task(name, forever()):
         yield
@@ -40,7 +49,7 @@ async def running_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncI
         try:
             await work()
         except Exception:  # noqa: BLE001  the server does not depend on it
-            _log.exception("background work failed unexpectedly", work=name)
+            report(_log.exception, "background work failed unexpectedly", work=name)
 
     async with _task(name, once()):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -37,6 +38,10 @@ LIKES_MAX, PATTERN_MAX = 16, 1_000
 NAME_MAX = 255
 """In characters."""
 LEVELS_MAX = 1000
+PATH_CHARACTERS_MAX = 6000
+"""Of all levels of a namespace, as a URL has them: a longer one could be created, and then be named by no request."""
+_SHORT = PATH_CHARACTERS_MAX // 12
+"""Characters that are not longer than that in any case."""
 """Of a namespace."""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
@@ -73,6 +78,13 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
         raise BadRequest(f"The namespace has {len(path):,} levels; the limit is {LEVELS_MAX:,}")
     for level in path:
         check_name(level, "namespace level")
+    if sum(map(len, path)) + len(path) > _SHORT:
+        encoded = len(quote(NAMESPACE_SEPARATOR.join(path), safe=""))
+        if encoded > PATH_CHARACTERS_MAX:
+            raise BadRequest(
+                f"The namespace has {encoded:,} characters in a URL; the limit is {PATH_CHARACTERS_MAX:,}, as servers "
+                "and proxies refuse longer URLs"
+            )
     return path
 
 

@@ -26,6 +26,7 @@ from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 
+NAMESPACES = ("tpch", "ssb", "retail")
 FACT_FILES = 300
 SALES, CUSTOMERS = 300_000, 20_000
 SCALE = 0.05
@@ -87,7 +88,7 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
     subprocess.run(argv, check=True)
     with duckdb.connect() as db, closing(IndexClient(server.base_url, timeout_s=600)) as client:
         catalog = load_catalog("sea", type="rest", uri=server.base_url)
-        for namespace in ("tpch", "ssb", "retail"):
+        for namespace in NAMESPACES:
             catalog.create_namespace(namespace)
         for name, layout in TPCH.items():
             _write(client, catalog, db, ("tpch", name), f"FROM '{tpch / name}.parquet'", layout, files)
@@ -101,6 +102,13 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
         for name, layout in RETAIL.items():
             _write(client, catalog, db, ("retail", name), f"FROM {name}", layout, files)
     shutil.rmtree(tpch)
+
+
+def data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
+    """The locations of the data files of all tables, by namespace and name."""
+    catalog = load_catalog("sea", type="rest", uri=server.base_url)
+    names = [(namespace, name) for namespace in NAMESPACES for _, name in catalog.list_tables(namespace)]
+    return {name: sorted(one.file.file_path for one in catalog.load_table(name).scan().plan_files()) for name in names}
 
 
 def _write(

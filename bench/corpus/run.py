@@ -2,9 +2,10 @@
 
 Each query is run by DuckDB's own Iceberg reader and by `seamark.duckdb`; both must give the same rows. Compared are the
 data files that DuckDB's profile says it has read: its own reader leaves files out by column bounds, also by those of a
-join's other side. "all files" are those of the tables of a query, once for each reference. A query that gains nothing
-has its reason, as `explain` and `seamark.duckdb.rewritten` state it. No time is measured. `--share` is the share of the
-rows and files; with another than the default nothing is written.
+join's other side. "all files" are those of the tables of a query, once for each reference. "needed" is a bound that no
+reader can be below, from the rows themselves (`needed.py`). Each query that gains nothing, and each table that is read
+whole, must have its reason, as `explain` and `seamark.duckdb.rewritten` state it. No time is measured. `--share` is the
+share of the rows and files; with another than the default nothing is written.
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ from typing import Any
 import duckdb
 
 import seamark.duckdb
-from bench.corpus.lakes import FACT_FILES, fill
+from bench.corpus.lakes import FACT_FILES, NAMESPACES, data_files, fill
+from bench.corpus.needed import HeldRows, rows_of
 from bench.report import OURS, Report, Row
 from bench.run import names_of, parser_of, run_benches
 from bench.ssb.queries import QUERIES
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.client.queries import explain_query
+from seamark.connector.client.queries import ExplainedTable, explain_query
+from seamark.connector.client.values import Explanation
 from tests.services.seamark import Seamark
 
 PEER = "duckdb"
 EVERY = "all files"
+NEEDED = "needed"
 SHARE = 0.3
 QUICK_SHARE = 0.03
-_SCHEMAS = ("tpch", "ssb", "retail")
 _TPCH = Path(__file__).parents[2] / "tests" / "deploy" / "tpch.sql"
 _RETAIL = Path(__file__).with_name("retail_queries.sql")
 _NOT_A_COMMENT = re.compile(r"^(?!--).+$", re.MULTILINE)
@@ -42,6 +45,10 @@ _TITLE = re.compile(r"^-- (.+)$", re.MULTILINE)
 
 class AnswersDiffer(Exception):
     """A plan gave other rows than DuckDB's own reader."""
+
+
+class ReasonMissing(Exception):
+    """A table is read whole, and `explain` does not say why."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +78,14 @@ class Measured:
     every: int
     duckdb: int
     ours: int
+    needed: int
     told: str
     """The outcome of the planning, and the conditions and joins of its tables."""
 
     @property
     def row(self) -> Row:
         values = {OURS: float(self.ours), PEER: float(self.duckdb), EVERY: float(self.every)}
+        values[NEEDED] = float(self.needed)
         return Row(self.query.title, "files", "files", values, peer=PEER)
 
 
@@ -88,8 +97,10 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
         fill(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
             con.execute("PRAGMA enable_profiling = 'no_output'")
-            found = [_measured(con, client, query) for query in queries()]
-    for name, part in {"all": found, **{one: [o for o in found if o.query.schema == one] for one in _SCHEMAS}}.items():
+            with closing(HeldRows(data_files(server))) as held:
+                found = [_measured(con, client, held, query) for query in queries()]
+    parts = {one: [each for each in found if each.query.schema == one] for one in NAMESPACES}
+    for name, part in {"all": found, **parts}.items():
         case = f"{name}: {len(part)} queries"
         pruned, fewer = sum(one.ours < one.every for one in part), sum(one.ours < one.duckdb for one in part)
         known = sum(one.duckdb < one.every for one in part)
@@ -97,14 +108,21 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
         report.rows.append(Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER))
         sums = {OURS: sum(one.ours for one in part), PEER: sum(one.duckdb for one in part)}
         sums[EVERY] = sum(one.every for one in part)
+        sums[NEEDED] = sum(one.needed for one in part)
         report.rows.append(Row(case, "files read", "files", sums, peer=PEER))
+        at_bound = {
+            OURS: sum(one.ours <= one.needed for one in part),
+            PEER: sum(one.duckdb <= one.needed for one in part),
+        }
+        report.rows.append(Row(case, "read the fewest files possible", "queries", at_bound, False, PEER))
     report.rows += [one.row for one in found]
     report.notes.append(f"Facts lie in {max(8, round(FACT_FILES * share))} files. The queries without fewer files:")
     report.notes += [f"{one.query.title}: {one.told}" for one in found if one.ours >= one.duckdb]
     return report
 
 
-def _measured(con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query) -> Measured:
+def _measured(con: duckdb.DuckDBPyConnection, client: SeamarkClient, held: HeldRows, query: Query) -> Measured:
+    needed = held.needed(query.schema, query.text)
     con.execute(f"USE sea.{query.schema}")
     rows, theirs = _answer(con, query.text)
     done = seamark.duckdb.rewritten(con, query.text)
@@ -117,21 +135,27 @@ def _measured(con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Quer
     try:
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
     except BadRequest as error:
-        return Measured(query, theirs, theirs, ours, f"{error.message}; {told}")
-    every = sum(one.plan.stages[0].files_in if one.plan.stages else one.plan.files for one in tables)
-    known = ", ".join(
-        f"{one.table[-1]}: {one.predicate or 'no condition'}, {len(one.plan.joins)} joins" for one in tables
-    )
-    return Measured(query, every, theirs, ours, f"{told} ({known})")
+        return Measured(query, theirs, theirs, ours, sum(needed), f"{error.message}; {told}")
+    for one in tables:
+        if one.plan.files == _considered(one.plan) and not one.plan.unpruned_reasons:
+            raise ReasonMissing(f"{query.title}: {one.reference}")
+    every = sum(_considered(one.plan) for one in tables)
+    known = ", ".join(_shown(one, few) for one, few in zip(tables, needed, strict=True))
+    return Measured(query, every, theirs, ours, sum(needed), f"{told} ({known})")
+
+
+def _shown(table: ExplainedTable, needed: int) -> str:
+    files = f"{table.plan.files} of {_considered(table.plan)} files planned, {needed} needed"
+    return f"{table.table[-1]}: {table.predicate or 'no condition'}, {len(table.plan.joins)} joins, {files}"
+
+
+def _considered(plan: Explanation) -> int:
+    return plan.stages[0].files_in if plan.stages else plan.files
 
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str) -> tuple[Counter[str], int]:
-    """The rows, and the number of files that were read. Sums of floats depend on the order of the rows in their last
-    digits."""
-    rows = Counter(
-        repr(tuple(f"{one:.9g}" if isinstance(one, float) else one for one in row))
-        for row in con.execute(text).fetchall()
-    )
+    """The rows, and the number of files that were read."""
+    rows = rows_of(con, text)
     profile = con.get_profiling_information()
     return rows, _files_read(json.loads(profile) if isinstance(profile, str) else profile)
 

@@ -98,6 +98,8 @@ class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     """The first files that the plan keeps; None if they were not requested."""
     joins: tuple[dict[str, Any], ...] = ()
     """The same as in `PlanTable`."""
+    unpruned_reasons: tuple[str, ...] = ()
+    """Why all files are read; empty if files are left out."""
 
 
 class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 
 from sqlglot import exp
 
@@ -26,6 +27,10 @@ _TIME = r"[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?"
 _ZONE = r"Z| UTC|[+-][0-9]{2}(?::[0-9]{2})?"
 _TIMESTAMP = re.compile(rf"({_DAY})(?:[ T]({_TIME}))?({_ZONE})?", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
+_SHORT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+_INTEGER_END = 1 << 31
+_NESTED_MAX = 20
+"""Levels of `SELECT *` from a query that selects `*`."""
 _Type = exp.DType
 _TIMES = frozenset({"date", "timestamp", "timestamptz"})
 _LOCAL_TYPES = {_Type.TIMESTAMP, _Type.TIMESTAMPNTZ}
@@ -105,7 +110,7 @@ class NameKinds:
 
     def _mark_conversions(self, several: exp.SetOperation, renamed: defaultdict[str, set[str]]) -> None:
         """UNION and its like convert the columns that they put together: each takes the kinds of the other."""
-        sides = [_projections(one) for one in (several.this, several.expression)]
+        sides = [projections(one) for one in (several.this, several.expression)]
         for ours, theirs in zip(*sides, strict=False):
             name, other = _output_name(ours), _output_name(theirs)
             if name != other:
@@ -147,10 +152,44 @@ def _values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
     return []
 
 
-def _projections(query: exp.Expr) -> list[exp.Expr]:
-    while isinstance(query, exp.Subquery | exp.SetOperation):
-        query = query.this
-    return list(query.expressions) if isinstance(query, exp.Select) else []
+def projections(query: exp.Expr) -> list[exp.Expr]:
+    """What the columns of a query are, in order: also of `SELECT *` from a subquery or a name in WITH. Empty if they
+    are not known, as those of a table."""
+    for _ in range(_NESTED_MAX):
+        while isinstance(query, exp.Subquery | exp.SetOperation):
+            query = query.this
+        if not isinstance(query, exp.Select) or not any(one.is_star for one in query.expressions):
+            return list(query.expressions) if isinstance(query, exp.Select) else []
+        source = query.args["from_"].this if query.args.get("from_") is not None else None
+        alone = len(query.expressions) == 1 and type(query.expressions[0]) is exp.Star and _is_alone(query)
+        if not alone or source is None or source.args.get("joins") or source.alias_column_names:
+            return []
+        if isinstance(source, exp.Table):
+            source = _named(source)
+        if not isinstance(source, exp.Subquery | exp.Select | exp.SetOperation):
+            return []
+        query = source
+    return []
+
+
+def _is_alone(query: exp.Select) -> bool:
+    return not any(query.args.get(one) for one in ("joins", "laterals")) and not any(query.expressions[0].args.values())
+
+
+def _named(table: exp.Table) -> exp.Expr | None:
+    """The query of the name in WITH that a relation is; None if it is no such name, or if its columns are renamed."""
+    child: exp.Expr = table
+    while len(table.parts) == 1 and (parent := child.parent) is not None:
+        clause = parent.args.get("with_")
+        known = clause.expressions if isinstance(clause, exp.With) and clause is not child else []
+        if isinstance(parent, exp.With):
+            known = parent.expressions[: child.index]
+        for one in known:
+            if one.alias.lower() == table.name.lower():
+                is_sure = not one.parent.args.get("recursive") and not one.alias_column_names
+                return one.this if is_sure else None
+        child = parent
+    return None
 
 
 def _output_name(projection: exp.Expr) -> str:
@@ -178,6 +217,9 @@ def constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
         case exp.Add() | exp.Sub() if kind == "date" and isinstance(node.expression, exp.Interval):
             day = constant(node.this, kind, utc=utc)
             return None if day is None else type(node)(this=day, expression=node.expression.copy())
+        case exp.Add() | exp.Sub() if kind == "integer" or kind.startswith("decimal("):
+            total = _total(node)
+            return None if total is None or (kind == "integer" and total % 1) else _number(total)
     text, target = _text(node)
     if text is None:
         return None
@@ -188,6 +230,31 @@ def constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
     if kind == "date":
         return _cast(text, "DATE") if target in (None, _Type.DATE) and _DATE.fullmatch(text) else None
     return _time(text, target, kind, utc=utc)
+
+
+def _total(node: exp.Expr | None) -> Decimal | None:
+    """Of numbers that are added and subtracted, as in `BETWEEN 1200 AND 1200 + 11`. None unless DuckDB adds them as
+    INTEGER or as short decimals: where a sum does not fit its type, the statement fails."""
+    while isinstance(node, exp.Paren):
+        node = node.this
+    match node:
+        case exp.Neg() if isinstance(node.this, exp.Literal):
+            value = _total(node.this)
+            return None if value is None else -value
+        case exp.Literal() if not node.is_string and _SHORT.fullmatch(str(node.this)):
+            return Decimal(str(node.this))
+        case exp.Add() | exp.Sub():
+            left, right = _total(node.this), _total(node.expression)
+            if left is None or right is None:
+                return None
+            total = left - right if isinstance(node, exp.Sub) else left + right
+            return total if abs(total) < _INTEGER_END else None
+    return None
+
+
+def _number(value: Decimal) -> exp.Expr:
+    number = exp.Literal.number(format(abs(value), "f"))
+    return exp.Neg(this=number) if value < 0 else number
 
 
 def _current(node: exp.Expr) -> exp.Expr | None:

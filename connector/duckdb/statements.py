@@ -17,7 +17,7 @@ from typing import Any
 from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from seamark.connector.duckdb.kinds import NameKinds, columns_in, constant, exchange, literal_kind
+from seamark.connector.duckdb.kinds import NameKinds, columns_in, constant, exchange, literal_kind, projections
 from seamark.connector.duckdb.shapes import (
     HIDDEN,
     hidden,
@@ -174,10 +174,8 @@ def _check(tree: exp.Expr) -> None:
                 raise UnsupportedStatement("DISTINCT ON")
             case exp.Group() if any(value for name, value in node.args.items() if name not in ("expressions", "all")):
                 raise UnsupportedStatement("groups by more than columns")
-            case exp.SetOperation() if node.args.get("by_name") or any(
-                isinstance(one, exp.Star) or one.is_star
-                for side in (node.this, node.expression)
-                for one in getattr(side, "expressions", ())
+            case exp.SetOperation() if node.args.get("by_name") or not all(
+                map(_is_named, (node.this, node.expression))
             ):
                 raise UnsupportedStatement("a set operation over columns that are not named")
             case exp.Join() if not _is_plain_join(node):
@@ -196,6 +194,16 @@ def _check(tree: exp.Expr) -> None:
                     raise UnsupportedStatement("unnest() among the columns")
         if isinstance(node, _UNREAD):
             raise UnsupportedStatement(f"{type(node).__name__} is not read")
+
+
+def _is_named(side: exp.Expr) -> bool:
+    """Whether a side of a set operation has no columns that only the columns of a table name."""
+    if not isinstance(side, exp.Select):
+        return True
+    if not any(isinstance(one, exp.Star) or one.is_star for one in side.expressions):
+        return True
+    found = projections(side)
+    return bool(found) and not any(one.is_star for one in found)
 
 
 def _version_of(when: exp.Expr) -> str | None:
@@ -408,7 +416,7 @@ def _only_column(query: exp.Expr) -> exp.Expr | None:
         query = query.this
     if not isinstance(query, exp.Select) or len(query.expressions) != 1:
         return None
-    column: exp.Expr = query.expressions[0].unalias()
+    column: exp.Expr = query.expressions[0].unalias().unnest()
     if isinstance(column, exp.Min | exp.Max) and not column.args.get("expressions"):
         return column.this if isinstance(column.this, exp.Column) else None
     return column

@@ -106,6 +106,37 @@ def find_dimensions(
     return chosen
 
 
+def why_not_requested(
+    number: int,
+    planned_scans: Mapping[int, PlannedScan],
+    known: Mapping[tuple[str | None, str | None, str], KnownTable],
+    chosen: Mapping[PlannedScan, tuple[Dimension, ...]],
+) -> list[str]:
+    """The joined tables of a scan that are none of its dimensions, with the reason."""
+    planned = planned_scans[number]
+    limited, requested = _known(planned, known), {one.join.scan for one in chosen.get(planned, ())}
+    found: dict[str, None] = {}
+    for join in planned.scan.joins:
+        other = planned_scans.get(join.scan)
+        if join.scan in requested or other is None:
+            continue
+        table, name = _known(other, known), ".".join(other.table)
+        if limited is None or table is None:
+            why = "it is read at another snapshot than the current one"
+            found[f"joins leave out no files, because {why}" if limited is None else _unhelpful(name, why)] = None
+        elif table.snapshot_id is None:
+            found[_unhelpful(name, "it has no snapshot")] = None
+        elif not _is_small(table, limited):
+            found[_unhelpful(name, f"it is not {SIZE_RATIO_MIN} times smaller")] = None
+        else:
+            found[_unhelpful(name, "neither it nor a smaller table that it is joined with has a condition")] = None
+    return list(found)
+
+
+def _unhelpful(table: str, why: str) -> str:
+    return f"the join with {table} leaves out no files, because {why}"
+
+
 class _DimensionTree:
     """The tree of one scan."""
 
@@ -130,8 +161,9 @@ class _DimensionTree:
             table = None if planned is None else _known(planned, self._known)
             if planned is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
-            is_small = table.size_bytes <= max(SMALL_BYTES, limited.size_bytes // SIZE_RATIO_MIN)
-            if not is_small and not (planned.table == self._planned_scans[number].table and _has_values(planned.scan)):
+            if not _is_small(table, limited) and not (
+                planned.table == self._planned_scans[number].table and _has_values(planned.scan)
+            ):
                 continue
             self._left -= 1
             behind = self.dimensions(join.scan, (*path, number))
@@ -159,6 +191,10 @@ def _has_values(scan: Scan) -> bool:
     condition = scan.condition
     parts = condition.parts if isinstance(condition, All) else (condition,)
     return any(isinstance(one, ColumnComparison) and one.op in ("=", "IN") and not one.negated for one in parts)
+
+
+def _is_small(table: KnownTable, limited: KnownTable) -> bool:
+    return table.size_bytes <= max(SMALL_BYTES, limited.size_bytes // SIZE_RATIO_MIN)
 
 
 def _known(planned: PlannedScan, known: Mapping[tuple[str | None, str | None, str], KnownTable]) -> KnownTable | None:

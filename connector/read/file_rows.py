@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from seamark.connector.arrow.filters import Mask, evaluate_filter
+from seamark.connector.parquet.coded_strings import are_few, coded_columns, decoded
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.parquet.row_groups import RowGroups
@@ -40,6 +41,8 @@ class FileRowReader:
     where: Expression
     file: pq.ParquetFile
     pages: Pages
+    coded: Callable[[Sequence[str]], pq.ParquetFile]
+    """Opens the file again, with codes in the place of the strings of some columns."""
     mapping: Any
     deletes: Deletes
     threads: bool
@@ -66,6 +69,7 @@ class FileRowReader:
         self._tested_outputs = [field.id for field in outputs if field.id in tested]
         self._other_outputs = [field.id for field in outputs if field.id not in tested]
         self._groups = RowGroups(self.file.metadata, fields, self.where)
+        self._coded: dict[tuple[str, ...], pq.ParquetFile] = {}
 
     def batches(self, chosen: Longs | None, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         first = 0
@@ -141,12 +145,14 @@ class FileRowReader:
             )
             yield from (assembled.slice(taken, BATCH_ROWS) for taken in range(0, from_pages.num_rows, BATCH_ROWS))
             return
-        for batch, size in self._read(number, rows, self._other_outputs):
+        few = mask is not None and are_few(mask)
+        for batch, size in self._read(number, rows, self._other_outputs, few=few):
             mask_slice = None if mask is None else mask[start : start + size]
             count = size if mask_slice is None else int(np.count_nonzero(mask_slice))
             if count:
                 if mask_slice is not None and count < size and batch is not None:
                     batch = batch.filter(pa.array(mask_slice))
+                batch = None if batch is None else decoded(batch, self.file.schema_arrow)
                 columns = self._projected.columns(batch, self._other_outputs, count)
                 columns |= {
                     column_id: _single_array(parts.slice(taken, count)) for column_id, parts in tested_values.items()
@@ -154,15 +160,21 @@ class FileRowReader:
                 yield self._assemble(columns, first + start, size, mask_slice)
             start, taken = start + size, taken + count
 
-    def _read(self, number: int, rows: int, column_ids: Sequence[int]) -> Iterator[tuple[pa.RecordBatch | None, int]]:
+    def _read(
+        self, number: int, rows: int, column_ids: Sequence[int], *, few: bool = False
+    ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
         """Yields (batch, rows) with those of the columns that the file has; the batch is None if it has none of
-        them."""
+        them. Strings may be codes (`decoded`) if only a `few` of the rows are used."""
         names = self._projected.names(column_ids)
         if not names:
             for start in range(0, rows, BATCH_ROWS):
                 yield None, min(BATCH_ROWS, rows - start)
             return
-        for batch in self.file.iter_batches(BATCH_ROWS, [number], names, use_threads=self.threads):
+        coded = tuple(coded_columns(self.file, number, names)) if few else ()
+        if coded and coded not in self._coded:
+            self._coded[coded] = self.coded(coded)
+        file = self._coded[coded] if coded else self.file
+        for batch in file.iter_batches(BATCH_ROWS, [number], names, use_threads=self.threads):
             yield batch, batch.num_rows
 
     def _matches(self, columns: Mapping[int, pa.Array], first: int, rows: int, mask: Mask | None) -> Mask:

@@ -16,7 +16,8 @@ columns of the matching rows of one row group.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -162,9 +163,11 @@ class TaskReader:
         chosen = _chosen_positions(task) if positions is None else positions
         if where == FALSE or (chosen is not None and not len(chosen)):
             return
-        with _naming_file(task.path), _open_file(task, self._storage, self._decryption) as (file, pages):
+        with _naming_file(task.path), _open_file(task, self._storage, self._decryption) as (file, pages, coded):
             self.counts.files += 1
-            rows = FileRowReader(self._read_plan, task, where, file, pages, self._mapping, self._deletes, self._threads)
+            rows = FileRowReader(
+                self._read_plan, task, where, file, pages, coded, self._mapping, self._deletes, self._threads
+            )
             for batch in joined(rows.batches(chosen, self.counts)):
                 self.counts.rows += batch.num_rows
                 yield batch
@@ -187,7 +190,10 @@ def _chosen_positions(task: ScanTask) -> Longs | None:
 
 
 @contextmanager
-def _open_file(task: ScanTask, storage: Storage, decryption: Any) -> Iterator[tuple[pq.ParquetFile, Pages]]:
+def _open_file(
+    task: ScanTask, storage: Storage, decryption: Any
+) -> Iterator[tuple[pq.ParquetFile, Pages, Callable[[Sequence[str]], pq.ParquetFile]]]:
+    """The file, its pages, and what opens it again with codes in the place of the strings of some columns."""
     kind = str(task.file.get("file-format", "")).lower()
     if kind != "parquet":
         raise Unreadable(task.path, f"data files of format {kind!r} are not supported; Seamark reads Parquet files")
@@ -197,18 +203,28 @@ def _open_file(task: ScanTask, storage: Storage, decryption: Any) -> Iterator[tu
     near = isinstance(filesystem, pa.fs.LocalFileSystem)
     with (
         _small_in_memory(filesystem.open_input_file(path), _WHOLE_BYTES if near else _WHOLE_BYTES_REMOTE) as source,
-        pq.ParquetFile(
-            source,
-            metadata=_plain_metadata(source, task.path) if decryption is None else None,
-            pre_buffer=not isinstance(source, pa.BufferReader),
-            coerce_int96_timestamp_unit="us",
-            decryption_properties=decryption,
-        ) as file,
+        ExitStack() as opened,
     ):
+
+        def parquet(metadata: pq.FileMetaData | None, coded: Sequence[str] = ()) -> pq.ParquetFile:
+            return opened.enter_context(
+                pq.ParquetFile(
+                    source,
+                    metadata=metadata,
+                    pre_buffer=not isinstance(source, pa.BufferReader),
+                    coerce_int96_timestamp_unit="us",
+                    decryption_properties=decryption,
+                    read_dictionary=list(coded),
+                )
+            )
+
+        metadata = _plain_metadata(source, task.path) if decryption is None else None
+        file = parquet(metadata)
         if file.metadata.num_rows != task.records:
             raise Unreadable(task.path, f"it has {file.metadata.num_rows} rows; its manifest says {task.records}")
         hole_bytes = _HOLE_BYTES if near else _HOLE_BYTES_REMOTE
-        yield file, Pages(source, file, hole_bytes=hole_bytes, encrypted=decryption is not None)
+        pages = Pages(source, file, hole_bytes=hole_bytes, encrypted=decryption is not None)
+        yield file, pages, partial(parquet, metadata)
 
 
 def _plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:

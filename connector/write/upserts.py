@@ -33,6 +33,7 @@ from seamark.connector.client.commits import Producer
 from seamark.connector.client.names import Name
 from seamark.connector.parquet.copy.protection import FileProtection
 from seamark.connector.parquet.encryption.keys import ParquetKeys
+from seamark.connector.read.chosen_rows import read_chosen
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
 from seamark.connector.read.read_plan import plan_read
@@ -352,10 +353,9 @@ class _Stored:
     @staticmethod
     def of(opened: OpenTable, files: Sequence[MatchedRows], names: Sequence[str], by: Field | None) -> _Stored:
         read_plan = plan_read(opened, names, TRUE)
-        reader = TaskReader(read_plan, opened.storage, keys=opened.keys)
         batches, keys = [], []
-        for rows in files:
-            stored = list(reader.read(rows.task, rows.positions))
+        read = read_chosen(read_plan, opened.storage, [(rows.task, rows.positions) for rows in files], opened.keys)
+        for rows, stored in zip(files, read, strict=True):
             if sum(batch.num_rows for batch in stored) != len(rows.positions):
                 raise Unreadable(rows.task.path, "it lacks rows that are live according to an index")
             batches.extend(stored)

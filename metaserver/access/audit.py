@@ -25,6 +25,7 @@ import structlog
 from seamark.metaserver.access.authorizer import is_recorded
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.access.refusals import Refusals
+from seamark.metaserver.background import report
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.store.model import AuditRecord
 from seamark.metaserver.store.operations import SaveAudit
@@ -163,7 +164,8 @@ class AuditLog:
             try:
                 await self._store.transact([SaveAudit(records)])
             except Exception as error:  # noqa: BLE001  without the writer, requests would block once the queue is full
-                _log.warning("audit records wait for the database", error=str(error), waiting=self.waiting)
+                waiting = self.waiting
+                report(_log.warning, "audit records wait for the database", error=str(error), waiting=waiting)
                 await asyncio.sleep(_RETRY_S)
             else:
                 return

@@ -8,6 +8,7 @@ from functools import partial
 
 from seamark.metaserver.catalog.ownership.claims import check_outside
 from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.policies import INHERITED_MAX, count_policies
 from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
 from seamark.metaserver.errors import CommitConflict, TooLarge, Unprocessable
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
@@ -15,9 +16,9 @@ from seamark.metaserver.store.model import Namespace, NamespacePath
 from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, ReplaceNamespaceProperties
 from seamark.metaserver.wire import check_namespace, encode_json
 
-PROPERTIES_CHARACTERS_MAX = 1 << 20
-"""Of a namespace's properties together: the event loop reads them from the database for each request that needs the
-namespace."""
+PROPERTIES_CHARACTERS_MAX, DEEP_CHARACTERS_MAX, _DEEP = 1 << 20, 16 << 10, 8
+"""Of a namespace's properties together, and of those of one with more than eight levels: the event loop reads them from
+the database for each request that needs the namespace, and for table services those of all namespaces above it."""
 
 
 class Namespaces:
@@ -27,7 +28,7 @@ class Namespaces:
     async def create(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> Namespace:
         """AlreadyExists; NoSuchNamespace for the parent; BadRequest for a `location` outside the warehouse."""
         check_namespace(path)
-        await self._check_properties(caller, properties)
+        await self._check_properties(caller, path, properties)
         if "location" in properties:
             await self._parts.check_location(caller, properties["location"], "The namespace's location")
             await check_outside(self._parts, properties["location"], "The namespace's location")
@@ -54,23 +55,23 @@ class Namespaces:
         page_token: str | None,
         page_size: int | None,
         visible: Callable[[NamespacePath], bool] = lambda path: True,
-    ) -> Page[Namespace]:
+    ) -> Page[NamespacePath]:
         """The direct children that are `visible`; the empty parent is the catalog. NoSuchNamespace for an unknown
         parent. Pages are filled with visible children, so that they do not reveal the number of the others."""
         if parent:
             await self._parts.require_namespace(parent)
 
-        async def read(after: str | None, limit: int) -> list[Namespace]:
-            children: builtins.list[Namespace] = []
+        async def read(after: str | None, limit: int) -> list[NamespacePath]:
+            children: builtins.list[NamespacePath] = []
             while len(children) < limit:
-                rows = await self._parts.store.namespaces(parent, after, limit)
-                children += [row for row in rows if visible(row.path)]
-                if len(rows) < limit:
+                paths = await self._parts.store.namespaces(parent, after, limit)
+                children += filter(visible, paths)
+                if len(paths) < limit:
                     break
-                after = rows[-1].path[-1]
+                after = paths[-1][-1]
             return children[:limit]
 
-        return await self._parts.page(read, lambda child: child.path[-1], page_token, page_size)
+        return await self._parts.page(read, lambda child: child[-1], page_token, page_size)
 
     async def update_properties(
         self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
@@ -79,7 +80,7 @@ class Namespaces:
         contradictory = sorted(set(removals) & set(updates))
         if contradictory:
             raise Unprocessable(f"Keys in both removals and updates: {', '.join(contradictory)}; name each key once")
-        await self._check_properties(caller, updates)
+        await self._check_properties(caller, path, updates)
         if "location" in updates:
             await self._parts.check_location(caller, updates["location"], "The namespace's location")
             await check_outside(self._parts, updates["location"], "The namespace's location")
@@ -93,7 +94,7 @@ class Namespaces:
             )
             properties = {key: value for key, value in stored.properties.items() if key not in named} | updates
             if updates:  # those of before the limit may be removed
-                _check_size(properties)
+                _check_size(path, properties)
             replace = ReplaceNamespaceProperties(path=path, expected_version=stored.version, properties=properties)
             try:
                 await self._parts.transact(
@@ -106,8 +107,8 @@ class Namespaces:
                 return changes
         raise AssertionError("the loop returns or raises")
 
-    async def _check_properties(self, caller: Caller, properties: dict[str, str]) -> None:
-        _check_size(properties)
+    async def _check_properties(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> None:
+        _check_size(path, properties)
         check = partial(check_client_properties, properties, "A namespace")
         await self._parts.large.run_by_size(caller.who, caller.request_bytes, check)
 
@@ -126,10 +127,14 @@ class Namespaces:
         )
 
 
-def _check_size(properties: Mapping[str, str]) -> None:
+def _check_size(path: NamespacePath, properties: Mapping[str, str]) -> None:
     characters = sum(map(len, properties)) + sum(map(len, properties.values()))
-    if characters > PROPERTIES_CHARACTERS_MAX:
+    most = PROPERTIES_CHARACTERS_MAX if len(path) <= _DEEP else DEEP_CHARACTERS_MAX
+    if characters > most:
+        where = "" if len(path) <= _DEEP else f" for one with more than {_DEEP} levels"
         raise TooLarge(
-            f"The namespace would have properties of {characters:,} characters; the limit is "
-            f"{PROPERTIES_CHARACTERS_MAX:,}"
+            f"The namespace would have properties of {characters:,} characters; the limit is {most:,}{where}"
         )
+    policies = count_policies(properties)
+    if policies > INHERITED_MAX:
+        raise TooLarge(f"The namespace would have {policies:,} policies for its tables; the limit is {INHERITED_MAX:,}")

@@ -5,7 +5,8 @@ The value nearest to the table counts: its own property, then that of its namesp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain, islice
 from typing import NamedTuple
 
 import msgspec
@@ -38,12 +39,22 @@ class Inherited(NamedTuple):
 
 
 Policies = Mapping[str, Inherited]
+INHERITED_MAX = 200
+"""Policies of a namespace, and those that its tables inherit: a namespace may have a thousand levels above it."""
 
 
 def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
-    """The policies for the tables of a namespace with these properties, below one with the policies `above`."""
+    """The policies for the tables of a namespace with these properties, below one with the policies `above`. Of more
+    than `INHERITED_MAX`, those that are set nearest to the tables count."""
     own = {name: Inherited(value, namespace) for name, value in properties.items() if name.startswith(PREFIXES)}
-    return {**above, **own} if own else above
+    if not own:
+        return above
+    inherited = ((name, policy) for name, policy in above.items() if name not in own)
+    return dict(islice(chain(own.items(), inherited), INHERITED_MAX))
+
+
+def count_policies(properties: Iterable[str]) -> int:
+    return sum(name.startswith(PREFIXES) for name in properties)
 
 
 async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:

@@ -171,6 +171,8 @@ def _show(table: str, explanation: Explanation, *, is_whole: bool = True) -> Non
     for join in explanation.joins:
         outcome = show_count(join["keys"], "key") if join["used"] else f"left out, {join['reason']}"
         console.print(f"Join with {'.'.join(join['table'])}: {outcome}.", highlight=False, markup=False)
+    for reason in explanation.unpruned_reasons:
+        console.print(f"All files are read: {reason}.", highlight=False, markup=False)
     console.print(
         f"To read: {show_count(explanation.files, 'file')}, {show_size(explanation.bytes)}, "
         f"{show_count(explanation.records, 'record')}; {show_count(explanation.delete_files, 'delete file')} "

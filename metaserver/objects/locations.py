@@ -17,10 +17,10 @@ import unicodedata
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from urllib.parse import unquote
 
 from seamark.metaserver.errors import BadRequest, ConfigError
+from seamark.metaserver.memoization import memoized
 
 LOCATION_CHARS_MAX = 4096
 """Maximum length of a location: a Linux path's limit, and four times that of an S3 key."""
@@ -60,7 +60,7 @@ class Location:
         return not self.path or other.path == self.path or other.path.startswith(self.path + "/")
 
 
-@lru_cache(maxsize=8192)  # pure, and each load of a table parses its location three times
+@memoized(8192)  # each load of a table parses its location three times
 def parse_location(text: str, what: str = "The location") -> Location:
     """The normalised location: `file:/p` equals `file:///p`, `s3a` and `s3n` become s3, a trailing slash is dropped.
 

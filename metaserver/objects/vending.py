@@ -55,7 +55,7 @@ def storage_config(
     if at.scheme != "s3":
         return {}, []
     config = _address(settings)
-    mechanism = _choose(settings, delegation)
+    mechanism = access_mechanism(settings, delegation)
     if mechanism == SIGNING:
         return {**config, **_signing(sign_path)}, []
     if mechanism == VENDED:
@@ -72,6 +72,15 @@ def storage_config(
     return config, []
 
 
+def access_mechanism(settings: Settings, delegation: str | None) -> str | None:
+    """How a client that sends this `X-Iceberg-Access-Delegation` gets access; None: it gets the address alone."""
+    allowed = _ALLOWED[settings.s3_client_access]
+    requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
+    if not requested:
+        return _BY_DEFAULT.get(settings.s3_client_access)
+    return next((name for name in requested if name in allowed), None)
+
+
 def gateway_address(settings: Settings) -> str:
     """The URL of the objects gateway for clients; empty without one."""
     if settings.gateway_url or not settings.gateway_port:
@@ -81,14 +90,6 @@ def gateway_address(settings: Settings) -> str:
     return (
         f"{scheme}://[{host}]:{settings.gateway_port}" if ":" in host else f"{scheme}://{host}:{settings.gateway_port}"
     )
-
-
-def _choose(settings: Settings, delegation: str | None) -> str | None:
-    allowed = _ALLOWED[settings.s3_client_access]
-    requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
-    if not requested:
-        return _BY_DEFAULT.get(settings.s3_client_access)
-    return next((name for name in requested if name in allowed), None)
 
 
 def _address(settings: Settings) -> dict[str, str]:

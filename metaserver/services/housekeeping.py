@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from seamark.metaserver.background import report
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import fill_rest
 from seamark.metaserver.clock import Clock
@@ -69,7 +70,9 @@ class Housekeeping:
             try:
                 done[name] = await work()
             except SeamarkError as error:
-                _log.warning("housekeeping failed", part=name, error=error.message)
+                report(_log.warning, "housekeeping failed", part=name, error=error.message)
+            except Exception:  # noqa: BLE001  what one table causes must not keep the others from being cleaned
+                report(_log.exception, "housekeeping failed unexpectedly", part=name)
         if any(done.values()):
             _log.info("housekeeping", **done)
         return done

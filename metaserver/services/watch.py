@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
@@ -72,7 +73,7 @@ class TableWatch:
         the event loop busy for long. Returns the number of examined tables."""
         examined = 0
         known, self._due_by_state = self._due_by_state, {}
-        async for entries, policies in self._pages((), {}):
+        async for entries, policies in self._pages():
             began_s = self._clock.monotonic()
             inherited = hash(frozenset(policies.items()))
             for entry in entries:
@@ -110,17 +111,40 @@ class TableWatch:
             _log.warning("table not examined", namespace=entry.namespace, table=entry.name, reason=error.message)
             return 0.0
 
-    async def _pages(self, parent: NamespacePath, above: Policies) -> AsyncIterator[tuple[list[Entry], Policies]]:
-        """The tables of all namespaces below `parent`, in pages, with the policies that they inherit. `above`: those
-        of `parent`."""
-        after: str | None = None
-        while namespaces := await self._store.namespaces(parent, after, _PAGE):
-            for namespace in namespaces:
-                policies = add_policies(above, namespace.path, namespace.properties)
-                last: str | None = None
-                while entries := await self._store.entries(EntryKind.TABLE, namespace.path, last, _PAGE):
-                    yield entries, policies
-                    last = entries[-1].name
-                async for page in self._pages(namespace.path, policies):
-                    yield page
-            after = namespaces[-1].path[-1]
+    async def _pages(self) -> AsyncIterator[tuple[list[Entry], Policies]]:
+        """The tables of all namespaces, in pages, with the policies that they inherit. Without recursion, as a
+        namespace may have a thousand levels, and with the properties of one namespace at a time."""
+        parents: list[_Parent] = [_Parent((), {})]
+        while parents:
+            path = await parents[-1].next(self._store)
+            if path is None:
+                parents.pop()
+                continue
+            namespace = await self._store.namespace(path)
+            if namespace is None:  # dropped meanwhile
+                continue
+            policies = add_policies(parents[-1].policies, path, namespace.properties)
+            last: str | None = None
+            while entries := await self._store.entries(EntryKind.TABLE, path, last, _PAGE):
+                yield entries, policies
+                last = entries[-1].name
+            parents.append(_Parent(path, policies))
+
+
+class _Parent:
+    """A namespace whose children are visited one by one."""
+
+    def __init__(self, path: NamespacePath, policies: Policies) -> None:
+        self._path = path
+        self.policies = policies
+        self._children: deque[NamespacePath] = deque()
+        self._last: str | None = None
+
+    async def next(self, store: PointerStore) -> NamespacePath | None:
+        if not self._children:
+            self._children += await store.namespaces(self._path, self._last, _PAGE)
+        if not self._children:
+            return None
+        child = self._children.popleft()
+        self._last = child[-1]
+        return child

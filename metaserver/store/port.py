@@ -75,8 +75,9 @@ class PointerStore(Protocol):
 
     async def namespace(self, path: NamespacePath) -> Namespace | None: ...
 
-    async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[Namespace]:
-        """Direct children of `parent` after `after`, in code-point order of their last level."""
+    async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
+        """The paths of direct children of `parent` after `after`, in code-point order of their last level. Without
+        their properties, which may have a megabyte each."""
 
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None: ...
 

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import structlog
 
+from seamark.metaserver.background import report
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import RetryLater, SeamarkError
 from seamark.metaserver.settings import Settings
@@ -161,7 +162,9 @@ class Timeline:
                     await self._look()
             except SeamarkError as error:
                 # The store is unavailable: watchers keep waiting, and their next request receives the error.
-                _log.warning("the timeline cannot be read", error=error.message)
+                report(_log.warning, "the timeline cannot be read", error=error.message)
+            except Exception:  # noqa: BLE001  without the poller, watchers would wait for ever
+                report(_log.exception, "the timeline cannot be read")
             self._ready.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s()):

@@ -15,13 +15,14 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
 import structlog
 
+from seamark.metaserver.background import running
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import CommitConflict, SeamarkError
 from seamark.metaserver.settings import Settings, redact_url
@@ -228,10 +229,7 @@ async def open_webhooks(
             )
             for url in dict.fromkeys(settings.webhook_urls)
         ]
-        tasks = [asyncio.create_task(deliverer.run(), name="webhook") for deliverer in deliverers]
-        try:
+        async with AsyncExitStack() as stack:
+            for deliverer in deliverers:
+                await stack.enter_async_context(running("webhook", deliverer.run))
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)

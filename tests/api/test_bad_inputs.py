@@ -30,7 +30,8 @@ async def test_none_of_them_leaves_a_trace(tmp_path: Path) -> None:
         async def state() -> object:
             found = [await store.entries(kind, ("db",), None, 100) for kind in EntryKind]
             files = sorted(str(path) for path in (tmp_path / "warehouse").rglob("*") if path.is_file())
-            return found, files, await store.namespaces((), None, 100), await store.instants(InstantFilter(), 100)
+            namespaces = [await store.namespace(path) for path in await store.namespaces((), None, 100)]
+            return found, files, namespaces, await store.instants(InstantFilter(), 100)
 
         before = await state()
         for bad in BAD_INPUTS:

@@ -54,14 +54,32 @@ async def test_refs_leaves_out_the_snapshots_that_nothing_names(api: Api) -> Non
     assert (await api("GET", f"{TABLE}?snapshots=some")).error[0] == 400
 
 
-async def test_the_etag_follows_the_asked_access_and_the_name(api: Api) -> None:
-    await api.table()
-    plain = (await api("GET", TABLE)).headers["ETag"]
-    asked = (await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})).headers["ETag"]
-    assert plain != asked
-    names = [{"namespace": ["db"], "name": name} for name in ("t", "u")]
-    await api("POST", "/v1/tables/rename", {"source": names[0], "destination": names[1]})
-    assert (await api("GET", "/v1/namespaces/db/tables/u")).headers["ETag"] != plain
+async def test_the_etag_follows_the_asked_access_and_the_name(tmp_path: Path) -> None:
+    keys = {"s3_access_key_id": "a", "s3_secret_access_key": "b"}
+    async with running(tmp_path, s3_client_access="static", **keys) as server:
+        api = Api(server)
+        await api.table()
+        plain = (await api("GET", TABLE)).headers["ETag"]
+        asked = (await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})).headers["ETag"]
+        assert plain != asked
+        names = [{"namespace": ["db"], "name": name} for name in ("t", "u")]
+        await api("POST", "/v1/tables/rename", {"source": names[0], "destination": names[1]})
+        assert (await api("GET", "/v1/namespaces/db/tables/u")).headers["ETag"] != plain
+
+
+async def test_headers_that_ask_for_the_same_access_share_one_compressed_answer(api: Api) -> None:
+    """A client could fill the cache of metadata with an answer for each of its headers."""
+    await api.table(properties={f"p{number}": "x" * 100 for number in range(200)})
+    cache = api.server.parts.catalog.documents.cache
+    headers = {"Accept-Encoding": "gzip"}
+    tags = set()
+    for number in range(8):
+        given = {**headers, "X-Iceberg-Access-Delegation": f"nothing-{number}, remote-signing"}
+        tags.add((await api("GET", TABLE, headers=given)).headers["ETag"])
+        if not number:
+            entries = len(cache)
+    assert len(cache) == entries
+    assert len(tags) == 1
 
 
 async def test_rotated_storage_keys_are_never_hidden_by_a_304(tmp_path: Path) -> None:

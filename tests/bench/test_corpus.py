@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from bench import readme
-from bench.corpus.run import EVERY, PEER, queries, run
+from bench.corpus.needed import HeldRows, fewest
+from bench.corpus.run import EVERY, NEEDED, PEER, queries, run
 from bench.report import OURS
 
 
@@ -16,6 +19,34 @@ def test_the_corpus_has_each_query_once() -> None:
     asked = queries()
     assert len({one.title for one in asked}) == len(asked)
     assert any(f"all: {len(asked)} queries" == case for case, _ in readme.CORPUS_CLAIMS["corpus"])
+
+
+def test_no_file_can_be_left_out_of_those_that_are_needed(tmp_path: Path) -> None:
+    facts, days = [], []
+    with duckdb.connect() as con:
+        for number in range(8):
+            facts.append(str(tmp_path / f"fact{number}.parquet"))
+            con.execute(f"COPY (SELECT {number} AS day, unnest([1, 2, 3]) AS amount) TO '{facts[-1]}'")
+        days.append(str(tmp_path / "days.parquet"))
+        con.execute(f"COPY (SELECT unnest(range(8)) AS day, unnest(range(8)) % 4 AS kind) TO '{days[-1]}'")
+    with closing(HeldRows({("s", "fact"): facts, ("s", "days"): days})) as held:
+        assert held.needed("s", "SELECT sum(amount) FROM fact JOIN days USING (day) WHERE kind = 3") == [2, 1]
+        assert held.needed("s", "SELECT count(*) FROM fact WHERE day > 20") == [0]
+        assert held.needed("s", "SELECT max(day) FROM fact") == [1]
+        assert held.needed(
+            "s", "WITH f AS (SELECT * FROM fact f WHERE f.day < 3) FROM f, days d WHERE f.day = d.day"
+        ) == [
+            3,
+            1,
+        ]
+        assert held.needed("s", "SELECT sum(amount) FROM fact") == [8]
+        twice = "SELECT (SELECT sum(fact.amount) FROM fact WHERE day = 1), (SELECT count(*) FROM fact WHERE day > 3)"
+        assert held.needed("s", twice) == [1, 4]
+
+
+@pytest.mark.parametrize("wanted", [set(), {0}, {7}, {2, 3, 6}, set(range(8))])
+def test_files_are_left_out_until_each_is_needed(wanted: set[int]) -> None:
+    assert fewest(range(8), lambda kept: wanted <= set(kept)) == wanted
 
 
 @pytest.mark.slow
@@ -27,6 +58,7 @@ def test_queries_read_fewer_files_than_by_duckdb_alone(tmp_path: Path) -> None:
     for one in queries():
         row = rows[one.title, "files"]
         assert row.values[OURS] <= row.values[EVERY], row
+        assert row.values[NEEDED] <= row.values[EVERY], row
     every = rows[f"all: {len(queries())} queries", "files read"].values
     assert every[OURS] < every[PEER] < every[EVERY]
     pruned = rows[f"all: {len(queries())} queries", "read fewer than all files"]

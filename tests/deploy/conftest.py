@@ -6,18 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deploy.access_rules import open_ruled_trino
+from tests.deploy.access_rules import access_control
 from tests.deploy.shop import Shop, open_shop
 from tests.services.s3 import S3
-from tests.services.trino import Trino
 from tests.services.trino_lake import TrinoLake, open_trino_lake
 
 
 @pytest.fixture(scope="package")
 def trino_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[TrinoLake]:
     """One Trino, over a server with tables on local files and one with tables in S3. A namespace that a test makes is
-    its own; whoever stops any part of it starts it again."""
-    with open_trino_lake(tmp_path_factory.mktemp("trino"), s3) as lake:
+    its own; whoever stops any part of it starts it again. It has access control: a second Trino that alone has it
+    would take half of the CPU time of its tests to start and to warm up."""
+    folder = tmp_path_factory.mktemp("trino")
+    with open_trino_lake(folder, s3, access_control(folder)) as lake:
         yield lake
 
 
@@ -26,10 +27,3 @@ def shop(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Ite
     """A shop in the folder's Trino, and a proxy before it."""
     with open_shop(tmp_path_factory.mktemp("shop"), trino_lake) as opened:
         yield opened
-
-
-@pytest.fixture(scope="package")
-def ruled_trino(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[Trino]:
-    """The folder's one Trino with access control, over the server with tables on local files."""
-    with open_ruled_trino(tmp_path_factory.mktemp("ruled"), trino_lake.seamark.base_url) as trino:
-        yield trino

@@ -65,8 +65,8 @@ def fill(seamark: Seamark) -> None:
 
 
 @pytest.fixture(scope="module")
-def ruled(trino_lake: TrinoLake, ruled_trino: Trino, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ruled]:
-    seamark, coordinator = trino_lake.seamark, ruled_trino
+def ruled(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ruled]:
+    seamark, coordinator = trino_lake.seamark, trino_lake.trino
     fill(seamark)
     with trino_proxy(
         tmp_path_factory.mktemp("ruled"),

@@ -11,7 +11,7 @@ import pytest
 import trino.exceptions
 
 from tests.deploy.shop import Shop, eventually, post, rows_of, told
-from tests.services.trino import NEEDS_TRINO, Trino
+from tests.services.trino import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
 pytestmark = NEEDS_TRINO
@@ -29,13 +29,13 @@ VIEWS = (
 
 
 @pytest.fixture(scope="module")
-def guarded(shop: Shop, ruled_trino: Trino, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def guarded(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """In a Trino that knows who may read what: anna owns the views, the others may read some, and no table."""
-    coordinator, folder = ruled_trino, tmp_path_factory.mktemp("guarded")
+    coordinator, folder = shop.trino, tmp_path_factory.mktemp("guarded")
     with trino_proxy(
         folder, "--trino", coordinator.base_url, "--budget-ms", "3000", seamark=shop.planner.base_url
     ) as proxy:
-        made = replace(shop, trino=coordinator, proxy=proxy)
+        made = replace(shop, proxy=proxy)
         as_owner = {"user": "anna"}
         rows_of(coordinator.port, "CREATE SCHEMA seamark.guarded", **as_owner)
         for name, security, text in VIEWS:
@@ -134,9 +134,8 @@ def test_the_name_of_a_plan_view_leads_nowhere_soon_after(guarded: Shop) -> None
 def plan_view_of(shop: Shop, sql: str) -> str:
     """What Trino was asked in the place of `sql`."""
     rows_of(shop.proxy.port, sql, user="rita", schema="guarded")
-    asked = rows_of(
-        shop.trino.port, "SELECT query FROM system.runtime.queries WHERE query LIKE '%~plan~%'", user="anna"
-    )
+    made = """SELECT query FROM system.runtime.queries WHERE "user" = 'rita' AND query LIKE '%~plan~%'"""
+    asked = rows_of(shop.trino.port, made, user="anna")
     view = re.search(r"FROM (\w+)", sql)
     assert view is not None
     names = {one for (text,) in asked for one in re.findall(rf'"({view[1]}~plan~[0-9a-f]{{32}})"', text)}

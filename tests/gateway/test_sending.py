@@ -9,11 +9,16 @@ from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+from aiohttp import web
+
 from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.sending import STEP_BYTES, STEP_LEAST_BYTES, SendBudget, Unsent
 from tests.gateway.fake_store import FakeStore
 from tests.gateway.test_cache import BLOCK, location, new_name, worker
 from tests.seeds import first_seed
+from tests.waits import until
 
 BUDGET = 8 << 20
 
@@ -102,3 +107,46 @@ async def test_slow_readers_get_every_byte_and_keep_no_blocks_of_their_own(tmp_p
     assert 0 < most <= (1 << 20) + 10 * STEP_LEAST_BYTES
     budget.check_invariants()
     assert budget.taken_bytes == 0
+
+
+async def test_what_waits_for_slow_readers_is_counted_and_is_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 readers that take nothing, and a budget of 1 MiB: their connections keep what the budget counts, and the
+    headers."""
+    rng = random.Random(1)
+    store, path = FakeStore(rng), new_name(rng)
+    store.put(location(path), rng.randbytes(16 * BLOCK))
+    transports: list[asyncio.Transport] = []
+    async with worker(store, tmp_path, SimulatedClock(1), gateway_send_bytes=1 << 20) as one:
+        assert await one.get(path) == store.objects[location(path)].data
+        answer = one.backend.answer
+
+        async def answer_to_slow(call: S3Call) -> web.StreamResponse:
+            transport = call.request.transport
+            assert transport is not None
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            transport.set_write_buffer_limits(high=1)  # as a connection of the gateway
+            transports.append(transport)
+            return await answer(call)
+
+        monkeypatch.setattr(one.backend, "answer", answer_to_slow)
+        monkeypatch.setattr(one.backend, "begin", lambda *_: None)
+        address, sockets = urlsplit(one.url), []
+        try:
+            for _ in range(40):
+                sock = socket.socket()
+                sockets.append(sock)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.setblocking(False)
+                loop = asyncio.get_running_loop()
+                await loop.sock_connect(sock, (address.hostname, address.port))
+                await loop.sock_sendall(sock, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            await until(lambda: len(transports) == 40 and all(each.get_write_buffer_size() for each in transports))
+            counted = one.backend._sending.taken_bytes
+            assert 0 < sum(each.get_write_buffer_size() for each in transports) <= counted + 40 * 1024
+            assert counted <= (1 << 20) + 40 * STEP_LEAST_BYTES
+        finally:
+            for sock in sockets:
+                sock.close()
+        await until(lambda: one.backend._sending.taken_bytes == 0)

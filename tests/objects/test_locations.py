@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import sys
 import uuid
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
@@ -73,6 +74,14 @@ def test_what_check_lets_through_is_inside_by_every_reading(tail: str) -> None:
                 continue
             assert_inside(location, root)
             assert warehouse.check(location) == location, "normalising twice gives something else"
+
+
+def test_long_locations_are_not_kept_in_memory() -> None:
+    """One request may name thousands, and what is kept of each would be their characters three times."""
+    text = "s3://lake/" + "x" * 4000
+    before = sys.getrefcount(text)
+    assert parse_location(text).path == "x" * 4000
+    assert sys.getrefcount(text) == before
 
 
 def test_plain_names_stay_readable() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import random
 import threading
@@ -25,6 +26,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.indexes.coverage import file_ids_of
 from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.plan.cached_views import CachedView
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -260,6 +262,38 @@ async def test_a_principal_that_plans_many_tables_evicts_its_own_views(tmp_path:
         assert decoded > 3 * 2 * 6, "the tables of b have room beside those of a"
         await planned(planner, "a", [1, 0])
         assert planner.stats().decoded == decoded
+
+
+async def test_one_more_view_looks_at_no_other_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader can have tens of thousands of views, of parts of one table."""
+    table, _ = filled(tmp_path / "t", days=12, per_day=2)
+    looked: list[CachedView] = []
+    holder: Any = CachedView.holder  # the descriptor of the slot
+
+    def watched(cached: CachedView) -> str:
+        looked.append(cached)
+        return str(holder.__get__(cached))
+
+    monkeypatch.setattr(CachedView, "holder", property(watched, lambda cached, name: holder.__set__(cached, name)))
+    async with planning(tmp_path, plan_memory_bytes=4_000_000) as planner:
+        with answering("a"):
+            await numbers(planner, table.metadata, on_day(0))
+        counts, evicted = [], 0
+        with answering("b"):
+            for number, days in enumerate(itertools.combinations(range(12), 4)):
+                looked.clear()
+                views = len(planner._views)
+                found = await numbers(planner, table.metadata, {"type": "in", "term": "day", "values": list(days)})
+                assert found == [file for day in days for file in (2 * day, 2 * day + 1)]
+                counts.append(len({id(cached) for cached in looked}))
+                evicted += len(planner._views) <= views
+                if number % 100 == 0:
+                    planner.check_invariants()
+        assert evicted > 100
+        assert len(planner._views) > 50
+        assert max(counts[100:]) <= 10
+        assert await numbers(planner, table.metadata, on_day(0)) == [0, 1]
+        assert planner.stats().decoded == 12
 
 
 async def test_one_principal_alone_uses_the_whole_budget(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,8 @@ class TrinoLake:
 
 
 @contextmanager
-def open_trino_lake(folder: Path, s3: S3) -> Iterator[TrinoLake]:
+def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iterator[TrinoLake]:
+    """`properties` are further ones of Trino's."""
     warehouse = f"s3://{s3.create_bucket()}/warehouse"
     certificate, key = self_signed(folder)
     pair = folder / "trino.pem"
@@ -49,6 +50,7 @@ def open_trino_lake(folder: Path, s3: S3) -> Iterator[TrinoLake]:
             spooling=True,
             certificate=pair,
             by_name=True,
+            properties=properties,
         ) as trino,
     ):
         servers = {CATALOG: local, REMOTE: remote}

@@ -67,10 +67,10 @@ class NamesContract(OpenedStores):
         await store.transact([CreateNamespace((*NS, "a", "deep"), {}), CreateNamespace(("ns2",), {})])
         seen: list[str] = []
         while page := await store.namespaces(NS, seen[-1] if seen else None, 3):
-            seen += [child.path[-1] for child in page]
+            seen += [child[-1] for child in page]
         assert seen == sorted(leaves)
-        assert [child.path for child in await store.namespaces((), None, 10)] == [NS, ("ns2",)]
-        assert [child.path for child in await store.namespaces((), "ns", 10)] == [("ns2",)]
+        assert await store.namespaces((), None, 10) == [NS, ("ns2",)]
+        assert await store.namespaces((), "ns", 10) == [("ns2",)]
         assert await store.namespaces(("nowhere",), None, 10) == []
 
     async def test_properties_are_replaced_only_at_the_expected_version(self, store: GeneratorStore) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.store import operations
-from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, InstantState
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, InstantState, Namespace
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
@@ -198,10 +198,10 @@ class StoreMachine(RuleBasedStateMachine):
         await store.check_invariants()
         for parent in [(), *model.namespaces]:
             children = [path for path in model.namespaces if path[:-1] == parent]
-            listed = await _pages(lambda after, at=parent: store.namespaces(at, after, 2), lambda ns: ns.path[-1])
-            assert [(ns.path, (ns.properties, ns.version)) for ns in listed] == [
-                (path, model.namespaces[path]) for path in sorted(children)
-            ]
+            listed = await _pages(lambda after, at=parent: store.namespaces(at, after, 2), lambda path: path[-1])
+            assert listed == sorted(children)
+            for path in listed:
+                assert await store.namespace(path) == Namespace(path, *model.namespaces[path])
         for path in model.namespaces:
             for kind in EntryKind:
                 names = model.functions if kind is EntryKind.FUNCTION else model.relations

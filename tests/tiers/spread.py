@@ -1,11 +1,11 @@
 """How tests are spread over the processes of pytest-xdist (`pytest -n 3`).
 
-A file stays whole, since its fixtures are started once for all of it. All files that ask for Trino are one unit, and
-so are all that ask for Iceberg's planner in Java: a second JVM costs more to start and to warm up than it saves. Files
-that ask for Spark are two units, each with a session: one unit would take longer than all other tests. The units begin
-first, each in a process; what else takes longest, by the kept durations, follows. So no process is left alone with
-something long at the end. Tests wait for JVMs, servers and disks for much of their time, which is why four processes
-suit two cores. Without `-n` nothing of this has any effect.
+A file stays whole, since its fixtures are started once for all of it. All files that ask for Iceberg's planner in Java
+are one unit: a second JVM costs more to start and to warm up than it saves. Files that ask for Spark are two units,
+each with a session: one unit would take longer than all other tests. Those that ask for Trino are in the second,
+because some of them ask for Spark, too. The units begin first, each in a process; what else takes longest, by the kept
+durations, follows. So no process is left alone with something long at the end. Tests wait for JVMs, servers and disks
+for much of their time, which is why there are more processes than cores. Without `-n` nothing of this has any effect.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tests.tiers.durations import read_durations
 
 UNITS = {
     "Spark": ("tests/engines/spark/",),
-    "Spark beside other engines": (
+    "Spark and Trino beside other engines": (
         "tests/engines/test_",
         "tests/docs/test_spark_pages.py",
         "tests/deploy/test_services.py",
+        "tests/deploy/test_trino",
         "tests/faults/test_lost_replies.py::test_spark_",
         "tests/gateway/test_engines.py::test_spark_",
     ),
-    "Trino": ("tests/deploy/test_trino",),
     "Java's planner": (
         "tests/planner/test_oracle.py",
         "tests/planner/test_lake.py",

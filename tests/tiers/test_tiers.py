@@ -44,7 +44,7 @@ def test_what_the_tiers_name_exists() -> None:
 
 
 def test_engines_begin_first_then_what_took_longest_and_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = {"tests/a.py": 2.0, "tests/b.py": 9.0, "tests/engines/test_x.py": 5.0, "tests/deploy/test_trino.py": 7.0}
+    kept = {"tests/a.py": 2.0, "tests/b.py": 9.0, "tests/engines/test_x.py": 5.0, "tests/planner/test_lake.py": 7.0}
     durations = {place: Duration(place, 1, wall_s, 0.0) for place, wall_s in kept.items()}
     monkeypatch.setattr(spread, "read_durations", lambda: durations)
     ids = [
@@ -52,7 +52,7 @@ def test_engines_begin_first_then_what_took_longest_and_units_stay_whole(monkeyp
         "tests/new.py::1",
         "tests/engines/test_x.py::1",
         "tests/b.py::1",
-        "tests/deploy/test_trino.py::1",
+        "tests/planner/test_lake.py::1",
     ]
     ids += ["tests/a.py::2", "tests/engines/test_x.py::2"]
     ids.append("tests/rck/test_compliance.py::1")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seamark.connector.client.client import SeamarkClient
+from seamark.connector.read.chosen_rows import read_chosen
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, plan, restrict_to_rows
@@ -47,6 +48,8 @@ class LocatedRows:
     positions: Longs
     values: pa.Table
     read: frozenset[str]
+    keys: Longs | None = None
+    """The ordinal of each row's key, if keys located it."""
 
     def matched(self, rows: Longs) -> list[MatchedRows]:
         """These rows by file."""
@@ -76,17 +79,16 @@ def locate_by_keys(
     reading = plan_read(opened, rest, TRUE)
     values = reading.arrow.empty_table()
     if rest:
-        reader = TaskReader(reading, opened.storage)
-        values = pa.Table.from_batches(
-            [batch for file in located.files for batch in reader.read(file.task, file.positions)], reading.arrow
-        )
+        chosen = [(file.task, file.positions) for file in located.files]
+        read = read_chosen(reading, opened.storage, chosen)
+        values = pa.Table.from_batches([batch for batches in read for batch in batches], reading.arrow)
         if len(values) != count:
             raise NotLocated("the index names rows that are not stored")
     columns = {name: values[name] for name in rest} | {
         name: column.take(pa.array(ordinals)) for name, column in known.items()
     }
     table = pa.table({**{name: columns[name] for name in names}, PLACE: np.arange(count)})
-    return LocatedRows(tuple(file.task for file in located.files), files, positions, table, located.read)
+    return LocatedRows(tuple(file.task for file in located.files), files, positions, table, located.read, ordinals)
 
 
 def locate_by_filter(

@@ -6,7 +6,8 @@
   removed would pass.
 - A condition on a grouping key is pushed to the rows of the groups. Of sets of groups, it is a key of every set.
 - If all aggregates of a block without groups have FILTER, only rows that meet one of these conditions count.
-- A condition on a column is also true for an equal column of the same type.
+- A condition on a column is also true for an equal column of the same type. Columns are equal by AND, or by each branch
+  of OR.
 - A disjunction of conditions on several sources is a disjunction of semi-joins for a source that is joined with them.
 - If a row is used only with a join partner, and its columns equal columns of a stored table, its values are among the
   values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
@@ -20,7 +21,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
@@ -53,8 +54,10 @@ from seamark.connector.trino.statements.joined_sources import (
 from seamark.connector.trino.statements.partners import (
     Equal,
     across,
+    at_reference,
     comparable,
     groups_of,
+    on_references,
     pairs_by_partner,
     partner_values,
     period_of,
@@ -68,6 +71,7 @@ from seamark.connector.trino.statements.scopes import (
     Scope,
     canonical_name,
     is_exact,
+    output_name,
     star_qualifier,
 )
 
@@ -109,7 +113,7 @@ class Block:
         for projection in self.projections:
             star = star_qualifier(projection)
             if star is None:
-                answers.add(_output_name(projection) == column)
+                answers.add(output_name(projection) == column)
             elif star == "":
                 answers |= {source.result.has(column) for source in self.sources}
             else:
@@ -121,7 +125,7 @@ class Block:
             return self.sources[0].result.names()
         if any(star_qualifier(one) is not None for one in self.projections):
             return None
-        return tuple(_output_name(one) for one in self.projections)
+        return tuple(output_name(one) for one in self.projections)
 
     def kind(self, column: str) -> str | None:
         if column not in self._kinds:
@@ -145,7 +149,7 @@ class Block:
         if self.tree is not None:
             above = move(wanted, lambda reference: self._output(reference[1])) if self.passes else None
             if self.is_grouped:
-                above = _on_references(above, self._key_references())
+                above = on_references(above, self._key_references())
             above = all_of([self._before_windows(above), self._of_groups(), self._of_filters(), self.correlated])
             if self.where is not None:
                 equal = self._equals(self.where)
@@ -167,7 +171,7 @@ class Block:
         """The part of a condition on the result that leaves out whole partitions of every window function."""
         for window in self.windows:
             keys = window.args.get("partition_by") or []
-            condition = _on_references(condition, {self._resolve(key) for key in keys if type(key) is exp.Column})
+            condition = on_references(condition, {self._resolve(key) for key in keys if type(key) is exp.Column})
         return condition
 
     def _of_groups(self) -> Condition | None:
@@ -206,7 +210,7 @@ class Block:
             found = partner.origin([reference[1]])
             if found is not None and partner.kind(reference[1]) == query._kind(own):
                 table, (column,) = found
-                alone = _at(_on_references(table.predicate, {(0, column)}), own)
+                alone = at_reference(on_references(table.predicate, {(0, column)}), own)
                 parts.append(weaken(alone, lambda atom: atom if isinstance(atom, ColumnComparison) else None))
         query.correlated = all_of(parts)
 
@@ -286,15 +290,26 @@ class Block:
     # Equal columns
 
     def _equals(self, node: exp.Expr | None) -> list[Equal]:
-        """Columns that are equal for each row where `node` is true."""
-        found = []
+        """Columns that are equal for each row where `node` is true. Of OR those that each branch requires."""
+        found: list[Equal] = []
         for part in conjuncts(node):
+            if isinstance(part, exp.Or):
+                found += self._equals_in_each(part)
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
             references = [self._resolve(side) for side in sides if type(side) is exp.Column]
             known = [reference for reference in references if reference is not None]
             if len(known) == 2 and comparable(*(self._kind(reference) for reference in known)):
                 found.append((known[0], known[1]))
         return found
+
+    def _equals_in_each(self, either: exp.Or) -> list[Equal]:
+        common: dict[Equal, None] | None = None
+        for branch in either.flatten():
+            equal = {(min(one), max(one)): None for one in self._equals(branch)}
+            common = equal if common is None else {one: None for one in common if one in equal}
+            if not common:
+                break
+        return list(common or ())
 
     def _equals_on(self, join: JoinedSource) -> list[Equal]:
         """The equal columns of ON, which sees the sources of its join only: another name may be of an outer block."""
@@ -394,7 +409,7 @@ class Block:
 
     def _has_alias(self, name: str) -> bool:
         """Whether SELECT gives this name: DuckDB finds it in WHERE before the columns of an outer block."""
-        return any(isinstance(one, exp.Alias) and _output_name(one) == name for one in self.projections)
+        return any(isinstance(one, exp.Alias) and output_name(one) == name for one in self.projections)
 
     def _kind(self, reference: ColumnReference) -> str | None:
         return self.sources[reference[0]].result.kind(reference[1])
@@ -410,7 +425,7 @@ class Block:
             references = references_of(part)
             if len(references) == 1 and len(parts) < LEAVES_MAX:  # `all_of` takes no more
                 (reference,) = references
-                parts += [_at(part, other) for other in sorted(groups.get(reference, references) - references)]
+                parts += [at_reference(part, other) for other in sorted(groups.get(reference, references) - references)]
         return all_of(parts)
 
     def _output(self, name: str) -> ColumnReference | None:
@@ -420,7 +435,7 @@ class Block:
             star = star_qualifier(projection)
             if star is not None:
                 stars.append(star)
-            elif _output_name(projection) == name:
+            elif output_name(projection) == name:
                 column = projection.this if isinstance(projection, exp.Alias) else projection
                 return self._resolve(column) if type(column) is exp.Column else None
         if len(stars) != 1:
@@ -478,22 +493,6 @@ class Block:
         return [source for source in self.sources if source.name == qualifier]
 
 
-def _at(condition: Condition | None, reference: ColumnReference) -> Condition | None:
-    return move(condition, lambda _: reference)
-
-
-def _on_references(condition: Condition | None, references: Collection[ColumnReference | None]) -> Condition | None:
-    return move(condition, lambda reference: reference if reference in references else None)
-
-
 def _is_plain(name: str) -> bool:
     """No hidden column, and no name that the catalog would read as a struct field."""
     return "$" not in name and "." not in name
-
-
-def _output_name(projection: exp.Expr) -> str | None:
-    if isinstance(projection, exp.Alias):
-        return canonical_name(projection.alias)
-    if type(projection) is exp.Column or isinstance(projection, exp.Dot):
-        return canonical_name(projection.name) or None
-    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from sqlglot import exp
@@ -41,6 +41,14 @@ def comparable(one: str | None, other: str | None) -> bool:
 
 def restricted(condition: Condition | None, sources: frozenset[int]) -> Condition | None:
     return move(condition, lambda reference: reference if reference[0] in sources else None)
+
+
+def at_reference(condition: Condition | None, reference: ColumnReference) -> Condition | None:
+    return move(condition, lambda _: reference)
+
+
+def on_references(condition: Condition | None, references: Collection[ColumnReference | None]) -> Condition | None:
+    return move(condition, lambda reference: reference if reference in references else None)
 
 
 def semi_joins(pairs: list[tuple[ColumnReference, str]], partner: Scope) -> list[SemiJoin]:

@@ -153,7 +153,7 @@ class Queries:
         inner = [(query, result, None) for query, result in self.within(expressions, visible)]
         having = node.args.get("having")
         return Block(
-            projections=list(node.expressions),
+            projections=[_without_brackets(one) for one in node.expressions],
             where=None if where is None else where.this,
             sources=tables.sources,
             tree=tables.tree,
@@ -345,6 +345,16 @@ def _counted(aggregate: exp.Expr) -> list[exp.Expr]:
         return [value.this]
     when = [branch.this for branch in value.args["ifs"]]
     return when if value.this is None else [exp.EQ(this=value.this.copy(), expression=one.copy()) for one in when]
+
+
+def _without_brackets(projection: exp.Expr) -> exp.Expr:
+    """`(a)` is the column `a`, and has its name."""
+    alias = projection if isinstance(projection, exp.Alias) else None
+    inner = projection if alias is None else alias.this
+    column = inner.unnest()
+    if type(column) is not exp.Column or column is inner:
+        return projection
+    return column if alias is None else exp.Alias(this=column.copy(), alias=alias.args["alias"])
 
 
 def _is_star(projection: exp.Expr) -> bool:

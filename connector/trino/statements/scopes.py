@@ -370,3 +370,11 @@ def star_qualifier(projection: exp.Expr) -> str | None:
         # More than one: a table with its schema, or a struct.
         return canonical_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
     return None
+
+
+def output_name(projection: exp.Expr) -> str | None:
+    if isinstance(projection, exp.Alias):
+        return canonical_name(projection.alias)
+    if type(projection) is exp.Column or isinstance(projection, exp.Dot):
+        return canonical_name(projection.name) or None
+    return None

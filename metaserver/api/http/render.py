@@ -29,7 +29,7 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.credentials import VendedKeys
-from seamark.metaserver.objects.vending import gateway_address, storage_config
+from seamark.metaserver.objects.vending import access_mechanism, gateway_address, storage_config
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import NamespacePath, ShownPlan
@@ -76,8 +76,10 @@ def table_etag(
     path = table_path(namespace, name, settings.prefix)
     config = (settings.scan_planning_mode, *_storage_settings(settings), *_grant_stamp(call, namespace))
     ids = ",".join(str(plan.shown_id) for plan in shown)
+    # Not the header itself: a client could send another one each time, and each tag has its compressed answer.
+    access = access_mechanism(settings, call.headers.get(DELEGATION)) or ""
     tag = _shown_etag if shown else _etag
-    return tag(_REVISION, metadata_location, mode, call.headers.get(DELEGATION, ""), path, *config, ids)
+    return tag(_REVISION, metadata_location, mode, access, path, *config, ids)
 
 
 @lru_cache(maxsize=8192)

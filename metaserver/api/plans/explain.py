@@ -7,7 +7,7 @@ request, are those that an engine with the same predicate would read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
+from seamark.metaserver.api.plans.unpruned import unpruned_reasons
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest
@@ -152,6 +153,9 @@ class ExplainResponse(msgspec.Struct, rename="kebab"):
         doc("The kept files, if the request lists them.", items={"$ref": "#/components/schemas/ContentFile"}),
     ] = msgspec.UNSET
     joins: JoinOutcomes = msgspec.UNSET
+    unpruned_reasons: Annotated[
+        tuple[str, ...], doc("Why all files are read: conditions, joins and limits. Empty if files are left out.")
+    ] = ()
 
 
 class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -195,10 +199,17 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
 
 
 async def explain_scan(
-    call: Call, loaded: LoadedTable, wanted: ScanRequest, read: sql.SqlFilter, joins: Joins, listed: int = 0
+    call: Call,
+    loaded: LoadedTable,
+    wanted: ScanRequest,
+    read: sql.SqlFilter,
+    joins: Joins,
+    listed: int = 0,
+    beside: Sequence[str] = (),
 ) -> bytes:
-    """The `ExplainResponse` of one scan, encoded. `read`: what the filter of `wanted` was read from. Forbidden and
-    NotFound for a table of `joins`; BadRequest for a filter or a join that cannot be bound."""
+    """The `ExplainResponse` of one scan, encoded. `read`: what the filter of `wanted` was read from. `beside`: reasons
+    why a query has further joins that are not in `joins`. Forbidden and NotFound for a table of `joins`; BadRequest for
+    a filter or a join that cannot be bound."""
     bind, is_long = partial(BoundScan.bind, loaded.metadata, wanted), is_longer(wanted.filter, IN_LOOP_VALUES)
     bound_scan = await call.in_turn(bind) if is_long else bind()
     filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
@@ -207,7 +218,15 @@ async def explain_scan(
     scan = await call.app[PLANNER].explain(bound_scan, loaded.entry)
 
     def answer() -> bytes:
-        return encode_json(_explained(scan, read, listed, outcomes))
+        reasons = unpruned_reasons(
+            (scan.stages[0].files_in if scan.stages else scan.files, scan.files),
+            joins,
+            () if outcomes is msgspec.UNSET else outcomes,
+            has_condition=wanted.filter != TRUE,
+            complete=scan.complete,
+            beside=beside,
+        )
+        return encode_json(_explained(scan, read, listed, outcomes, reasons))
 
     if is_long:
         return await call.in_turn(answer)
@@ -230,7 +249,9 @@ async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> 
     return await read_in_turn(call, len(body.where), read)
 
 
-def _explained(scan: ScanPlan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes) -> ExplainResponse:
+def _explained(
+    scan: ScanPlan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes, reasons: tuple[str, ...]
+) -> ExplainResponse:
     files = files_at(scan.view, scan.entry_ids)
     deletes = {delete for applying in scan.deletes_of(scan.entry_ids) for delete in applying}
     residuals, complete = _residuals(scan)
@@ -257,6 +278,7 @@ def _explained(scan: ScanPlan, read: sql.SqlFilter, listed: int, outcomes: JoinO
         residuals_complete=complete,
         kept=kept,
         joins=outcomes,
+        unpruned_reasons=reasons,
     )
 
 

@@ -109,13 +109,14 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     references = await read_in_turn(call, len(body.query), partial(query.references, columns))
     if len(references) > TABLES_MAX:
         raise BadRequest(f"The query reads {len(references)} tables; the limit is {TABLES_MAX}")
-    wanted = _joins(references, paths, loaded)
+    wanted, beside = _joins(references, paths, loaded)
     known = {column.name.lower() for table in tables.values() for column in table.metadata.current_schema.fields}
     find_unknown = partial(query_notes.unknown_columns, body.query, body.dialect, list(query.names.values()), known)
     notes = await read_in_turn(call, len(body.query), find_unknown)
     explained = []
     for number, one in sorted(references.items(), key=lambda item: item[1].start):
-        plan = await _explained(call, body.query, paths[one.key], loaded[one.key], one, wanted.get(number, []), notes)
+        asked = wanted.get(number, []), beside[number]
+        plan = await _explained(call, body.query, paths[one.key], loaded[one.key], one, asked, notes)
         explained.append(plan)
         notes = {}  # a column that no table has is reported once
     return web.Response(body=encode_json(ExplainQueryResponse(explained)), content_type="application/json")
@@ -139,17 +140,19 @@ def _joins(
     references: Mapping[int, query_tables.TableReference],
     paths: Mapping[Hashable, tuple[str, ...]],
     loaded: Mapping[Hashable, LoadedTable],
-) -> dict[int, list[JoinSpec]]:
-    """The joins by which engines' connectors would let the server leave files out, by the number of the reference."""
+) -> tuple[dict[int, list[JoinSpec]], dict[int, list[str]]]:
+    """The joins by which engines' connectors would let the server leave files out, by the number of the reference; and
+    why they request no other joins."""
     planned_scans = {number: joins.PlannedScan(one.scan, "", paths[one.key]) for number, one in references.items()}
     scans = [(one.scan, loaded[one.key]) for one in references.values()]
     known = {(scan.catalog, scan.schema, scan.table): _known(table) for scan, table in scans}
     limits = joins.find_dimensions(planned_scans, known)
-    return {
+    wanted = {
         number: decode_as(encode_json([one.request().body() for one in limits[planned]]), list[JoinSpec], "A join")
         for number, planned in planned_scans.items()
         if planned in limits
     }
+    return wanted, {number: joins.why_not_requested(number, planned_scans, known, limits) for number in planned_scans}
 
 
 def _known(table: LoadedTable) -> async_client.KnownTable:
@@ -165,10 +168,10 @@ async def _explained(
     path: tuple[str, ...],
     loaded: LoadedTable,
     reference: query_tables.TableReference,
-    wanted: list[JoinSpec],
+    asked: tuple[list[JoinSpec], list[str]],
     notes: dict[str, str],
 ) -> ExplainedTable:
-    """`notes`: parts of the query that are not used, and why."""
+    """`asked`: joins, and why others are not requested. `notes`: parts of the query that are not used, and why."""
     scan, metadata = reference.scan, loaded.metadata
     expression: Expression = TRUE
     if scan.condition is not None and scan.filter is not None:
@@ -191,7 +194,8 @@ async def _explained(
                 use_snapshot_schema=scan.is_past,
             ),
             read,
-            wanted,
+            asked[0],
+            beside=asked[1],
         )
     except BadRequest as error:
         raise BadRequest(f"{show(path[:-1], path[-1])}: {error.message}") from None

@@ -20,6 +20,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from seamark.cache.memory import MemoryCache
+from seamark.cache.sizes import object_bytes
 from seamark.metaserver.api.formats.pieces import send
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route, add_endpoints
@@ -140,7 +141,8 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     answer, scan, read = await _plan(call, await _loaded_from(call, entry), body)
     if scan is not None and scan.complete and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
         sent = _CachedAnswer(answer.body, answer.headers.copy(), scan.considered, scan.files, read)
-        app[ANSWERS].put(known, sent, len(sent.body) + len(body) + 1000)
+        # The key has headers, of which a client may send new ones of 8 KiB with each request.
+        app[ANSWERS].put(known, sent, len(sent.body) + object_bytes(known) + 1000)
     return answer
 
 

@@ -38,7 +38,7 @@ async def list_namespaces(call: Call) -> dict[str, Any]:
     if parent:  # the top level is open to all; namespaces that the caller may not see are left out
         call.allow(parent)
     page = await call.app[CATALOG].namespaces.list(parent, token, size, call.sees)
-    return {"namespaces": [namespace.path for namespace in page.items], "next-page-token": page.next_token}
+    return {"namespaces": page.items, "next-page-token": page.next_token}
 
 
 @Route("POST", _NAMESPACES, "createNamespace", check=Check.SOMEWHERE, is_idempotent=True).takes(_CreateNamespace)

@@ -18,7 +18,7 @@ from email.utils import formatdate
 from functools import lru_cache, partial
 
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
 from seamark.cache.single_flight import SingleFlight
@@ -35,6 +35,7 @@ from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.caching.tiers import CacheTiers
 from seamark.metaserver.gateway.caching.written_once import kind_of
 from seamark.metaserver.gateway.conditions import check_read, read_range
+from seamark.metaserver.gateway.connection import SentAnswer
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.s3_scope import Address, parse_delete_body
 
@@ -321,13 +322,10 @@ class CachingBackend:
             check_read(call.headers, record.etag, record.modified_s)
         part = read_range(call.headers.get("range"), record.size)
         start, length = part or (0, record.size)
-        headers = {**record.headers, "Accept-Ranges": "bytes", "x-amz-request-id": call.request_id}
-        response = PromptResponse(status=206 if part else 200, headers=headers)
-        if part:
-            response.headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{record.size}"
-        response.content_length = length
+        request = call.request
         if call.method == "HEAD":
-            await response.prepare(call.request)
+            response = _response(record, part, call)
+            await response.prepare(request)
             await response.write_eof()
             return response
         continues = self._continues(record, start)
@@ -335,23 +333,27 @@ class CachingBackend:
         unsent = Unsent(self._sending, owner.holder)
         pieces = self._reader.read(record, start, start + length, owner, unsent, counted=not continues)
         async with aclosing(pieces):
-            await self._send(response, call, pieces)
-        return response
-
-    async def _send(self, response: web.StreamResponse, call: S3Call, pieces: AsyncGenerator[memoryview]) -> None:
-        # The first piece precedes the header, so that an error before it has its own status.
-        first = await anext(pieces, None)
-        await response.prepare(call.request)
-        try:
-            if first is not None:
-                await response.write(first)
-                del first
-            await _send_rest(call.request.writer, pieces)
-        except BrokenAnswer:
-            if call.request.transport is not None:
-                call.request.transport.abort()
-            return
+            # The first piece precedes the header, so that an error before it has its own status.
+            first = await anext(pieces, None)
+            try:
+                if request.keep_alive and request.version == HttpVersion11:
+                    head = _head(record, part, call.request_id, self._clock.now_ms())
+                    _start(request, [head] if first is None else [head, first])
+                    del first
+                    await _send_rest(request.writer, pieces)
+                    return SentAnswer(206 if part else 200, length)
+                response = _response(record, part, call)
+                await response.prepare(request)
+                if first is not None:
+                    await response.write(first)
+                    del first
+                await _send_rest(request.writer, pieces)
+            except BrokenAnswer:
+                if request.transport is not None:
+                    request.transport.abort()
+                return SentAnswer(206 if part else 200, length)
         await response.write_eof()
+        return response
 
     def _continues(self, record: ObjectRecord, start: int) -> bool:
         """Whether a read continues the previous read within a block."""
@@ -375,10 +377,32 @@ class CachingBackend:
             self._sequences.popitem(last=False)
 
 
+def _response(record: ObjectRecord, part: tuple[int, int] | None, call: S3Call) -> web.StreamResponse:
+    """aiohttp's response with the part (start, length), or the whole object: not yet prepared."""
+    start, length = part or (0, record.size)
+    headers = {**record.headers, "Accept-Ranges": "bytes", "x-amz-request-id": call.request_id}
+    response = PromptResponse(status=206 if part else 200, headers=headers)
+    if part:
+        response.headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{record.size}"
+    response.content_length = length
+    return response
+
+
+def _start(request: web.BaseRequest, pieces: list[bytes | memoryview]) -> None:
+    """Gives header and first bytes to the connection with one call and without a copy, which aiohttp's writer would
+    make and keep until the client has taken it. ConnectionResetError if the client is gone."""
+    transport = request.transport
+    if transport is None or transport.is_closing():
+        raise ConnectionResetError("The client closed the connection")
+    request.writer.output_size = 1  # from here on, an error has to break the connection
+    transport.writelines(pieces)
+
+
 async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memoryview]) -> None:
     """Sends what follows the first bytes. BrokenAnswer if it cannot be read. Returns when the client has taken all."""
     turn = 0
     try:
+        await writer.drain()  # before the next piece is in memory, too
         async for piece in pieces:
             turn += len(piece)
             await writer.write(piece)

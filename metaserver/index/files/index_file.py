@@ -16,7 +16,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -209,7 +209,7 @@ def assemble(
     """The file in parts. `blob`: the parts of the kind's blob, which are consumed lazily."""
     kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
     properties = {
-        _CREATED_BY: f"Seamark {importlib.metadata.version('seamark')}",
+        _CREATED_BY: _writer(),
         _TABLE_UUID: table_uuid,
         _DEFINITION: definition,
         _LEVEL: str(level),
@@ -219,6 +219,12 @@ def assemble(
     properties[_CHECKSUM] = _checksum(properties, kind_type, fields)
     blobs = (Blob(FILES_TYPE, files.encode(KINDS[kind].alignment), fields), Blob(kind_type, blob, fields))
     return write_puffin(blobs, properties)
+
+
+@cache
+def _writer() -> str:
+    """To look the version up parses the distribution's metadata, which takes as long as to write a small file."""
+    return f"Seamark {importlib.metadata.version('seamark')}"
 
 
 def _checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...]) -> str:

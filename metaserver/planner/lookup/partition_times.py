@@ -8,7 +8,7 @@ from seamark.metaserver.iceberg.metadata.column_ttl import TimeColumn, partition
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.block import longs_at
 from seamark.metaserver.index.blocks.packing import MISSING, Longs
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.view.view import ENTRY_MASK, TableView
 
 _FAR_MS = 1 << 62
 
@@ -32,10 +32,13 @@ def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
     """(block number, rows in the block) of entry ids, which are in order."""
     if not len(entry_ids):
         return []
+    ends = entry_ids[[0, -1]]
+    if (ends[0] ^ ends[1]) <= ENTRY_MASK:  # most plans keep few files, which are in one block
+        return [(int(view.split(ends)[0][0]), entry_ids & ENTRY_MASK)]
     numbers, local = view.split(entry_ids)
-    breaks = np.flatnonzero(np.diff(numbers)) + 1
-    firsts = np.concatenate([[0], breaks])
-    return list(zip(numbers[firsts].tolist(), np.split(local, breaks), strict=True))
+    firsts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
+    stops = [*firsts[1:], len(entry_ids)]
+    return [(int(numbers[first]), local[first:stop]) for first, stop in zip(firsts, stops, strict=True)]
 
 
 def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
@@ -53,6 +53,10 @@ class CachedView:
         """The part of `added_bytes` that the total of `CachedViews` includes; `_EVICTED` after eviction."""
 
     @property
+    def all_blocks(self) -> Iterator[Block]:
+        return chain(self.view.blocks, self.view.delete_blocks)
+
+    @property
     def pruning_input(self) -> PruningInput:
         return PruningInput(self.view, self.deletes, self.files)
 
@@ -61,6 +65,52 @@ class CachedView:
         """Memory in addition to the blocks, which other views of the table share."""
         own = self.view.size_bytes + self._manifests_bytes + _DELETE_BYTES * self.view.delete_file_count
         return _VIEW_BYTES + own + self.plans.used_bytes
+
+
+class _Held:
+    """What the views of one principal take. Blocks that several of them have count once, with their size at the last
+    use of one of these views."""
+
+    __slots__ = ("_blocks", "size_bytes", "views")
+
+    def __init__(self) -> None:
+        self.views: OrderedDict[ViewKey, CachedView] = OrderedDict()
+        """The least recently used first."""
+        self.size_bytes = 0
+        """Of the blocks, and what views add to them."""
+        self._blocks: dict[Block, list[int]] = {}
+        """For each block: how many of the views have it, and its bytes."""
+
+    def put(self, key: ViewKey, cached: CachedView) -> None:
+        self.views[key] = cached
+        for block in cached.all_blocks:
+            counted = self._blocks.setdefault(block, [0, 0])
+            counted[0] += 1
+            self._count(block, counted)
+
+    def refresh(self, cached: CachedView) -> None:
+        """Counts the blocks of one of the views as they are now."""
+        for block in cached.all_blocks:
+            self._count(block, self._blocks[block])
+
+    def _count(self, block: Block, counted: list[int]) -> None:
+        now_bytes = block.size_bytes
+        self.size_bytes += now_bytes - counted[1]
+        counted[1] = now_bytes
+
+    def remove(self, key: ViewKey) -> None:
+        """Its charge must have been taken back."""
+        for block in self.views.pop(key).all_blocks:
+            counted = self._blocks[block]
+            counted[0] -= 1
+            if not counted[0]:
+                self.size_bytes -= counted[1]
+                del self._blocks[block]
+
+    def check_invariants(self) -> None:
+        charged = sum(cached.charged_bytes for cached in self.views.values())
+        assert self.size_bytes == charged + sum(size for _, size in self._blocks.values())
+        assert self._blocks.keys() == {block for cached in self.views.values() for block in cached.all_blocks}
 
 
 class CachedViews:
@@ -78,6 +128,11 @@ class CachedViews:
         self.added_bytes = 0
         """Of all views, updated after each new plan."""
         self._views: OrderedDict[ViewKey, CachedView] = OrderedDict()
+        self._held: dict[str, _Held] = {}
+        """By principal. Kept up to date, because a reader can have tens of thousands of views, of parts of one table,
+        and each further plan evicts."""
+        self._wide: set[str] = set()
+        """The principals that hold more than their share."""
 
     def __len__(self) -> int:
         return len(self._views)
@@ -90,6 +145,7 @@ class CachedViews:
         cached = self._views.get(key)
         if cached is not None:
             self._views.move_to_end(key)
+            self._held[cached.holder].views.move_to_end(key)
         return cached
 
     def peek(self, key: ViewKey) -> CachedView | None:
@@ -104,22 +160,31 @@ class CachedViews:
     def put(self, key: ViewKey, cached: CachedView) -> None:
         self.evict(key)  # that of a concurrent request which loaded the same; its charge would stay
         self._views[key] = cached
+        self._held.setdefault(cached.holder, _Held()).put(key, cached)
         self.charge(cached)
 
     def charge(self, cached: CachedView) -> None:
         """Adds the growth of the view to the total; an evicted view is no longer part of it."""
         if cached.charged_bytes != _EVICTED:
             added = cached.added_bytes
-            self.added_bytes += added - cached.charged_bytes
+            self._add(cached, added - cached.charged_bytes)
             cached.charged_bytes = added
+
+    def _add(self, cached: CachedView, size_bytes: int) -> None:
+        held = self._held[cached.holder]
+        self.added_bytes += size_bytes
+        held.size_bytes += size_bytes
+        self._compare(cached.holder, held)
+
+    def _compare(self, holder: str, held: _Held) -> None:
+        if holder and held.size_bytes > self.budget_bytes // _HOLDER_SHARE:
+            self._wide.add(holder)
+        else:
+            self._wide.discard(holder)
 
     def containing(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
         """The views that contain one of `blocks`."""
-        return [
-            (key, cached.view)
-            for key, cached in self._views.items()
-            if not blocks.isdisjoint(cached.view.blocks) or not blocks.isdisjoint(cached.view.delete_blocks)
-        ]
+        return [(key, cached.view) for key, cached in self._views.items() if not blocks.isdisjoint(cached.all_blocks)]
 
     def sharing(self, blocks: Sequence[Block]) -> TableView | None:
         """A recently used view with the first or the last of these blocks: that of a snapshot nearby."""
@@ -149,37 +214,45 @@ class CachedViews:
         """
         if self._blocks.live_bytes + self.added_bytes <= self.budget_bytes:
             return
-        blocks_bytes = sum(block.size_bytes for block in (*used.view.blocks, *used.view.delete_blocks))
+        blocks_bytes = sum(block.size_bytes for block in used.all_blocks)
         leaving_bytes = 0
         if blocks_bytes + used.added_bytes > self.budget_bytes:
             for key in [key for key, cached in self._views.items() if cached is used]:
                 self._evict(key)
             leaving_bytes = blocks_bytes
+        elif used.charged_bytes != _EVICTED:
+            held = self._held[used.holder]
+            held.refresh(used)
+            self._compare(used.holder, held)
         while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
             self._evict(self._next_to_evict())
 
     def _next_to_evict(self) -> ViewKey:
-        views = Counter(cached.holder for cached in self._views.values())
-        if len(views) > 1:
-            for holder in [holder for holder, count in views.items() if holder and count > 1]:
-                keys = [key for key, cached in self._views.items() if cached.holder == holder]
-                if self._held_bytes(keys) > self.budget_bytes // _HOLDER_SHARE:
-                    return keys[0]
+        if len(self._held) > 1:
+            for holder in self._wide:
+                views = self._held[holder].views
+                if len(views) > 1:
+                    return next(iter(views))
         return next(iter(self._views))
-
-    def _held_bytes(self, keys: Sequence[ViewKey]) -> int:
-        """Of views and their blocks; blocks that views share count once."""
-        held = [self._views[key] for key in keys]
-        blocks = {block for cached in held for block in (*cached.view.blocks, *cached.view.delete_blocks)}
-        return sum(block.size_bytes for block in blocks) + sum(cached.charged_bytes for cached in held)
 
     def _evict(self, key: ViewKey) -> None:
         evicted = self._views.pop(key)
-        self.added_bytes -= evicted.charged_bytes
+        held = self._held[evicted.holder]
+        self._add(evicted, -evicted.charged_bytes)
+        held.remove(key)
+        self._compare(evicted.holder, held)
         evicted.charged_bytes = _EVICTED
+        if not held.views:
+            del self._held[evicted.holder]
 
     def check_invariants(self) -> None:
         """AssertionError if the total does not match the cached views and their blocks. For tests."""
         assert self.added_bytes == sum(cached.charged_bytes for cached in self._views.values())
         alive = {id(block): block for cached in self._views.values() for block in cached.view.blocks}
         assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
+        for holder, held in self._held.items():
+            held.check_invariants()
+            mine = [key for key, cached in self._views.items() if cached.holder == holder]
+            assert list(held.views) == mine
+            assert (holder in self._wide) == (bool(holder) and held.size_bytes > self.budget_bytes // _HOLDER_SHARE)
+        assert sum(len(held.views) for held in self._held.values()) == len(self._views)

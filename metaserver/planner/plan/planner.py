@@ -25,6 +25,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.opening import open_stack
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.stack import Stack
+from seamark.metaserver.access.principal import answering
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.pointers import table_uuid, uuid_of
 from seamark.metaserver.clock import Clock
@@ -285,9 +286,9 @@ class Planner:
             await asyncio.to_thread(made.view.assemble, former.view)
             return made
 
-        made = await self._repeat_if_damaged(make)
+        with answering(former.holder):  # the new view is of the same principal
+            made = await self._repeat_if_damaged(make)
         self._prepared += 1
-        made.holder = former.holder
         if planned.prepared:
             self._views.evict(planned.key)
         self._views.charge(made)

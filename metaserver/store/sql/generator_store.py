@@ -87,7 +87,7 @@ class GeneratorStore(ABC):
     async def namespace(self, path: NamespacePath) -> Namespace | None:
         return await self._kept(("namespace", path), lambda: queries.namespace(path))
 
-    async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[Namespace]:
+    async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
         return await self._list(lambda: queries.namespaces(parent, after, limit))
 
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:

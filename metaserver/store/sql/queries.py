@@ -44,6 +44,7 @@ from seamark.metaserver.store.sql.rows import (
     pack,
     space_of,
     to_dropped,
+    unpack,
 )
 from seamark.metaserver.store.sql.statement import Row, Statement, Steps
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
@@ -76,10 +77,10 @@ def namespace(path: NamespacePath) -> Steps[Namespace | None]:
     return _first(NAMESPACE.decode, f"SELECT {NAMESPACE} FROM namespaces WHERE path = $1", pack(path))  # noqa: S608
 
 
-def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[list[Namespace]]:
+def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[list[NamespacePath]]:
     prefix = pack(parent) + NAMESPACE_SEPARATOR if parent else ""
-    sql = f"SELECT {NAMESPACE} FROM namespaces WHERE parent = $1 AND path > $2 ORDER BY path LIMIT $3"  # noqa: S608
-    return _all(NAMESPACE.decode, sql, pack(parent), prefix + (after or ""), limit)
+    sql = "SELECT path FROM namespaces WHERE parent = $1 AND path > $2 ORDER BY path LIMIT $3"
+    return _all(lambda row: unpack(row[0]), sql, pack(parent), prefix + (after or ""), limit)
 
 
 def entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Entry | None]:

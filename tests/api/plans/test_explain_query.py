@@ -160,6 +160,53 @@ async def test_each_table_needs_the_right_to_read_it(tmp_path: Path) -> None:
                     assert answer.status == 403, answer.raw
 
 
+@pytest.mark.parametrize(
+    ("query", "table", "reasons"),
+    [
+        (
+            f"SELECT 1 {JOIN} WHERE s.s_region = 'ASIA'",
+            "supplier",
+            ["each file may have rows that meet the condition", "the join with db.fact leaves out no files, because "],
+        ),
+        (f"SELECT 1 {JOIN} WHERE s.s_key < 100", "fact", []),
+        (
+            "SELECT count(*) FROM {0}.fact",
+            "fact",
+            ["the query has no condition and no join by which files could be left out"],
+        ),
+        (
+            "SELECT 1 FROM {0}.fact WHERE f_rate >= 0",
+            "fact",
+            ["each file may have rows that meet the condition, by its partition, its bounds and the indexes"],
+        ),
+        (
+            f"SELECT 1 {JOIN}",
+            "fact",
+            [
+                "the join with db.supplier leaves out no files, because neither it nor a smaller table that it is "
+                "joined with has a condition"
+            ],
+        ),
+        (
+            f"SELECT 1 {JOIN} WHERE s.s_region = 'ASIA'",
+            "fact",
+            [
+                "each file may have rows that join with db.supplier (500 keys of f_supplier), by its bounds and the "
+                "indexes"
+            ],
+        ),
+    ],
+)
+async def test_a_table_that_is_read_whole_has_its_reasons(
+    star: Star, query: str, table: str, reasons: list[str]
+) -> None:
+    answer = await ask(star, query.format("db"))
+    plan = next(one["plan"] for one in answer.json["tables"] if one["table"][-1] == table)
+    assert len(plan["unpruned-reasons"]) == len(reasons), plan["unpruned-reasons"]
+    assert all(map(str.startswith, plan["unpruned-reasons"], reasons)), plan["unpruned-reasons"]
+    assert (plan["files"] == plan["stages"][0]["files-in"]) == bool(reasons)
+
+
 async def test_conditions_that_are_not_used_are_told_with_the_reason(star: Star) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s_regio = 'ASIA' AND f.f_key = 'x' AND s.s_key < 9"
     plans = {name: one["plan"] for name, one in (await explained(star, query)).items()}

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from seamark.cache.memory import MemoryCache
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.formats import pieces
 from seamark.metaserver.api.plans import long_filters
@@ -52,6 +53,24 @@ async def test_a_filter_leaves_the_files_that_can_hold_a_row_and_says_what_is_le
     ]
     nothing = await planned("POST", f"{T}/plan", {"filter": {"type": "lt", "term": "id", "value": 0}})
     assert nothing.json == {"status": "completed", "file-scan-tasks": []}
+
+
+async def test_a_cached_answer_is_charged_with_the_headers_in_its_key(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[int] = []
+    put = MemoryCache.put
+
+    def watched(cache: MemoryCache[Any, Any], key: object, value: object, size_bytes: int) -> bool:
+        if isinstance(key, tuple) and "u" * 8000 in key and "c" * 8000 in key:
+            charged.append(size_bytes)
+        return put(cache, key, value, size_bytes)
+
+    monkeypatch.setattr(MemoryCache, "put", watched)
+    headers = {"User-Agent": "u" * 8000, "X-Client-Version": "c" * 8000}
+    assert (await planned("POST", f"{T}/plan", {"filter": EQ_5}, headers=headers)).status == 200
+    assert len(charged) == 1
+    assert charged[0] > 16_000
 
 
 async def test_a_table_without_a_snapshot_has_no_files(api: Api) -> None:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.errors import StorageError
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, new_key, set_properties
@@ -127,8 +129,9 @@ def _filled(api: Api, body: Any) -> Any:
 async def _state(api: Api) -> list[str]:
     """Everything that a second execution would change."""
     instants = await api.server.parts.store.instants(InstantFilter(), 1000)
-    namespaces = await api.server.parts.store.namespaces((), None, 100)
-    return [str(one.id) for one in instants] + [f"{one.path}{one.version}" for one in namespaces]
+    store = api.server.parts.store
+    namespaces = [str(await store.namespace(path)) for path in await store.namespaces((), None, 100)]
+    return [str(one.id) for one in instants] + namespaces
 
 
 def _same(first: Answer, second: Answer) -> None:
@@ -230,6 +233,23 @@ async def test_a_body_that_says_the_same_in_other_bytes_is_the_same_request(api:
     first, second = [await api("POST", "/v1/namespaces", body, key=key) for body in bodies]
     assert first.status == 200
     _same(first, second)
+
+
+async def test_a_large_body_is_compared_as_it_is(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MB would be decoded for seconds, in which nothing else runs, to ten times the memory."""
+    decode = msgspec.json.decode
+
+    def watched(data: Any, **given: Any) -> Any:
+        assert len(data) <= QUICK_BYTES, "a large body is decoded for its digest"
+        return decode(data, **given)
+
+    monkeypatch.setattr(msgspec.json, "decode", watched)
+    key, body = new_key(), {"name": "t", "schema": SCHEMA, "properties": {"long": "x" * QUICK_BYTES}}
+    first, second = [await api("POST", T, body, key=key) for _ in range(2)]
+    assert first.status == 200
+    _same(first, second)
+    other = await api("POST", T, {**body, "properties": {"long": "y" * QUICK_BYTES}}, key=key)
+    assert other.error[:2] == (422, "UnprocessableEntityException")
 
 
 async def test_a_conflict_that_asks_to_come_again_is_not_kept(api: Api) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from seamark.metaserver.api.http.errors import MESSAGE_CHARACTERS_MAX
-from seamark.metaserver.catalog.namespaces import PROPERTIES_CHARACTERS_MAX
+from seamark.metaserver.catalog.namespaces import DEEP_CHARACTERS_MAX, PROPERTIES_CHARACTERS_MAX
+from seamark.metaserver.catalog.policies import INHERITED_MAX
 from seamark.metaserver.wire import LEVELS_MAX
 from tests.api.client import Api
 
@@ -109,6 +112,30 @@ async def test_a_namespace_has_a_limit_of_levels(api: Api) -> None:
     assert (await api("POST", "/v1/namespaces", {"namespace": deep})).status == 404
     refused = await api("POST", "/v1/namespaces", {"namespace": [*deep, "a"]})
     assert refused.error[:2] == (400, "BadRequestException")
+
+
+async def test_what_no_url_can_name_is_no_namespace(api: Api) -> None:
+    long = ["é" * 255] * 3
+    made = [await api("POST", "/v1/namespaces", {"namespace": long[:count]}) for count in (1, 2, 3)]
+    assert [one.status for one in made] == [200, 200, 200]
+    assert (await api("GET", "/v1/namespaces/" + quote("\x1f".join(long)))).status == 200
+    refused = await api("POST", "/v1/namespaces", {"namespace": ["é" * 255] * 4})
+    assert refused.error[:2] == (400, "BadRequestException")
+    assert "in a URL" in refused.error[2]
+
+
+async def test_deep_namespaces_have_few_properties_and_all_have_few_policies(api: Api) -> None:
+    """Table services read those of all namespaces above a table."""
+    deep = ["a"] * 9
+    for count in range(1, 10):
+        assert (await api("POST", "/v1/namespaces", {"namespace": deep[:count]})).status == 200
+    long = {"updates": {"a": "x" * (DEEP_CHARACTERS_MAX + 1)}}
+    paths = ["/v1/namespaces/" + "%1F".join(deep[:count]) + "/properties" for count in (8, 9)]
+    assert [(await api("POST", path, long)).status for path in paths] == [200, 413]
+    policies = {f"seamark.compaction.x{number}": "1" for number in range(INHERITED_MAX)}
+    assert (await api("POST", paths[0], {"updates": policies})).status == 200
+    refused = await api("POST", paths[0], {"updates": {"seamark.statistics.enabled": "true"}})
+    assert refused.error[:2] == (413, "PayloadTooLargeException")
 
 
 async def test_an_error_quotes_no_megabytes_of_the_request(api: Api) -> None:

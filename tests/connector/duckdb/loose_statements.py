@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.connector.trino.statements.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, quoted
+from tests.connector.trino.statements.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, Stored, quoted
 from tests.connector.trino.statements.statements import Statements
 
 LOOSE = {
@@ -29,6 +29,20 @@ FORMATTED = {
 class LooseStatements(Statements):
     other_groups = ("ALL",)
     listed_share = 0.7
+
+    def body(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+        """Also a set operation over `*` of names in WITH and of subqueries."""
+        if depth < 2 or not self.chance(0.1):
+            return super().body(named, depth, outer)
+        kinds = [self.rng.choice(["long", "long", "string", "date", "double"]) for _ in range(self.rng.randint(1, 3))]
+        one, other, alias = self.rng.sample(ALIASES, 3)
+        left, columns = self.select(named, depth - 1, outer, set_part=True, kinds=kinds)
+        right, _ = self.select(named, depth - 1, outer, set_part=True, kinds=kinds)
+        side = self.rng.choice([self.spelled(other), f"(SELECT * FROM {self.spelled(other)}) AS s", f"({right}) AS s"])
+        word = self.rng.choice(["UNION", "UNION ALL", "UNION ALL", "INTERSECT", "EXCEPT"])
+        clauses = f"WITH {self.spelled(one)} AS ({left}), {self.spelled(other)} AS ({right})"
+        both = f"SELECT * FROM {self.spelled(one)} {word} SELECT * FROM {side}"
+        return f"SELECT * FROM ({clauses} {both}) AS {self.spelled(alias)}", columns
 
     def value(self, kind: str) -> str:
         return "'NaN'" if kind == "double" and self.chance(0.15) else super().value(kind)

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import duckdb
@@ -237,6 +238,12 @@ def test_a_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
         ("SELECT * FROM t WHERE (a, b) IN ((1, NULL), (2, 'y'))", None),
         ("SELECT * FROM t WHERE a // 100 = 5", '("a" >= 500 AND "a" <= 599)'),
         ("SELECT * FROM t WHERE a / 100 = 5", None),
+        ("SELECT * FROM t WHERE a BETWEEN 1200 AND 1200 + 11", '"a" BETWEEN 1200 AND 1211'),
+        ("SELECT * FROM t WHERE a IN (1 - (2 + 3), -4 - -6)", '"a" IN (-4, 2)'),
+        ("SELECT * FROM t WHERE a = 2147483647 + 1", None),  # the statement fails, and must do so
+        ("SELECT * FROM t WHERE a = 1 + 0.5", None),
+        ("SELECT * FROM t WHERE a = 1 + '2'", None),
+        ("SELECT * FROM t WHERE b = 1 + 2", None),
         ("SELECT * FROM t WHERE CASE WHEN a < 5 THEN 'old' ELSE 'new' END = 'old'", '"a" < 5'),
         ("SELECT * FROM t WHERE CASE b WHEN 1 THEN 'old' END = 'old'", None),
         ("SELECT * FROM t WHERE CASE WHEN b = 'x' THEN a ELSE FALSE END", "\"b\" = 'x'"),
@@ -255,6 +262,43 @@ def test_what_trino_writes_in_another_way_gives_conditions(statement: str, predi
     marked = DuckDBStatement(statement).marked({0: columns}, utc=True)
     (scan,) = find_scans(marked, columns_of=lambda _: columns)
     assert scan.predicate == predicate
+
+
+@pytest.mark.parametrize(
+    ("statement", "predicate"),
+    [
+        (
+            "WITH q AS ({0}), r AS ({0}) SELECT * FROM (SELECT * FROM q UNION ALL SELECT * FROM r) WHERE a = 1",
+            '"a" = 1',
+        ),
+        ("WITH q AS ({0}) SELECT * FROM (SELECT * FROM q UNION SELECT * FROM ({0})) WHERE a = 1", '"a" = 1'),
+        ("WITH q AS ({0}), r AS (SELECT * FROM q UNION ALL {0}) SELECT * FROM r WHERE a = 1", '"a" = 1'),
+        ("WITH q AS ({0}), r AS ({1}) SELECT * FROM (SELECT * FROM q UNION ALL SELECT * FROM r) WHERE a = 1", None),
+        ("SELECT * FROM (SELECT * FROM t UNION ALL SELECT * FROM t) WHERE a = 1", "refused"),
+        ("WITH q (x, y) AS ({0}) SELECT * FROM (SELECT * FROM q UNION ALL {0}) WHERE a = 1", "refused"),
+        ("WITH q AS (SELECT * FROM q) SELECT * FROM (SELECT * FROM q UNION ALL {0}) WHERE a = 1", "refused"),
+        ("WITH r AS (SELECT * FROM q UNION ALL {0}), q AS ({0}) SELECT * FROM r WHERE a = 1", "refused"),
+        ("WITH q AS ({0}) SELECT * FROM (SELECT * FROM q, t UNION ALL {0}) WHERE a = 1", "refused"),
+    ],
+)
+def test_stars_of_set_operations_are_those_of_queries(statement: str, predicate: str | None) -> None:
+    columns = {"a": "long", "b": "string"}
+    text = statement.format("SELECT a, b FROM t", "SELECT b, a FROM t")
+    if predicate == "refused":
+        with pytest.raises(UnsupportedStatement, match="not named"):
+            DuckDBStatement(text)
+        return
+    read = DuckDBStatement(text)
+    marked = read.marked(dict.fromkeys(range(len(read.references)), columns), utc=True)
+    assert {one.predicate for one in find_scans(marked, columns_of=lambda _: columns)} == {predicate}
+
+
+@pytest.mark.parametrize("total", ["0.06 - 0.01", "1 + 0.50", "-0.5 + 0.25", "0.1 + 0.2 + 0.3", "12345678.9 - 0.0001"])
+def test_decimals_are_added_as_by_duckdb(total: str) -> None:
+    columns = {"a": "decimal(15, 4)", "f": "double"}
+    marked = DuckDBStatement(f"SELECT * FROM t WHERE a >= {total} AND f < {total}").marked({0: columns}, utc=True)
+    (scan,) = find_scans(marked, columns_of=lambda _: columns)
+    assert duckdb.sql(f"SELECT {total}").fetchall() == [(Decimal(str(scan.predicate).removeprefix('"a" >= ')),)]
 
 
 def test_an_output_of_a_subquery_comes_before_an_outer_column_of_its_name() -> None:

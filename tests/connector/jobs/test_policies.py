@@ -16,12 +16,16 @@ from seamark.connector.client.policies import effective_properties, load_policy
 from seamark.connector.jobs.expiration import expire
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
-from seamark.metaserver.catalog.policies import PREFIXES, add_policies
+from seamark.metaserver.catalog.policies import INHERITED_MAX, PREFIXES, Policies, add_policies
 from seamark.metaserver.cli.maintenance.policy import policy
 from seamark.metaserver.services.policy import check_policy
 from seamark.metaserver.services.service import NEVER
 from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.operations import CreateNamespace
+from seamark.metaserver.wire import LEVELS_MAX
+from tests.api.client import SCHEMA as COLUMNS
+from tests.api.client import Api
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import SCHEMA, rows
@@ -114,6 +118,41 @@ def test_the_command_names_what_is_wrong(nested: IndexClient) -> None:
         assert refused.exit_code == 2
         assert message in refused.output
     assert "a.b.none" in call(nested, "a.b.none").output
+
+
+def test_the_nearest_policies_count_if_there_are_too_many() -> None:
+    found: Policies = {}
+    for depth in range(5):
+        own = {f"seamark.compaction.x{number}": str(depth) for number in range(depth * 80, depth * 80 + 160)}
+        found = add_policies(found, ("a",) * (depth + 1), own)
+    assert len(found) == INHERITED_MAX
+    numbers = {int(name.removeprefix("seamark.compaction.x")): policy.value for name, policy in found.items()}
+    assert {number for number, depth in numbers.items() if depth == "4"} == set(range(320, 480))
+    assert {depth for number, depth in numbers.items() if number < 320} == {"3"}
+
+
+def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None:
+    """A writer of one namespace can make as many; the services of all tables ended."""
+    parts = served.server.parts
+    watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
+    seen: list[str] = []
+
+    def look(entry: Entry, metadata: Any) -> float:
+        seen.append(entry.name)
+        return NEVER
+
+    async def make() -> None:
+        deep = ("deep", *("a",) * (LEVELS_MAX - 1))
+        names = [CreateNamespace(deep[:count], {}) for count in range(1, LEVELS_MAX + 1)]
+        await parts.store.transact(names)
+        made = await Api(served.server)(
+            "POST", f"/v1/namespaces/{'%1F'.join(deep)}/tables", {"name": "t0", "schema": COLUMNS}
+        )
+        assert made.status == 200, made.raw
+
+    served.run(make())
+    served.run(watch.sweep(look))
+    assert "t0" in seen
 
 
 def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient, served: Served) -> None:

@@ -80,9 +80,13 @@ def _named(worker: int) -> Any:
 
 
 def _serialize(event: dict[str, Any], **_: Any) -> bytes:
-    return encode_json(event, enc_hook=str)
+    try:
+        return encode_json(event, enc_hook=str)
+    except (UnicodeEncodeError, RecursionError):  # a text with half a surrogate pair; logging must not fail a request
+        return encode_json({name: repr(value)[:_REPR_MAX] for name, value in event.items()})
 
 
+_REPR_MAX = 1000
 _QUOTING = ("aiohttp", "asyncio")
 """Loggers whose exceptions may quote requests."""
 

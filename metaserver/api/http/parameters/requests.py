@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from urllib.parse import quote, unquote_to_bytes
 
@@ -83,11 +84,13 @@ async def key_of(request: web.Request) -> IdempotencyKey | None:
 
 
 def _hash(body: bytes, query: str) -> str:
-    """A digest of the request: JSON with sorted keys, so that a repeat may be serialised differently."""
-    try:
-        canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        canonical = body  # the handler refuses it with a better message
+    """A digest of the request: JSON with sorted keys, so that a repeat may be serialised differently. A large body must
+    be repeated as it was: to decode 64 MB holds the interpreter for seconds, and takes ten times the memory."""
+    canonical = body
+    if len(body) <= bodies.QUICK_BYTES:
+        # What cannot be decoded, the handler refuses with a better message.
+        with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            canonical = msgspec.json.encode(msgspec.json.decode(body), order="sorted")
     digest = hashlib.sha256(canonical)
     digest.update(b"\n" + query.encode())
     return digest.hexdigest()

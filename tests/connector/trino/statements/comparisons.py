@@ -112,7 +112,7 @@ class Comparisons:
         if kind == "date" and self.chance(0.1):
             return f"{text} {self.rng.choice('+-')} INTERVAL '1' {self.rng.choice(['DAY', 'MONTH', 'YEAR'])}"
         if kind in NUMBERS and self.chance(0.2):
-            return f"{text} + {'1' if kind == 'long' else self.rng.choice(['1', '0.5', '-1'])}"
+            return f"{text} {self.rng.choice('+-')} {'1' if kind == 'long' else self.rng.choice(['1', '0.5', '-1'])}"
         return f"({text})" if self.chance(0.05) else text
 
     def one_of(self, side: Scope, scope: Scope) -> Column | None:

@@ -143,7 +143,8 @@ class Statements(Comparisons):
         fitting = [one for one in scope if kind in (None, one.kind) and self.can_name(one, scope)]
         if fitting and self.chance(0.75):
             one = self.rng.choice(fitting)
-            return self.reference(one, scope), one.kind, one.name
+            text = self.reference(one, scope)
+            return f"({text})" if self.chance(0.05) else text, one.kind, one.name
         kind = kind or self.rng.choice(list(KINDS))
         if kind == "long" and self.chance(0.3):
             aggregate = self.aggregate(scope, named, "count(*)")

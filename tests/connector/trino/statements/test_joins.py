@@ -46,6 +46,19 @@ def test_scans_that_are_joined_have_each_other() -> None:
         ("SELECT * FROM sales JOIN items ON s_item = i_key", ["s_item=items.i_key"]),
         ("SELECT * FROM sales JOIN items ON (i_key = s_item AND (price > 1))", ["s_item=items.i_key"]),
         ("SELECT * FROM sales JOIN days USING (s_item)", ["s_item=days.s_item"]),
+        ("SELECT * FROM sales WHERE s_item = (SELECT DISTINCT (i_key) FROM items)", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales, (SELECT ((i_key)) AS k FROM items) i WHERE s_item = k", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales, (SELECT (i_key + 1) AS k FROM items) i WHERE s_item = k", []),
+        (
+            "SELECT * FROM sales, items WHERE (s_item = i_key AND color = 'red') OR (i_key = s_item AND price > 1)",
+            ["s_item=items.i_key"] * 2,  # also an alternative to the price
+        ),
+        ("SELECT * FROM sales, items WHERE (s_item = i_key AND color = 'red') OR price > 1", []),
+        ("SELECT * FROM sales, items WHERE (s_item = i_key AND color = 'red') OR (s_cust = i_key AND price > 1)", []),
+        (
+            "SELECT * FROM sales JOIN days ON (s_day = day AND year = 1) OR (s_day = day AND s_ship = day)",
+            ["s_day=days.day"],
+        ),
         (
             "SELECT * FROM items, sales f, days WHERE f.s_item = i_key AND s_day = day",
             ["s_day=days.day", "s_item=items.i_key"],

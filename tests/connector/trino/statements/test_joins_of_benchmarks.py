@@ -8,7 +8,7 @@ import pytest
 
 from bench.ssb.queries import QUERIES
 from seamark.connector.plans.async_client import KnownTable
-from seamark.connector.plans.joins import Dimension, PlannedScan, find_dimensions
+from seamark.connector.plans.joins import Dimension, PlannedScan, find_dimensions, why_not_requested
 from seamark.connector.trino.statements.scans import find_scans
 
 MB = 1 << 20
@@ -35,15 +35,23 @@ FILE = Path(__file__).parents[3] / "deploy" / "tpch.sql"
 
 def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
     """What limits each place of the table."""
+    chosen, _ = planned(sql, tables)
+    return [shown(each) for place, each in chosen.items() if place.table == (table,)]
+
+
+def planned(
+    sql: str, tables: dict[str, tuple[str, int]]
+) -> tuple[dict[PlannedScan, tuple[Dimension, ...]], list[tuple[str, list[str]]]]:
+    """The joins of each scan, and of each table why it has no others."""
     known = {
         (None, None, name): KnownTable("1", {one: _KINDS.get(one, "long") for one in columns.split()}, 1, size, 2)
         for name, (columns, size) in tables.items()
     }
     found = find_scans(sql, columns_of=lambda names: known[names].columns)
-    chosen = find_dimensions(
-        {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(found)}, known
-    )
-    return [shown(each) for place, each in chosen.items() if place.table == (table,)]
+    places = {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(found)}
+    chosen = find_dimensions(places, known)
+    reasons = [(place.table[0], why_not_requested(n, places, known, chosen)) for n, place in places.items()]
+    return chosen, reasons
 
 
 def shown(each: tuple[Dimension, ...]) -> str:
@@ -86,6 +94,7 @@ def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
         (9, "lineitem", ["l_partkey+l_suppkey: partsupp (ps_partkey: part), l_partkey: part"]),
         (11, "partsupp", ["ps_suppkey: supplier (s_nationkey: nation)"] * 2),
         (17, "lineitem", ["l_partkey: part"] * 2),
+        (19, "lineitem", ["l_partkey: part"]),  # the join is in each branch of OR
         (20, "partsupp", ["ps_partkey: part"]),
         (21, "lineitem", ["l_orderkey: orders, l_suppkey: supplier (s_nationkey: nation)"]),
         (4, "orders", []),
@@ -93,5 +102,28 @@ def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
     ],
 )
 def test_arms_of_a_snowflake_limit_as_far_as_they_have_conditions(number: int, table: str, expected: list[str]) -> None:
+    assert limiting(query(number), table, TPCH) == expected
+
+
+def query(number: int) -> str:
     text = "\n".join(line for line in FILE.read_text().splitlines() if not line.startswith("--"))
-    assert limiting(text.split(";")[number - 1], table, TPCH) == expected
+    return text.split(";")[number - 1]
+
+
+def test_joins_that_are_not_requested_have_their_reasons() -> None:
+    large = "it is not 4 times smaller"
+    no_condition = "neither it nor a smaller table that it is joined with has a condition"
+
+    def because(**reasons: str) -> list[str]:
+        return [f"the join with {table} leaves out no files, because {why}" for table, why in reasons.items()]
+
+    _, found = planned(query(18), TPCH)
+    assert found == [
+        ("customer", because(orders=large)),
+        ("orders", because(customer=no_condition, lineitem=large)),
+        ("lineitem", because(orders=no_condition, lineitem=large)),
+        ("lineitem", []),
+    ]
+    _, found = planned(query(9), TPCH)
+    assert dict(found)["lineitem"] == because(supplier=no_condition, orders=no_condition)
+    assert dict(found)["part"] == because(lineitem=large)

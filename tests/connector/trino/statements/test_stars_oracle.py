@@ -1,6 +1,7 @@
 """Random queries on a star keep their rows when its tables are cut down to what the analysis says, for the shapes that
-random tables seldom have: joins on the day, month or year of a column, disjunctions over several dimensions, columns of
-subqueries. DuckDB runs both, as in `test_scans_oracle.py`, and each query is read as Trino's and as DuckDB's.
+random tables seldom have: joins on the day, month or year of a column, joins within each branch of OR, disjunctions
+over several dimensions, columns of subqueries. DuckDB runs both, as in `test_scans_oracle.py`, and each query is read
+as Trino's and as DuckDB's.
 """
 
 from __future__ import annotations
@@ -87,9 +88,11 @@ class Stars:
                 names.append(name)
                 self.held.append(on)
                 continue
+            if self.chance(0.15):
+                on = self.in_branches(on, [*names, name])
             source += f" {kind if kind != ',' else 'JOIN'} {relation} ON {on}{more}"
             names.append(name)
-        where = [*self.held, self.condition(names)]
+        where = [*(self.in_branches(on, names) for on in self.held), self.condition(names)]
         if self.chance(0.4):
             where.append(self.condition(names))
         self.held = []
@@ -128,6 +131,19 @@ class Stars:
 
     def joins(self) -> list[tuple[str, str]]:
         return [("days", self.rng.choice(KEYS)), ("one", "f.k1 = one.k"), ("two", "two.k = f.k2")]
+
+    def in_branches(self, on: str, names: Sequence[str]) -> str:
+        """Now and then the join is in each branch of OR, and rarely in all but one. Then another one may be in that."""
+        if self.chance(0.4):
+            return on
+        one, _, other = on.partition(" = ")
+        branches = []
+        for _ in range(self.rng.choice([2, 2, 3])):
+            joined = self.rng.choice([on, on, f"{other} = {one}", f"({on})", f"{on} AND {on}"])
+            if self.chance(0.1):
+                joined = self.rng.choice([f"{one} <> {other}", "f.k1 = f.k2", f"{on} OR {self.branch(names)}"])
+            branches.append(f"({joined} AND {self.branch(names)})")
+        return f"({' OR '.join(branches)})"
 
     def condition(self, names: Sequence[str]) -> str:
         parts = [self.branch(names) for _ in range(self.rng.choice([1, 1, 2, 2, 3]))]

@@ -72,6 +72,7 @@ function TablePlan({ one }) {
   return html`<${Panel} wide title=${reference}>
     <dl class="facts">
       <dt>Condition</dt><dd>${predicate ? html`<code>${predicate}</code>` : "none on its own columns that could leave files out"}</dd>
+      ${(plan["unpruned-reasons"] ?? []).length > 0 && html`<dt>All files are read</dt><dd>${plan["unpruned-reasons"].join("; ")}</dd>`}
     </dl>
     <${Incomplete} plan=${plan} />
     <${NotUsed} plan=${plan} />

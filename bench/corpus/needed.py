@@ -1,0 +1,97 @@
+"""How few files would be enough for the rows of a query: a bound that no plan can be below.
+
+The rows of all data files are copied into DuckDB's memory with the numbers of their files. Then files are left out, of
+one reference to a table after the other, in halves and halves of halves, for as long as the query gives the same rows.
+What is left is enough, and none of it can be left out. It is a bound, and often no goal: only who has read the
+rows knows the file with the largest value, or that a group has too few rows for HAVING. Nothing of Seamark's planning
+takes part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import duckdb
+
+from seamark.connector.duckdb.statements import DuckDBStatement
+from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.splices import Replacement, splice
+
+_FILE = "number of the file"
+
+
+def rows_of(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
+    """The rows of a query. Sums of floats depend on the order of the rows in their last digits."""
+    return Counter(
+        repr(tuple(f"{one:.9g}" if isinstance(one, float) else one for one in row))
+        for row in con.execute(text).fetchall()
+    )
+
+
+class HeldRows:
+    """Copies of tables, `files` by schema and name."""
+
+    def __init__(self, files: Mapping[tuple[str, str], Sequence[str]]) -> None:
+        self._con = duckdb.connect(config={"threads": 1})  # sums of floats keep their order
+        self._counts = {}
+        for (schema, name), paths in files.items():
+            self._con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted_name(schema)}")
+            self._con.execute(
+                f"CREATE TABLE {quoted_name(schema)}.{quoted_name(name)} AS "
+                f"SELECT * EXCLUDE (filename), list_position(?, filename) AS {quoted_name(_FILE)} "
+                "FROM read_parquet(?, filename=true)",
+                [list(paths), list(paths)],
+            )
+            self._counts[schema, name] = len(paths)
+
+    def close(self) -> None:
+        self._con.close()
+
+    def needed(self, schema: str, text: str) -> list[int]:
+        """By reference to a table, in the order of the text: the number of files that are enough."""
+        self._con.execute(f"USE {quoted_name(schema)}")
+        references = [one for one in DuckDBStatement(text).references if one is not None]
+        references.sort(key=lambda one: one.start)
+        new, counts = [], []
+        for number, one in enumerate(references):
+            name, kept = (quoted_name(f"{what} {number}") for what in ("rows", "kept"))
+            table = one.parts[-1].lower()
+            count = self._counts[schema, table]
+            self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(range(1, {count + 1})) AS file")
+            self._con.execute(
+                f"CREATE OR REPLACE VIEW {name} AS SELECT * EXCLUDE ({quoted_name(_FILE)}) FROM {quoted_name(table)} "
+                f"WHERE {quoted_name(_FILE)} IN (SELECT file FROM {kept})"
+            )
+            new.append(Replacement(one.start, one.end, name + (one.alias_needed or "")))
+            counts.append(count)
+        query = splice(text, new)
+        expected = rows_of(self._con, query)
+        return [self._left(number, count, query, expected) for number, count in enumerate(counts)]
+
+    def _left(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
+        kept = quoted_name(f"kept {number}")
+
+        def is_enough(left: Collection[int]) -> bool:
+            self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(left)])
+            return rows_of(self._con, query) == expected
+
+        found = fewest(range(1, count + 1), is_enough)
+        self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(found)])
+        return len(found)
+
+
+def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
+    """Files that are enough, none of which can be left out of them."""
+    kept = set(files)
+    left = [sorted(files)]
+    while left:
+        some = left.pop()
+        if not some:
+            continue
+        if is_enough(kept - set(some)):
+            kept -= set(some)
+        elif len(some) > 1:
+            half = len(some) // 2
+            left += [some[half:], some[:half]]
+    return kept

@@ -1,0 +1,58 @@
+"""Reads columns of strings as codes of their dictionary, where few of the rows are used.
+
+Most of the time to read a column of strings goes into copying each of them. As codes, only the strings of the used rows
+are copied, after the others were filtered out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_USED_MAX = 0.25
+"""Maximum fraction of the rows that are used."""
+_PLAIN_BYTES = 4
+"""Bytes that each value takes at least in a page without a dictionary: the length of the string."""
+_TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
+def are_few(used: npt.NDArray[np.bool_]) -> bool:
+    """Whether codes are faster for a row group of which these rows are used."""
+    return bool(np.count_nonzero(used) <= _USED_MAX * len(used))
+
+
+def coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> list[str]:
+    """The top-level columns of strings, among `names`, that have dictionaries for most of their values in the row
+    group. Of other columns, pyarrow would have to make the dictionary."""
+    schema, group = file.schema_arrow, file.metadata.row_group(number)
+    # A name with a dot could also be the path of a field of a struct.
+    flat = [name for name in names if "." not in name and schema.get_field_index(name) >= 0]
+    wanted = {name for name in flat if schema.field(name).type in _TYPES}
+    found = []
+    for leaf in range(group.num_columns) if wanted else ():
+        chunk = group.column(leaf)
+        if (
+            chunk.path_in_schema in wanted
+            and file.metadata.schema.column(leaf).max_repetition_level == 0
+            and chunk.has_dictionary_page
+            and chunk.total_uncompressed_size < _PLAIN_BYTES * chunk.num_values
+        ):
+            found.append(chunk.path_in_schema)
+    return found
+
+
+def decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with strings in the place of codes: with the types of the file's schema."""
+    if not any(pa.types.is_dictionary(kind) for kind in batch.schema.types):
+        return batch
+    columns: Sequence[pa.Array] = [
+        column.dictionary_decode().cast(schema.field(name).type)
+        if pa.types.is_dictionary(column.type) and schema.field(name).type in _TYPES
+        else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, list(batch.schema.names))

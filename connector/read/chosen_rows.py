@@ -1,0 +1,51 @@
+"""Reads chosen rows of several data files, of which each is read by one thread.
+
+A few rows of each of many files take longer to find than to keep: each column is decoded by one thread, and a file has
+too few columns of the same size to use all cores.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+
+from seamark.connector.client.storage import Storage
+from seamark.connector.parquet.encryption.keys import ParquetKeys
+from seamark.connector.read.read_plan import Longs, ReadPlan
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import ScanTask
+
+_THREADS_MAX, _THREADS_REMOTE = 4, 8
+"""A thread for each core decodes local files; for objects, threads wait for answers."""
+
+
+def read_chosen(
+    read_plan: ReadPlan,
+    storage: Storage,
+    files: Sequence[tuple[ScanTask, Longs]],
+    keys: ParquetKeys | None = None,
+) -> list[list[pa.RecordBatch]]:
+    """Of each file the rows at these positions, as `TaskReader.read` returns them, all in memory. Unreadable."""
+    near = not files or storage.is_local(files[0][0].path)
+    most = min(_THREADS_MAX, os.cpu_count() or 1) if near else _THREADS_REMOTE
+    if min(most, len(files)) < 2:
+        reader = TaskReader(read_plan, storage, keys=keys)
+        return [list(reader.read(task, positions)) for task, positions in files]
+    readers = threading.local()  # a reader has caches, which are not for several threads
+
+    def read(file: tuple[ScanTask, Longs]) -> list[pa.RecordBatch]:
+        reader: TaskReader | None = getattr(readers, "reader", None)
+        if reader is None:
+            reader = readers.reader = TaskReader(read_plan, storage, threads=False, keys=keys)
+        return list(reader.read(*file))
+
+    with ThreadPoolExecutor(min(most, len(files)), thread_name_prefix="chosen-rows") as pool:
+        try:
+            return list(pool.map(read, files))
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise

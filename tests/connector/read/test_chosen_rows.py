@@ -1,0 +1,98 @@
+"""Chosen rows of files are the same rows as in a scan of all, also where strings are read as codes of a dictionary."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import At
+from seamark.connector.parquet import coded_strings
+from seamark.connector.read.chosen_rows import read_chosen
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import MERGE_ON_READ, delete
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from tests.connector.write.test_upserts import create
+from tests.seeds import first_seed
+
+ROWS, FILES = 12_000, 3
+COLUMNS = {"id": "long", "few": "string", "own": "string", "mixed": "string", "raw": "binary", "price": "double"}
+FIELDS = [
+    {"id": number, "name": name, "required": False, "type": kind}
+    for number, (name, kind) in enumerate(COLUMNS.items(), 1)
+]
+FIELDS.append(
+    {
+        "id": 20,
+        "name": "few.s",
+        "required": False,
+        "type": {"type": "struct", "fields": [{"id": 21, "name": "few", "required": False, "type": "string"}]},
+    }
+)
+PAGES = {"write.parquet.page-row-limit": "500", "write.parquet.dict-size-bytes": "2000"}
+
+
+def given(start: int, source: random.Random) -> pa.Table:
+    ids = range(start, start + ROWS)
+    columns = {
+        "id": pa.array(ids, pa.int64()),
+        "few": pa.array([source.choice([None, "", "zwölf", f"w{one % 9}"]) for one in ids]),
+        "own": pa.array([f"{one}-{source.random()}" for one in ids]),
+        # Its dictionary is full in the middle of the file, and the pages that follow are plain.
+        "mixed": pa.array([f"m{one % 7}" if one < start + ROWS // 2 else f"m{one}" for one in ids]),
+        "raw": pa.array([source.choice([None, b"\x00\xff", b"r"]) for _ in ids], pa.binary()),
+        "price": pa.array([one % 5 / 4 for one in ids]),
+        "few.s": pa.array([{"few": f"s{one % 3}"} for one in ids], pa.struct([("few", pa.string())])),
+    }
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("all_coded", [False, True])
+def test_chosen_rows_are_those_of_a_scan(client: IndexClient, monkeypatch: pytest.MonkeyPatch, all_coded: bool) -> None:
+    seed = first_seed()
+    source = random.Random(seed)
+    create(client, fields=FIELDS, properties=PAGES)
+    for number in range(FILES):
+        append(client, "db.t", given(number * ROWS, source))
+    delete(client, "db.t", keys=pa.table({"id": source.sample(range(FILES * ROWS), 500)}), mode=MERGE_ON_READ)
+    if all_coded:
+        monkeypatch.setattr(coded_strings, "_PLAIN_BYTES", 1 << 20)
+    coded = _counted(monkeypatch)
+    opened = open_table(client, "db.t", At())
+    tasks = list(plan(client, opened, TRUE))
+    assert len(tasks) == FILES
+    names = [*COLUMNS, "few.s"]
+    reading = plan_read(opened, names, TRUE, positions=True)
+    everything = [
+        pa.Table.from_batches(batches)
+        for batches in read_chosen(reading, opened.storage, [(task, np.arange(ROWS)) for task in tasks])
+    ]
+    assert not coded
+    for share in (0.001, 0.1, 0.2):
+        chosen = [np.sort(np.array(source.sample(range(ROWS), int(ROWS * share)), dtype=np.int64)) for _ in tasks]
+        read = read_chosen(reading, opened.storage, list(zip(tasks, chosen, strict=True)))
+        for rows, whole, positions in zip(read, everything, chosen, strict=True):
+            is_chosen = np.isin(whole.column(len(names)).to_numpy(), positions)
+            found = pa.Table.from_batches(rows, whole.schema)
+            assert found.equals(whole.filter(pa.array(is_chosen))), f"seed {seed}: {share}"
+    assert {name for names_of_group in coded for name in names_of_group} >= {"few"}
+    assert ("mixed" in {name for names_of_group in coded for name in names_of_group}) == all_coded
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The columns that are read as codes, once for each row group."""
+    real: Callable[..., list[str]] = coded_strings.coded_columns
+    found: list[list[str]] = []
+
+    def counting(*given: object) -> list[str]:
+        found.append(real(*given))
+        return found[-1]
+
+    monkeypatch.setattr("seamark.connector.read.file_rows.coded_columns", counting)
+    return found

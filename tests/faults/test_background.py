@@ -1,0 +1,143 @@
+"""Work in the background goes on after a failure, also where the log fails too, as on a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from seamark.metaserver import background
+from seamark.metaserver.access import audit as audits
+from seamark.metaserver.access.audit import open_audit
+from seamark.metaserver.api.http.observability import logs
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.timeline.timeline import open_timeline
+from tests.server.rig import an_instant, running, some_settings
+from tests.waits import until
+
+CLOCK = SystemClock()
+
+
+class FullDisk:
+    def msg(self, *_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = debug = info = warning = error = critical = exception = msg
+
+
+@pytest.fixture
+def full_disk() -> None:
+    structlog.configure(logger_factory=lambda *_: FullDisk())
+    with pytest.raises(OSError, match="No space"):
+        structlog.get_logger("seamark.server").warning("lost")
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("error", [ValueError("a bug"), SeamarkError("the store")])
+async def test_background_work_is_started_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(background, "RESTART_S", 0.0)
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        raise error
+
+    async with background.running("work", work):
+        await until(lambda: begun > 3)
+
+
+@pytest.mark.usefixtures("full_disk")
+async def test_work_that_runs_once_and_fails_ends_nothing() -> None:
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        raise ValueError("a bug")
+
+    async with background.running_once("work", work):
+        await begun.wait()
+
+
+@pytest.mark.usefixtures("full_disk")
+async def test_watchers_are_woken_after_the_timeline_could_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = some_settings(tmp_path, watch_poll_s=0.02)
+    async with (
+        open_store(settings.database_url(), clock=CLOCK) as store,
+        open_timeline(settings, store, CLOCK) as timeline,
+    ):
+        await store.transact([CreateNamespace(path=("db",), properties={})])
+        failures, look = 0, timeline._look
+
+        async def failing() -> None:
+            nonlocal failures
+            failures += 1
+            if failures < 4:
+                raise ValueError("a bug")
+            await look()
+
+        monkeypatch.setattr(timeline, "_look", failing)
+        watching = asyncio.create_task(timeline.watch(InstantFilter(), 10, 60))
+        await until(lambda: failures > 2)
+        instant = an_instant(CLOCK)
+        await store.transact([RecordInstant(instant=instant)])
+        async with asyncio.timeout(60):
+            assert [one.id for one in await watching] == [instant.id]
+
+
+@pytest.mark.usefixtures("full_disk")
+async def test_audit_records_are_written_after_the_database_was_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audits, "_RETRY_S", 0.0)
+    async with open_store(some_settings(tmp_path).database_url(), clock=CLOCK) as store:
+        failures, transact = 0, store.transact
+
+        async def failing(operations: Any) -> Any:
+            nonlocal failures
+            failures += 1
+            if failures < 3:
+                raise OSError("away")
+            return await transact(operations)
+
+        monkeypatch.setattr(store, "transact", failing)
+        async with open_audit(store, CLOCK) as audit:
+            await audit.record(who="ann", operation="dropTable", resource="db.t", status=204, request_id="1")
+            async with asyncio.timeout(60):
+                await audit.flush()
+        assert failures == 3
+        assert [record.who for record in await store.audit(None, 10)] == ["ann"]
+
+
+@pytest.mark.usefixtures("full_disk")
+async def test_a_part_of_housekeeping_that_fails_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing() -> int:
+        raise ZeroDivisionError
+
+    async with running(tmp_path) as server:
+        parts = server.parts.housekeeping._tasks
+        before = await server.parts.housekeeping.round()
+        for first in list(parts)[:-1]:
+            monkeypatch.setitem(parts, first, failing)
+        assert (await server.parts.housekeeping.round()).keys() == {list(before)[-1]}
+
+
+def test_a_line_of_the_log_is_written_whatever_is_in_it(capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure_logging(Settings(log_format="json"))
+    structlog.get_logger("seamark.server").warning("half a pair", text="\udcff", number=1)
+    line = json.loads(capfd.readouterr().err)
+    assert line["event"] == repr("half a pair")
+    assert line["text"] == repr("\udcff")
