@@ -74,7 +74,6 @@ class ExpandedView:
 
 
 def plan_view_query(text: str, name: str, predicate: str) -> str:
-    """The statement of a plan view with this name."""
     return f"{BEFORE}{text}\n) AS {quoted_name(name)} WHERE {predicate}"
 
 
