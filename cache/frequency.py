@@ -36,7 +36,6 @@ class FrequencySketch:
         self._counted = 0
 
     def count(self, key: Hashable) -> None:
-        """Counts a request of the key."""
         slots = self._slots(key)
         self._counted += 1
         if self._counted >= self._sample:

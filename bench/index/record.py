@@ -27,10 +27,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bench.report import OURS, Report, Row
+from seamark.metaserver.index.kernels._record import row_hash
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import hash_rows
 from seamark.metaserver.index.keys.keys import key_of
-from seamark.metaserver.index.kinds.record import Fences, Record, build, encode, key_hash, merge
+from seamark.metaserver.index.kinds.record import Fences, Record, build, encode, merge
 
 KEYS, QUICK_KEYS = 10_000_000, 100_000
 FILES = 10
@@ -67,7 +68,7 @@ class Ours:
         self._record = record
 
     def one(self, key: int) -> tuple[int, int]:
-        ((file, position),) = self._record.find(*key_hash([key_of(key, "long")]))
+        ((file, position),) = self._record.find(*row_hash([key_of(key, "long")]))
         return file, position
 
     def many(self, keys: pa.Array) -> Places:
@@ -293,7 +294,7 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
     for at in np.random.default_rng(11).choice(len(keys), times, replace=False):
         os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
         started = time.perf_counter()
-        pair = key_hash([key_of(int(keys[at]), "long")])
+        pair = row_hash([key_of(int(keys[at]), "long")])
         hi, lo = (np.array([half], np.uint64) for half in pair)
         ranges = fences.page_ranges(hi, lo)
         found = fences.lookup_bytes(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])

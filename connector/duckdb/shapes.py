@@ -41,7 +41,7 @@ def into_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
             exchange(function, found)
     for case in list(tree.find_all(exp.Case)):
         if case.this is not None:
-            _settle_operand(case, kinds)
+            _convert_operand(case, kinds)
     for counted in list(tree.find_all(exp.CountIf)):
         # Without rows it is null in DuckDB, and 0 for rows that do not count: these must stay.
         counted.set("this", hidden([counted.this]))
@@ -150,7 +150,7 @@ def _name_columns(rows: exp.Expr) -> None:
     rows.set("alias", alias)
 
 
-def _settle_operand(case: exp.Case, kinds: NameKinds) -> None:
+def _convert_operand(case: exp.Case, kinds: NameKinds) -> None:
     """Hides the operand of `CASE c WHEN 1 THEN …` where DuckDB may convert what it compares."""
     kind, branches = kinds.kind(case.this), [branch.this for branch in case.args["ifs"]]
     fits = kind is not None and all(

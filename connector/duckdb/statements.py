@@ -97,7 +97,7 @@ class DuckDBStatement:
                 mark.set("joins", joins)
             exchange(node, mark)
         for condition in list(self._tree.find_all(exp.Predicate)):
-            _settle(condition, kinds, utc=utc)
+            _convert_condition(condition, kinds, utc=utc)
         # contains(): true or false for NULL and NaN in DuckDB, where Trino's has neither value.
         for function in list(self._tree.find_all(exp.Contains, exp.ArrayContains, exp.Anonymous)):
             if isinstance(function, exp.Anonymous) and function.name == HIDDEN:
@@ -262,7 +262,7 @@ def _literal(value: Any) -> exp.Expr | None:
     return None
 
 
-def _settle(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
+def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
     """Leaves a condition that means the same in Trino's SQL, in its words, and hides the columns of any other
     condition."""
     parts = _same_meaning(node, kinds, utc)

@@ -70,8 +70,6 @@ class Audit:
 
 @dataclass
 class _AuditedIndex:
-    """An index under audit."""
-
     client: IndexClient
     table: Name
     index: Index

@@ -76,6 +76,5 @@ def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: rando
 
 
 def _sample_rows(keys: Keys, rng: random.Random) -> list[int]:
-    """A sample of the rows that have a key."""
     present = np.arange(keys.rows) if keys.present is None else np.flatnonzero(keys.present)
     return rng.sample(present.tolist(), min(KEYS_SAMPLED, len(present)))

@@ -13,6 +13,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import structlog
@@ -58,24 +59,23 @@ class PlanRequests:
             joins, pin = dimensions.get(planned, ()), pins.get(planned.read)
             if pin is not None:
                 # No file of a single-file table can be left out, so all statements share one plan of it.
-                wanted[planned] = _wanted(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
+                wanted[planned] = _request_of(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
             elif planned.scan.condition is not None or joins:
-                wanted[planned] = _wanted(planned, planned.scan.snapshot_id, self._kept_max, joins)
+                wanted[planned] = _request_of(planned, planned.scan.snapshot_id, self._kept_max, joins)
         found = await self._plans(wanted)
         again = {}
         for planned, each in dimensions.items():
             plan = found.get(planned)
-            if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_sure(each, plan, found):
+            if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_consistent(each, plan, found):
                 found.pop(planned, None)
                 if planned.scan.condition is not None or planned.read in pins:
                     again[planned] = replace(wanted[planned], joins=())
         again |= self._others(groups, found, again)
         found |= await self._plans(again)
-        _settle(groups, dimensions, found)
-        await self._settle_refs(groups, dimensions, found)
-        needed = {
-            one.planned.read for planned, plan in found.items() for one, _ in _used(dimensions.get(planned, ()), plan)
-        }
+        _drop_inconsistent(groups, dimensions, found)
+        await self._drop_moved_refs(groups, dimensions, found)
+        effective = (_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in found.items())
+        needed = {one.planned.read for joins in effective for one, _ in joins}
         for read in pins.keys() - needed:
             # It was pinned to the snapshot for a join with another table; the join is not used.
             group = next(group for group in groups.values() if any(planned.read == read for planned in group))
@@ -98,10 +98,10 @@ class PlanRequests:
                 for planned in group:
                     if planned in again or planned not in found or not found[planned].is_made:
                         keep = planned in found or planned in again
-                        wanted[planned] = _wanted(planned, snapshots.get(planned.read), 1.0, keep=keep)
+                        wanted[planned] = _request_of(planned, snapshots.get(planned.read), 1.0, keep=keep)
         return wanted
 
-    async def _settle_refs(
+    async def _drop_moved_refs(
         self,
         groups: Mapping[object, Sequence[PlannedScan]],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
@@ -117,7 +117,7 @@ class PlanRequests:
             table = tables.get(group[0].table)
             if table is None or any(found[at].snapshot_id != table.snapshot_of(at.scan.ref) for at in group):
                 _drop(found, group)
-        _settle(groups, dimensions, found)
+        _drop_inconsistent(groups, dimensions, found)
 
     def _keeps_most(self, plan: PlanTableResponse) -> bool:
         return plan.files > self._kept_max * plan.considered_files
@@ -180,17 +180,17 @@ def drop_scans(
     """The plans that stay valid if the scans in `gone` are not read."""
     left = dict(plans)
     _drop(left, gone)
-    _settle(_groups(planned_scans), dimensions, left)
+    _drop_inconsistent(_groups(planned_scans), dimensions, left)
     return left
 
 
 def used_joins(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[str, int]]:
     """The columns by which files were left out, and the number of keys."""
-    used = _used(dimensions, plan)
+    used = _effective_joins(dimensions, plan)
     return [("+".join(column for column, _ in one.on), outcome.keys or 0) for one, outcome in used if one in dimensions]
 
 
-def _wanted(
+def _request_of(
     planned: PlannedScan,
     snapshot_id: int | None,
     kept_max: float,
@@ -205,16 +205,16 @@ def _wanted(
     return PlanTableRequest(planned.table, filter, snapshot_id, kept_max, past, wanted, ref)
 
 
-def _used(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[Dimension, JoinOutcome]]:
+def _effective_joins(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[Dimension, JoinOutcome]]:
     """The dimensions whose rows left out files, and their outcomes."""
     if not plan.is_made:
         return []
     return [(one, outcome) for one, outcome in zip(depth_first(dimensions), plan.joins, strict=False) if outcome.used]
 
 
-def _is_sure(dimensions: Sequence[Dimension], plan: PlanTableResponse, found: Plans) -> bool:
+def _is_consistent(dimensions: Sequence[Dimension], plan: PlanTableResponse, found: Plans) -> bool:
     """Whether each table whose rows left out files is read at the snapshot of these rows."""
-    for one, outcome in _used(dimensions, plan):
+    for one, outcome in _effective_joins(dimensions, plan):
         other = found.get(one.planned)
         if other is None or not other.is_made or not other.snapshot_id == outcome.snapshot_id == one.snapshot_id:
             return False
@@ -229,7 +229,7 @@ def _groups(planned_scans: Sequence[PlannedScan]) -> dict[object, list[PlannedSc
     return groups
 
 
-def _settle(
+def _drop_inconsistent(
     groups: Mapping[object, Sequence[PlannedScan]],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     found: Plans,
@@ -237,8 +237,10 @@ def _settle(
     """Removes plans until the scans of a table, and their dimensions, are read at one state."""
     while True:
         apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, found)]
-        unsure = [planned for planned, plan in found.items() if not _is_sure(dimensions.get(planned, ()), plan, found)]
-        wrong = [planned for planned in (*unsure, *(one for group in apart for one in group)) if planned in found]
+        inconsistent = [
+            planned for planned, plan in found.items() if not _is_consistent(dimensions.get(planned, ()), plan, found)
+        ]
+        wrong = [planned for planned in (*inconsistent, *chain.from_iterable(apart)) if planned in found]
         if not wrong:
             return
         _drop(found, wrong)

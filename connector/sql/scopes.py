@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 
 from sqlglot import exp
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.sql.types import NESTED, UNREADABLE, SqlType
+from seamark.metaserver.iceberg.types.near_names import near_names
 
 MESSAGE_NAME_MAX = 100
 _HINTS_FROM = 1000
@@ -110,7 +110,7 @@ class NameScope:
         while scope is not None:
             known |= dict.fromkeys(one.name for one in scope.fields[:_HINTS_FROM] if _is_qualified(one, qualifiers))
             scope = scope.parent
-        near = get_close_matches(node.name.lower()[:MESSAGE_NAME_MAX], known, n=3)
+        near = near_names(node.name, known)
         if near:
             return f"; did you mean {' or '.join(one[:MESSAGE_NAME_MAX] for one in near)}?"
         return "; write a text in single quotes" if node.this.quoted and not qualifiers else ""

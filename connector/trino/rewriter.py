@@ -424,7 +424,7 @@ def _rewritten(
         considered,
         text.prepared,
         sorted(taken),
-        _used(plans, dimensions, views),
+        _plan_inputs(plans, dimensions, views),
         depends_on_data=True,
     )
 
@@ -442,7 +442,7 @@ def _access_checks(text: StatementText, views: Mapping[PlannedScan, PlanView]) -
     return Replacement(at, at, f"{listed}, " if has_with else f"WITH {listed} ")
 
 
-def _used(
+def _plan_inputs(
     plans: Mapping[PlannedScan, PlanTableResponse],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],

@@ -66,7 +66,6 @@ class Documents:
 
     @property
     def cache(self) -> MemoryCache[tuple[str, str], Any]:
-        """The cache, for metrics."""
         return self._cache
 
     async def table(self, location: str) -> TableMetadata:

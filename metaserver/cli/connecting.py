@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -25,6 +24,7 @@ from seamark.connector.client.names import join_name, split_table
 from seamark.metaserver.cli.options import Misconfigured, address_options, load_settings, settings_flags
 from seamark.metaserver.cli.terminal import printable
 from seamark.metaserver.decoding import from_json
+from seamark.metaserver.iceberg.types.near_names import near_names
 
 _NAMES_MAX = 10_000
 """Names that are compared with one that does not exist."""
@@ -123,7 +123,7 @@ def _named(client: SeamarkClient, *, view: bool) -> Iterator[str]:
 def _similar(name: str, names: Iterator[str]) -> str | None:
     """Never raises."""
     try:
-        return next(iter(get_close_matches(name, list(islice(names, _NAMES_MAX)), 1)), None)
+        return next(iter(near_names(name, islice(names, _NAMES_MAX), most=1)), None)
     except (ClientError, ValueError):
         return None
 
@@ -137,12 +137,12 @@ def similar_name(client: SeamarkClient, table: Any) -> str | None:
         namespace, name = missing[:-1], missing[-1]
         namespaces = list(islice(client.namespaces(), _NAMES_MAX))
         if namespace not in namespaces:
-            close = get_close_matches(join_name(namespace), map(join_name, namespaces), 1)
+            close = near_names(join_name(namespace), map(join_name, namespaces), most=1)
             namespace = next((levels for levels in namespaces if [join_name(levels)] == close), ())
         if not namespace:
             return None
         tables = {levels[-1]: levels for levels in islice(client.tables(namespace), _NAMES_MAX)}
-        close = get_close_matches(name, tables, 1)
+        close = near_names(name, tables, most=1)
         return None if not close or tables[close[0]] == missing else join_name(tables[close[0]])
     except (ClientError, ValueError):
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 
 import msgspec
 
@@ -34,6 +33,7 @@ from seamark.metaserver.iceberg.metadata.service_switches import (
 )
 from seamark.metaserver.iceberg.metadata.statistics import CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT, StatisticsPolicy
 from seamark.metaserver.iceberg.metadata.statistics import COLUMNS as STATISTICS_COLUMNS
+from seamark.metaserver.iceberg.types.near_names import near_names
 from seamark.metaserver.services.budgets import NORMAL, PRIORITIES, PRIORITY, WINDOW, parse_windows
 from seamark.metaserver.services.launching.launchers import AUTO, CHOICES, why_ignored
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
@@ -77,7 +77,7 @@ def is_policy_property(name: str) -> bool:
 
 def similar_properties(name: str) -> str:
     """Properties of a policy with a similar name, most similar first, joined by "or"; empty if there are none."""
-    return " or ".join(get_close_matches(name[:_NAME_SHOWN], _DEFAULTS, n=2))
+    return " or ".join(near_names(name, _DEFAULTS, most=2))
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:

@@ -23,7 +23,7 @@ from seamark.metaserver.iceberg.metadata.partition import PartitionField, Partit
 from seamark.metaserver.iceberg.types.values import Value
 from seamark.metaserver.index.blocks.packing import Form, key_of
 from seamark.metaserver.planner.pruning import manifest_pruning as manifests
-from seamark.metaserver.planner.pruning.manifest_pruning import ManifestSummaries, needed_manifests
+from seamark.metaserver.planner.pruning.manifest_pruning import ManifestSummaries
 from tests.iceberg.expressions.predicates import VALUES, expressions, javas_order, matches, pythons_order
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.tables import Table, numbers, planning
@@ -73,7 +73,7 @@ def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> Fi
 
 def is_needed(expression: Expression, *fields: FieldSummary) -> bool:
     """For a manifest of which nothing else is known than these fields, the first ones of the spec."""
-    return needed_manifests([manifest(fields)], {3: expression}, [SPEC]) == [0]
+    return ManifestSummaries([manifest(fields)]).needed({3: expression}, [SPEC]) == [0]
 
 
 PARTITIONS = st.lists(
@@ -160,7 +160,7 @@ def test_what_the_manifest_list_does_not_say_rules_nothing_out() -> None:
     never = of("string", Op.EQ, "zzz")
     told = [FieldSummary(False, None, b"a", b"b")]
     listed = [manifest(None), manifest(()), manifest(told, spec_id=4), manifest(told)]
-    assert needed_manifests(listed, {3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
+    assert ManifestSummaries(listed).needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
 @settings(max_examples=examples(150))
@@ -184,7 +184,9 @@ def test_manifests_together_are_needed_as_each_alone(data: st.DataObject) -> Non
             spec_id: data.draw(expressions(KINDS, terms=False))
             for spec_id in data.draw(st.sets(st.sampled_from([3, 4])))
         }
-        alone = [number for number, one in enumerate(listed) if needed_manifests([one], by_spec, [SPEC, turned])]
+        alone = [
+            number for number, one in enumerate(listed) if ManifestSummaries([one]).needed(by_spec, [SPEC, turned])
+        ]
         assert together.needed(by_spec, [SPEC, turned]) == alone
         assert together.needed(by_spec, [SPEC, turned]) == alone
 
@@ -197,7 +199,7 @@ def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
     summaries.insert(place, FieldSummary(False, None, b"a", b"b"))
     for literal, kept in (("a", [0]), ("c", [])):
         asked = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
-        assert needed_manifests([manifest(summaries, spec_id=4)], {4: asked}, [SPEC, turned]) == kept
+        assert ManifestSummaries([manifest(summaries, spec_id=4)]).needed({4: asked}, [SPEC, turned]) == kept
 
 
 def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +215,7 @@ def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyP
     bounds = [to_bytes("long", value) for value in range(201)]
     listed = [manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
     asked = of("long", Op.IN, *range(1, 1000, 4))
-    found = needed_manifests(listed, {3: asked}, [SPEC_OF_ONE])
+    found = ManifestSummaries(listed).needed({3: asked}, [SPEC_OF_ONE])
     assert found == [low for low in range(200) if low % 4 in (0, 1)]
     assert made == len(asked.values) + 2 * len(listed)
 

@@ -51,8 +51,6 @@ Raw = dict[int, tuple[int, bytes]]
 
 
 class FileKeys(Protocol):
-    """The keys of files."""
-
     def key(self, metadata: bytes | None, column: str | None) -> bytes:
         """By the key metadata in the file. `column`: the path; None for the footer. KeyUnavailable."""
 

@@ -164,8 +164,6 @@ class _TooLarge(Exception):
 
 
 class _Reading:
-    """Reads one condition."""
-
     def __init__(self, catalyst: Catalyst, columns: Mapping[int, SparkColumn]) -> None:
         self._catalyst = catalyst
         self._columns = columns

@@ -81,8 +81,6 @@ class RewrittenQuery(RewrittenStatement):
 
 @dataclass(frozen=True)
 class _Table:
-    """The table at a marker."""
-
     catalog: str
     name: Name
     known: KnownTable

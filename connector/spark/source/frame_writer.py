@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -31,6 +30,7 @@ from seamark.connector.spark.frames.writes import write
 from seamark.connector.spark.scala import items
 from seamark.connector.spark.source.options import flag
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.metaserver.iceberg.types.near_names import near_names
 
 FORMAT = "seamark"
 PROPERTY = "property."
@@ -263,7 +263,7 @@ def catalog_hint(first: str, known: Sequence[str]) -> str:
     """What to do about a name that begins with no catalog; `known` are the session's catalogs."""
     if not known:
         return "give option('uri', …), the server's address, or add a catalog with seamark.spark.connect"
-    near = get_close_matches(first, known, n=1)
+    near = near_names(first, known, most=1)
     question = f"did you mean {near[0]!r}? " if near else ""
     return f"{question}It has {', '.join(known)}; or give option('uri', …), the server's address"
 

@@ -61,8 +61,6 @@ _BEGINNING = "-1"
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a reader."""
-
     client: SeamarkClient
     table: str
     at: At

@@ -55,8 +55,6 @@ class SinkCommit(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """The options of a writer."""
-
     client: SeamarkClient = field(repr=False)
     into: Destination
 

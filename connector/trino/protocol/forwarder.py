@@ -153,7 +153,6 @@ class Forwarder:
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
 
     def request_headers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
-        """The headers that the coordinator receives."""
         headers = _without(request.headers, _NOT_UP)
         before = request.headers if self._trust else {}
         proto = before.get("X-Forwarded-Proto") or ("https" if request.secure else "http")

@@ -67,8 +67,6 @@ class _Results(msgspec.Struct, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class TrinoResponse:
-    """An answer of Trino."""
-
     status: int
     reason: str
     headers: CIMultiDict[str]

@@ -46,7 +46,6 @@ class Session:
 
 
 def session_of(headers: CIMultiDictProxy[str]) -> Session:
-    """The session of a statement, from the headers."""
     tags = headers.get("X-Trino-Client-Tags", "").split(",")
     transaction = headers.get("X-Trino-Transaction-Id", "").strip()
     zoned = any(_ZONE_PROPERTY.search(value) for value in headers.getall("X-Trino-Session", []))

@@ -74,7 +74,6 @@ class ExpandedView:
 
 
 def plan_view_query(text: str, name: str, predicate: str) -> str:
-    """The statement of a plan view with this name."""
     return f"{BEFORE}{text}\n) AS {quoted_name(name)} WHERE {predicate}"
 
 
@@ -160,7 +159,7 @@ class Views:
 
     async def _columns(self, opened: LoadedView, known: Mapping[Name, KnownTable], until_s: float) -> KnownTable:
         """The view's columns. `COMPUTED` are those to which no condition may be pushed."""
-        view, tables = opened.view, _told(opened, known)
+        view, tables = opened.view, _known_by_name(opened, known)
         kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
         stored = {
             name: kind if kind != NESTED and kinds.get(name) == kind else COMPUTED
@@ -181,7 +180,7 @@ class Views:
         while left and len(expanded) < VIEWS_MAX:
             number, planned = left.popleft()
             opened, within = seen.views[planned.table], (*planned.within, number)
-            known = _told(opened, seen.known)
+            known = _known_by_name(opened, seen.known)
             text = plan_view_query(opened.view.text, planned.table[-1], predicate_of(planned))
             reading = await self._reader.read(StatementText(text, utc=utc, today=today_for(text)), known, until_s)
             planned_scans = {}
@@ -221,14 +220,14 @@ class Views:
                 one.planned: [at for at in (*one.tables, *one.views) if at in plans or at in names] for one in level
             }
             made = await requests.all(
-                {one.planned: self._made(one, plans, names, reader) for one in level if used[one.planned]}
+                {one.planned: self._create_plan_view(one, plans, names, reader) for one in level if used[one.planned]}
             )
             names |= {planned: view for planned, view in made.items() if view is not None}
             requests.made.update((planned.table, view.plan_id) for planned, view in made.items() if view is not None)
-            names, plans = _settled(used, names, plans, planned_scans, dimensions)
+            names, plans = _drop_incomplete(used, names, plans, planned_scans, dimensions)
         return names, plans
 
-    async def _made(
+    async def _create_plan_view(
         self, expanded: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
         """A plan view over the `plans` of its tables and the plan views of its views. Refused."""
@@ -271,7 +270,7 @@ class Views:
         return until_s is not None and time.monotonic() < until_s
 
 
-def _settled(
+def _drop_incomplete(
     used: Mapping[PlannedScan, Sequence[PlannedScan]],
     names: dict[PlannedScan, PlanView],
     plans: Plans,
@@ -288,7 +287,7 @@ def _settled(
         plans = drop_scans([at for at in gone if at in plans], plans, planned_scans, dimensions)
 
 
-def _told(opened: LoadedView, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
+def _known_by_name(opened: LoadedView, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
     """The known tables, by the names in the view's text."""
     return {names: known[name] for names, (_, name) in opened.named.items() if name in known}
 

@@ -43,7 +43,6 @@ class RecordBatchWriter:
         self._parts.append(values)
 
     def stream(self, schema_metadata: Mapping[str, str]) -> bytearray:
-        """The stream."""
         schema = _schema(tuple(self._fields), tuple(schema_metadata.items()))
         sizes = [self._sizes(kind, part) for (_, kind), part in zip(self._fields, self._parts, strict=True)]
         offsets: list[tuple[int, int]] = []

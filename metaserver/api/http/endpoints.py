@@ -18,7 +18,6 @@ _UNPREFIXED = ("/v1/config", "/v1/oauth/tokens")
 
 
 def served_paths(app: web.Application, template: str) -> list[str]:
-    """The paths under which a template is served."""
     if not template.startswith(_PREFIXED):
         return [template]
     prefixes = ["/v1/", _prefixed(app)]

@@ -206,12 +206,10 @@ def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, nam
 
 
 def unregistered_answer(call: Call, loaded: LoadedTable) -> web.Response:
-    """An UnregisterTableResult."""
     return _json(_located(call, loaded), {})
 
 
 def view_answer(call: Call, loaded: LoadedView) -> web.Response:
-    """A LoadViewResult."""
     location = loaded.entry.metadata_location
     document = call.app[CATALOG].documents.view_document(location, loaded.metadata)
     return _json(b'{"metadata-location":' + encode_json(location) + b',"metadata":' + document + b',"config":{}}', {})

@@ -53,8 +53,6 @@ class HolderLimit:
 
 
 class WorkerLimits:
-    """The limits of one worker."""
-
     def __init__(self, *, requests: int, watchers: int, body_bytes: int) -> None:
         self.working = HolderLimit("requests at once", requests, max(1, requests // 2))
         self.reading = HolderLimit("requests that send their bodies", requests, max(1, requests // 2))

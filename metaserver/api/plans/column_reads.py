@@ -40,7 +40,6 @@ def usage_of(call: Call) -> ColumnUsage | None:
 
 
 def count_read(call: Call, read: ColumnRead | None) -> ColumnRead | None:
-    """Counts the read, and returns it."""
     usage = None if read is None else usage_of(call)
     if usage is not None and read is not None:
         usage.add(read)

@@ -79,7 +79,6 @@ class History:
         self._operations = {snapshot.snapshot_id: _operation(snapshot) for snapshot in snapshots}
 
     def _changing(self) -> tuple[Snapshot, ...]:
-        """The snapshots that changed rows."""
         return tuple(snapshot for snapshot in self.snapshots if self._operations[snapshot.snapshot_id] != REPLACE)
 
     async def added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:

@@ -55,8 +55,6 @@ class CommitObserver(Protocol):
 
 
 class _PendingChange:
-    """One change in process."""
-
     def __init__(self, caller: Caller, uuid: str, application: ChangeApplication, requested_ms: int) -> None:
         self.caller = caller
         self.uuid = uuid

@@ -77,8 +77,6 @@ class SnapshotWriter:
     async def manifest(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
-        """Writes all entries to one manifest."""
-
         def work() -> tuple[WrittenManifest, PathHashes]:
             made = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
             return made, names_of([entry.file for entry in entries if entry.is_live])

@@ -79,7 +79,6 @@ class CachingBackend:
         return self._reader.served_bytes
 
     def report(self, metrics: GatewayCacheMetrics) -> None:
-        """Sets the metrics of the cache."""
         blocks, fetches = self._tiers.blocks, self._fetches
         memory, disks = blocks.memory.stats(), blocks.disk_stats()
         metrics.sample(

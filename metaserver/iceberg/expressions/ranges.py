@@ -53,7 +53,6 @@ def is_rounded(transform: str, kind: str) -> bool:
 
 
 def next_value(value: Any) -> Any:
-    """The successor of a value."""
     if isinstance(value, int):
         return value + 1
     return value + "\0" if isinstance(value, str) else value + b"\0"

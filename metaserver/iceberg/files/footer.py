@@ -104,7 +104,6 @@ class ParquetFooter:
 
 
 def structures(encoded: bytes) -> list[Fields]:
-    """The structures of an encoded list."""
     return [thrift.read(encoded, at)[0] for at in _footer.items(encoded, 0)[:-1]]
 
 

@@ -145,8 +145,6 @@ def compile_schema(schema: str, requested: RecordReader) -> Compiled:
 
 @dataclass(frozen=True, slots=True)
 class _SchemaPosition:
-    """A position in the schema."""
-
     namespace: str
     field: str
     depth: int

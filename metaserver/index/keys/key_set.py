@@ -84,7 +84,6 @@ class KeySet:
 
     @cached_property
     def keys(self) -> Keys:
-        """The keys as a column."""
         distinct = self.distinct
         return Keys(self.kind, len(distinct), distinct.codes, distinct.starts, distinct.heap, None, None)
 

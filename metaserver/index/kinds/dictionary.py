@@ -111,7 +111,6 @@ def _joined(begins: RankArray, ends: RankArray) -> Intervals:
 
 
 def pack(distinct: Distinct) -> Bytes:
-    """The bytes of a dictionary."""
     if distinct.codes is not None:
         return _ordered.pack_numbers(distinct.codes)
     assert distinct.starts is not None
@@ -132,7 +131,6 @@ def aligned(data: bytes | memoryview) -> Bytes:
 
 
 def distinct_of(dictionary: _ordered.Numbers | _ordered.Strings) -> Distinct:
-    """All keys of the dictionary."""
     if isinstance(dictionary, _ordered.Numbers):
         return Distinct(dictionary.all())
     return Distinct(None, *dictionary.all())

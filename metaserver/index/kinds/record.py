@@ -32,13 +32,12 @@ from seamark.metaserver.index.kernels._record import (
     PAGE_BYTES,
     Merger,
     Pages,
-    row_hash,
     sorted_run,
     stretches,
 )
 from seamark.metaserver.index.keys.hashing import Hashes, checksum, hash_halves
 from seamark.metaserver.index.keys.key_set import KeySet
-from seamark.metaserver.index.keys.keys import Key, KeyRanges, Keys
+from seamark.metaserver.index.keys.keys import KeyRanges, Keys
 from seamark.metaserver.index.kinds.kind import BlobReader, IndexKind
 from seamark.metaserver.index.kinds.queries import KEYS_MAX, Flags, point_keys
 
@@ -80,11 +79,6 @@ def build(columns: Sequence[Keys]) -> FileRecords:
     if columns and columns[0].rows > ROWS_MAX:
         raise ValueError(f"a data file of {columns[0].rows} rows has no record index; the most is {ROWS_MAX}")
     return FileRecords(sorted_run(*hash_halves(columns)))
-
-
-def key_hash(parts: Sequence[Key | float | None]) -> tuple[int, int]:
-    """(high, low) of one key, as `hash_halves` computes it. A part is a code, bytes, None for null, or a NaN."""
-    return row_hash(parts)
 
 
 def encode(entries: Sequence[FileRecords]) -> Iterator[Part]:

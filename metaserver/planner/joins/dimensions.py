@@ -196,7 +196,6 @@ class Dimensions:
     async def _read(
         self, metadata: TableMetadata, files: Sequence[_File], needed: Sequence[DimensionColumn]
     ) -> list[Columns]:
-        """The columns of each file."""
         mapping = name_mapping_of(metadata.properties)
         loop = asyncio.get_running_loop()
         rows = DataRows(self._objects, loop, mapping, self._limits.read_bytes, self._limits.decoded_bytes)

@@ -183,7 +183,6 @@ class CachedViews:
             self._wide.discard(holder)
 
     def containing(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
-        """The views that contain one of `blocks`."""
         return [(key, cached.view) for key, cached in self._views.items() if not blocks.isdisjoint(cached.all_blocks)]
 
     def sharing(self, blocks: Sequence[Block]) -> TableView | None:

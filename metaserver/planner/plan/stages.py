@@ -70,7 +70,7 @@ def prune(
         if name == last:
             rows = selection.entry_ids()
         elif counted:
-            selection.settle()
+            selection.apply_waiting()
         spent_us = int((clock.monotonic() - before_s) * 1e6)
         before, size = size, selection.size() if counted else size
         stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))

@@ -34,13 +34,6 @@ _OF_ABSENT = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
 """What null satisfies, beside IS_NULL."""
 
 
-def needed_manifests(
-    manifests: Sequence[ManifestFile], by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]
-) -> list[int]:
-    """Indexes of the manifests that may list a file whose partition satisfies the expression of its spec."""
-    return ManifestSummaries(manifests).needed(by_spec, specs)
-
-
 class ManifestSummaries:
     """The partition summaries of some manifests. Threads may share it."""
 
@@ -51,7 +44,7 @@ class ManifestSummaries:
         self._columns_max = 0
 
     def needed(self, by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]) -> list[int]:
-        """See `needed_manifests`."""
+        """Indexes of the manifests that may list a file whose partition satisfies the expression of its spec."""
         if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
             return list(range(len(self._manifests)))
         positions = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}

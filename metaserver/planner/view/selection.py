@@ -41,13 +41,13 @@ class Selection:
     @property
     def state(self) -> npt.NDArray[np.uint8]:
         if self._waiting:
-            self.settle()
+            self.apply_waiting()
         return self._state
 
     @property
     def mask(self) -> npt.NDArray[np.uint8]:
         if self._waiting:
-            self.settle()
+            self.apply_waiting()
         if self._mask is None:
             self._mask = np.empty(self.view.file_count, dtype=np.uint8)
         return self._mask
@@ -55,10 +55,10 @@ class Selection:
     def compare(self, side: Side, op: int, literal: float | bytes) -> None:
         """Keeps rows whose value passes `op` of the kernels, or is absent."""
         if len(self._waiting) == _WAITING_MAX:
-            self.settle()
+            self.apply_waiting()
         self._waiting.append((side.layout, side.low, side.high, op, literal))
 
-    def settle(self) -> None:
+    def apply_waiting(self) -> None:
         """Does the comparisons that wait."""
         waiting, self._waiting = self._waiting, []
         if waiting:

@@ -284,7 +284,6 @@ class TableView:
         return self.blocks[self._numbers[entry_id >> ENTRY_BITS]], entry_id & ENTRY_MASK
 
     def manifest_of(self, entry_id: int) -> ManifestFile:
-        """The manifest of an entry id."""
         return self.manifests[self._numbers[entry_id >> ENTRY_BITS]]
 
     def split(self, entry_ids: Longs) -> tuple[Longs, Longs]:

@@ -113,8 +113,6 @@ def _error(error: Exception) -> SeamarkError:
 
 
 class _QueuedTransaction:
-    """A queued transaction, and its outcome."""
-
     __slots__ = ("error", "future", "make_steps", "result")
 
     def __init__(self, make_steps: Callable[[], Steps[Any]], future: asyncio.Future[Any]) -> None:

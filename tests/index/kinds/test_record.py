@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.index.kernels._record import sorted_run
+from seamark.metaserver.index.kernels._record import row_hash, sorted_run
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.hashing import checksum, hash_rows
 from seamark.metaserver.index.keys.keys import Keys, key_of
-from seamark.metaserver.index.kinds.record import Fences, FileRecords, Record, build, encode, key_hash, merge
+from seamark.metaserver.index.kinds.record import Fences, FileRecords, Record, build, encode, merge
 from tests.seeds import quick
 
 PAGE = 4096
@@ -148,7 +148,7 @@ def test_the_hash_of_one_key_is_that_of_a_row(seed: int) -> None:
     many = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
     for at, (row, expected) in enumerate(zip(lake.others, many, strict=True)):
         parts = [part(keys, at, value) for keys, value in zip(columns, row, strict=True)]
-        assert key_hash(parts) == expected
+        assert row_hash(parts) == expected
 
 
 def part(keys: Keys, row: int, value: Any) -> Any:
@@ -164,10 +164,10 @@ def part(keys: Keys, row: int, value: Any) -> Any:
 def test_what_is_no_key_has_no_hash() -> None:
     for part in ("text", 1.5, [b"a"]):
         with pytest.raises(ValueError, match="is no part of a key"):
-            key_hash([part])  # type: ignore[list-item]
+            row_hash([part])  # type: ignore[list-item]
     for code in (-1, 1 << 64):
         with pytest.raises(OverflowError):
-            key_hash([code])
+            row_hash([code])
 
 
 @pytest.mark.parametrize("seed", quick(range(30), 10))
@@ -415,5 +415,5 @@ def test_the_bytes_of_a_blob_never_change() -> None:
     more = [keys_of(pa.array([5], pa.int64()), "long"), keys_of(pa.array(["key 5"]), "string")]
     blob = b"".join(encode([build(columns), build(more)]))
     record = Record(memoryview(blob))
-    assert record.find(*key_hash([key_of(5, "long"), b"key 5"])) == [(0, 5), (1, 0)]
+    assert record.find(*row_hash([key_of(5, "long"), b"key 5"])) == [(0, 5), (1, 0)]
     assert hashlib.sha256(blob).hexdigest() == "33368500a56fbe0fe7148d3228b69d579b4846c96f0ac980121e0ea71f96b701"
