@@ -483,6 +483,12 @@ def test_listings_that_go_on_inside_the_table_are_signed(more: str) -> None:
     assert "Authorization" in signed(ask("GET", f"{_LISTING}prefix=wh/t1-abc/data/dt%3D2026..{more}"))["headers"]
 
 
+@pytest.mark.parametrize("number", ["blah", "-1", "1.5", ""])
+def test_a_listing_of_no_number_of_keys_is_malformed_not_forbidden(number: str) -> None:
+    with pytest.raises(BadRequest, match="not a number of keys"):
+        signed(ask("GET", f"{_LISTING}{_INSIDE}&max-keys={number}"))
+
+
 def test_copy_sources_and_deletes_with_dot_segments_are_not_signed() -> None:
     target = "http://store:9000/lake/wh/t1-abc/x"
     for source in ("/lake/wh/t1-abc/../t2/y", "lake/wh/t1-abc/%2e%2e/t2/y", "lake/wh/t1-abc/%252e%252e/t2/y"):

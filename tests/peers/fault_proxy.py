@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,10 +22,12 @@ class FaultProxy:
     """`delay_s` is drawn for each HTTP request. While `is_cut`, nothing passes in either direction and no connection
     ends, as when a network drops packets."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._upstream = (host, port)
+    def __init__(
+        self, host: str, port: int, own: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
+    ) -> None:
+        self._upstream, self._own, self._connect = (host, port), own, connect
         self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.address = f"{own}:{self.port}"
         self.url = f"http://{self.address}"
         self.delay_s: Callable[[], float] = lambda: 0.0
         self.is_cut = False
@@ -35,7 +38,7 @@ class FaultProxy:
     async def run(self) -> None:
         """Until `stop`, which another thread may call."""
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
-        async with await asyncio.start_server(self._serve, "127.0.0.1", self.port):
+        async with await asyncio.start_server(self._serve, self._own, self.port):
             await self._stopped.wait()
 
     def stop(self) -> None:
@@ -55,7 +58,10 @@ class FaultProxy:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._passable()
         try:
-            back_reader, back_writer = await asyncio.open_connection(*self._upstream)
+            if self._connect is None:
+                back_reader, back_writer = await asyncio.open_connection(*self._upstream)
+            else:
+                back_reader, back_writer = await asyncio.open_connection(sock=self._connect())
         except OSError:
             return
         try:
@@ -84,12 +90,15 @@ class FaultProxy:
 
 
 @contextmanager
-def fault_proxy(host: str, port: int) -> Iterator[FaultProxy]:
-    """A proxy on a free port of this machine; it runs in a thread of its own."""
-    proxy = FaultProxy(host, port)
+def fault_proxy(
+    host: str, port: int, own: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
+) -> Iterator[FaultProxy]:
+    """A proxy on a free port of this machine, at its address `own`; it runs in a thread of its own. `connect` opens
+    connections where `host` is not of this machine's network."""
+    proxy = FaultProxy(host, port, own, connect)
     thread = threading.Thread(target=lambda: asyncio.run(proxy.run()), daemon=True)
     thread.start()
-    block_until(lambda: port_answers(proxy.port))
+    block_until(lambda: port_answers(proxy.port, own))
     try:
         yield proxy
     finally:

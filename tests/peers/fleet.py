@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from tests.faults.rigs.http import Client
 from tests.peers.fault_proxy import FaultProxy, fault_proxy
+from tests.peers.networks import Network
 from tests.services.postgres import Postgres
 from tests.services.process import free_port
 from tests.services.s3 import S3
@@ -99,19 +101,26 @@ def open_fleet(
     env: Mapping[str, str] | None = None,
     first: Mapping[str, str] | None = None,
     is_linked: bool = True,
+    network: Network | None = None,
 ) -> Iterator[Fleet]:
-    """`env`: settings of all, `first`: of the first replica. `is_linked`: they reach each other through proxies."""
+    """`env`: settings of all, `first`: of the first replica. `is_linked`: they reach each other through proxies.
+    `network`: each is on a host of it instead, and reaches the database and the storage through it."""
     database, bucket = postgres.create_database(), s3.create_bucket()
-    store = urlsplit(s3.endpoint)
+    store, own = urlsplit(s3.endpoint), "127.0.0.1" if network is None else network.address
+    is_linked = is_linked and network is None
     with ExitStack() as stack:
-        storage = stack.enter_context(fault_proxy(str(store.hostname), int(store.port or 80)))
+        storage = stack.enter_context(fault_proxy(str(store.hostname), int(store.port or 80), own))
+        if network is not None:
+            way = stack.enter_context(fault_proxy("127.0.0.1", postgres.port, own))
+            database = database.replace(f"127.0.0.1:{postgres.port}", way.address)
         replicas, links = [], []
         for number in range(count):
-            port = free_port()
+            port, place = free_port(), None if network is None else network.hosts[number]
+            address = "127.0.0.1" if place is None else place.address
             settings: dict[str, Any] = {
                 **s3.seamark_env(),
                 "SEAMARK_S3_ENDPOINT": storage.url,
-                "SEAMARK_PEER_ADDRESS": f"127.0.0.1:{port}",
+                "SEAMARK_PEER_ADDRESS": f"{address}:{port}",
                 "SEAMARK_PEER_LEASE_S": "3",
                 "SEAMARK_HOUSEKEEPING_INTERVAL_S": "3600",
             }
@@ -120,7 +129,19 @@ def open_fleet(
                 links.append(link)
                 settings |= {"SEAMARK_PEER_ADDRESS": link.address, "SEAMARK_PEER_LISTEN": f"127.0.0.1:{port}"}
             settings |= {**(env or {}), **((first or {}) if number == 0 else {})}
-            replica = Seamark(folder / f"r{number}", database=database, warehouse=f"s3://{bucket}/w", env=settings)
+            own_port, base_url = free_port(), ""
+            if place is not None:
+                door = fault_proxy("", own_port, connect=partial(place.connect, own_port))
+                base_url = stack.enter_context(door).url
+            replica = Seamark(
+                folder / f"r{number}",
+                database=database,
+                warehouse=f"s3://{bucket}/w",
+                env=settings,
+                port=own_port,
+                base_url=base_url,
+                prefix=() if place is None else place.command,
+            )
             replicas.append(stack.enter_context(replica))
         fleet = Fleet(replicas, storage, links, s3, database)
         if settings["SEAMARK_PEER_ADDRESS"]:

@@ -1,183 +1,55 @@
-"""A campaign: replicas are killed, paused, cut off from each other, their disk caches damaged and filled, at random
+"""Campaigns: replicas are killed, paused, cut off from each other, their disk caches damaged and filled, at random
 moments, while clients plan through all of them. No answer is wrong, and no request to a replica that runs fails while
 the storage lives."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.faults.rigs.disk import SmallDisk, small_disk
-from tests.faults.rigs.http import Client, Lost
-from tests.peers.fleet import NAMESPACE, Fleet, open_fleet, peer_reads
+from tests.faults.rigs.disk import small_disk
+from tests.peers.campaign import NOTHING_KEPT, Faults, Readers, run_campaign, write_tables
+from tests.peers.fleet import open_fleet
+from tests.peers.networks import network
 from tests.seeds import first_seed
 from tests.services.postgres import Postgres
 from tests.services.s3 import S3
 
-TABLES, APPENDS, CLIENTS = 6, 5, 3
 ROUNDS = 30
-NOTHING_KEPT = {
-    "SEAMARK_PLAN_MEMORY_BYTES": "0",
-    "SEAMARK_PLAN_DISK_BYTES": "0",
-    "SEAMARK_PLAN_ANSWERS_BYTES": "0",
-    "SEAMARK_METADATA_CACHE_BYTES": "0",
-    "SEAMARK_PEER_MEMORY_BYTES": "40000",
-    "SEAMARK_STORAGE_TIMEOUT_S": "20",
-}
-"""Every plan reads its manifests through the peers, and these from their disks or the storage."""
-
-
-@dataclass
-class Readers:
-    fleet: Fleet
-    expected: dict[str, list[str]]
-    wrong: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    answers: Counter[int] = field(default_factory=Counter)
-    faults: Counter[int] = field(default_factory=Counter)
-    """Of each replica: rises when a fault begins that its own clients notice, and when it ends. Odd meanwhile."""
-    _stopped: threading.Event = field(default_factory=threading.Event)
-
-    def read(self, seed: int) -> None:
-        rng = random.Random(seed)
-        while not self._stopped.is_set():
-            number = rng.randrange(len(self.fleet.replicas))
-            before = self.faults[number]
-            if before % 2:
-                time.sleep(0.01)
-                continue
-            table = rng.choice(list(self.expected))
-            client = Client(self.fleet.replicas[number].base_url, timeout_s=60)
-            try:
-                status, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})
-            except Lost as lost:
-                if self.faults[number] == before:
-                    self.failed.append(f"replica {number}, {table}: {lost}")
-                continue
-            finally:
-                client.close()
-            if status != 200:
-                if self.faults[number] == before:
-                    self.failed.append(f"replica {number}, {table}: {status} {body}")
-                continue
-            self.answers[number] += 1
-            found = sorted(task["data-file"]["file-path"] for task in body["file-scan-tasks"])
-            if found != self.expected[table]:
-                self.wrong.append(f"replica {number}, {table}: {found}")
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        threads = [threading.Thread(target=self.read, args=(number,), daemon=True) for number in range(CLIENTS)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._stopped.set()
-            for thread in threads:
-                thread.join(90)
-
-    @contextmanager
-    def excused(self, number: int) -> Iterator[None]:
-        self.faults[number] += 1
-        try:
-            yield
-        finally:
-            self.faults[number] += 1
-
-
-class Faults:
-    """Each fault lasts until it returns."""
-
-    def __init__(self, readers: Readers, rng: random.Random, disk: SmallDisk) -> None:
-        self._readers = readers
-        self._fleet = readers.fleet
-        self._rng = rng
-        self._disk = disk
-
-    def kill(self, number: int) -> None:
-        with self._readers.excused(number):
-            self._fleet.replicas[number].kill9()
-            time.sleep(self._rng.uniform(0, 4))
-            self._fleet.replicas[number].start()
-
-    def pause(self, number: int) -> None:
-        with self._readers.excused(number):
-            pid = self._fleet.replicas[number].pid
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(self._rng.uniform(0.1, 5))
-            os.kill(pid, signal.SIGCONT)
-
-    def cut_off(self, number: int) -> None:
-        """The others do not reach it; it reaches them, the database and the storage."""
-        self._fleet.links[number].is_cut = True
-        time.sleep(self._rng.uniform(0.1, 5))
-        self._fleet.links[number].is_cut = False
-
-    def damage_disk(self, number: int) -> None:
-        for path in self._cached_files(number):
-            try:
-                with path.open("r+b") as file:
-                    file.seek(self._rng.randrange(path.stat().st_size))
-                    file.write(self._rng.randbytes(3))
-            except OSError:
-                continue  # it was evicted
-        time.sleep(1)
-
-    def fill_disk(self, number: int) -> None:
-        """Of replica 0, whose cache is on a small disk."""
-        self._disk.fill()
-        time.sleep(2)
-        self._disk.free()
-
-    def _cached_files(self, number: int) -> list[Path]:
-        folder = self._disk.root if number == 0 else self._fleet.replicas[number].home / "cache" / "files"
-        return [path for path in folder.rglob("*.block") if path.is_file()]
 
 
 @pytest.mark.slow
 def test_no_fault_of_a_replica_makes_an_answer_wrong_or_a_read_of_another_fail(
     tmp_path: Path, postgres: Postgres, s3: S3
 ) -> None:
-    seed = first_seed()
-    rng = random.Random(seed)
+    rng = random.Random(first_seed())
     first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
         small_disk(tmp_path / "disk") as disk,
         open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first) as fleet,
     ):
-        expected = {}
-        for number in range(TABLES):
-            fleet.write(APPENDS, f"t{number}")
-            client = fleet.clients()[0]
-            _, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/t{number}/plan", {})
-            expected[f"t{number}"] = sorted(task["data-file"]["file-path"] for task in body["file-scan-tasks"])
-            assert len(expected[f"t{number}"]) == APPENDS
-        readers = Readers(fleet, expected)
+        readers = Readers(fleet, write_tables(fleet))
         faults = Faults(readers, rng, disk)
-        kinds: list[Callable[[int], None]] = [
-            faults.kill,
-            faults.pause,
-            faults.cut_off,
-            faults.damage_disk,
-            faults.fill_disk,
-        ]
-        with readers.running():
-            for number in range(ROUNDS):
-                rng.choice(kinds)(rng.randrange(3)) if number >= len(kinds) else kinds[number](rng.randrange(3))
-        fleet.meet()
-        said = f"seed {seed}"
-        assert readers.wrong == [], said
-        assert readers.failed == [], said
-        assert min(readers.answers[number] for number in range(3)) > 20, said
-        assert sum(peer_reads(one, "hits") + peer_reads(one, "fetched") for one in fleet.replicas) > 50, said
+        kinds = [faults.kill, faults.pause, faults.cut_off, faults.damage_disk, faults.fill_disk]
+        run_campaign(readers, kinds, ROUNDS, rng)
+
+
+@pytest.mark.slow
+def test_replicas_on_hosts_of_their_own_lose_their_network_and_no_answer_is_wrong(
+    tmp_path: Path, postgres: Postgres, s3: S3
+) -> None:
+    """Each has its own network namespace, so that its packets are lost, and connections are neither refused nor
+    ended."""
+    rng = random.Random(first_seed())
+    first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
+    with (
+        network(3) as hosts,
+        small_disk(tmp_path / "disk") as disk,
+        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first, network=hosts) as fleet,
+    ):
+        readers = Readers(fleet, write_tables(fleet))
+        faults = Faults(readers, rng, disk, hosts)
+        kinds = [faults.divide, faults.disconnect, faults.kill, faults.pause, faults.damage_disk, faults.fill_disk]
+        run_campaign(readers, kinds, ROUNDS, rng)

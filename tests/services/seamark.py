@@ -19,7 +19,8 @@ SHARED_KEY = base64.b64encode(b"a key that is known to all tests").decode()
 class Seamark:
     """A server over `home` (SQLite and a local warehouse unless told otherwise). The port stays the same over restarts.
 
-    `env` are `SEAMARK_…` variables; `flags` go to `seamark serve` as they are.
+    `env` are `SEAMARK_…` variables; `flags` go to `seamark serve` as they are. `prefix` is a command that runs it, such
+    as one in another network namespace, where tests reach it at `base_url`.
     """
 
     def __init__(
@@ -31,10 +32,12 @@ class Seamark:
         env: Mapping[str, str] | None = None,
         flags: tuple[str, ...] = (),
         port: int = 0,
+        base_url: str = "",
+        prefix: tuple[str, ...] = (),
     ) -> None:
         self.home = home
         self.port = port or free_port()
-        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.base_url = base_url or f"http://127.0.0.1:{self.port}"
         self.warehouse = warehouse or f"file://{home / 'warehouse'}"
         home.mkdir(parents=True, exist_ok=True)
         argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(home), "--host", "127.0.0.1"]
@@ -44,7 +47,7 @@ class Seamark:
         # Without table services: what a test finds shall be its own work.
         settings = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, "SEAMARK_SERVICES_WORKERS": "0", **(env or {})}
         log = home / "seamark.log"
-        self._process = ManagedProcess([*argv, *flags], log=log, env=settings, cwd=home, forked=True)
+        self._process = ManagedProcess([*prefix, *argv, *flags], log=log, env=settings, cwd=home, forked=not prefix)
 
     @property
     def pid(self) -> int:

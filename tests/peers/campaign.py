@@ -1,0 +1,198 @@
+"""What a campaign against a fleet consists of: clients that plan through all replicas, and faults of one replica."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.rigs.disk import SmallDisk
+from tests.faults.rigs.http import Client, Lost
+from tests.peers.fleet import NAMESPACE, Fleet, peer_reads
+from tests.peers.networks import Network
+from tests.waits import block_until
+
+TABLES, APPENDS, CLIENTS = 6, 5, 3
+NOTHING_KEPT = {
+    "SEAMARK_PLAN_MEMORY_BYTES": "0",
+    "SEAMARK_PLAN_DISK_BYTES": "0",
+    "SEAMARK_PLAN_ANSWERS_BYTES": "0",
+    "SEAMARK_METADATA_CACHE_BYTES": "0",
+    "SEAMARK_PEER_MEMORY_BYTES": "40000",
+    "SEAMARK_STORAGE_TIMEOUT_S": "20",
+}
+"""Every plan reads its manifests through the peers, and these from their disks or the storage."""
+
+
+@dataclass
+class Readers:
+    """Threads that plan tables and compare the answers with `expected`, the data files of each."""
+
+    fleet: Fleet
+    expected: dict[str, list[str]]
+    wrong: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    answers: Counter[int] = field(default_factory=Counter)
+    faults: Counter[int] = field(default_factory=Counter)
+    """Of each replica: rises when a fault begins that its own clients notice, and when it ends. Odd meanwhile."""
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def read(self, seed: int) -> None:
+        rng = random.Random(seed)
+        while not self._stopped.is_set():
+            number = rng.randrange(len(self.fleet.replicas))
+            before = self.faults[number]
+            if before % 2:
+                time.sleep(0.01)
+                continue
+            table = rng.choice(list(self.expected))
+            client = Client(self.fleet.replicas[number].base_url, timeout_s=60)
+            try:
+                status, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})
+            except Lost as lost:
+                if self.faults[number] == before:
+                    self.failed.append(f"replica {number}, {table}: {lost}")
+                continue
+            finally:
+                client.close()
+            if status != 200:
+                if self.faults[number] == before:
+                    self.failed.append(f"replica {number}, {table}: {status} {body}")
+                continue
+            self.answers[number] += 1
+            found = sorted(task["data-file"]["file-path"] for task in body["file-scan-tasks"])
+            if found != self.expected[table]:
+                self.wrong.append(f"replica {number}, {table}: {found}")
+
+    def is_answering(self, number: int) -> bool:
+        client, table = Client(self.fleet.replicas[number].base_url, timeout_s=60), next(iter(self.expected))
+        try:
+            return client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})[0] == 200
+        except Lost:
+            return False
+        finally:
+            client.close()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self.read, args=(number,), daemon=True) for number in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            for thread in threads:
+                thread.join(90)
+
+    @contextmanager
+    def excused(self, number: int) -> Iterator[None]:
+        self.faults[number] += 1
+        try:
+            yield
+        finally:
+            self.faults[number] += 1
+
+
+class Faults:
+    """Each fault lasts until it returns."""
+
+    def __init__(self, readers: Readers, rng: random.Random, disk: SmallDisk, network: Network | None = None) -> None:
+        self._readers = readers
+        self._fleet = readers.fleet
+        self._rng = rng
+        self._disk = disk
+        self._network = network
+
+    def kill(self, number: int) -> None:
+        with self._readers.excused(number):
+            self._fleet.replicas[number].kill9()
+            time.sleep(self._rng.uniform(0, 4))
+            self._fleet.replicas[number].start()
+
+    def pause(self, number: int) -> None:
+        with self._readers.excused(number):
+            pid = self._fleet.replicas[number].pid
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(self._rng.uniform(0.1, 5))
+            os.kill(pid, signal.SIGCONT)
+
+    def cut_off(self, number: int) -> None:
+        """The others do not reach it; it reaches them, the database and the storage."""
+        self._fleet.links[number].is_cut = True
+        time.sleep(self._rng.uniform(0.1, 5))
+        self._fleet.links[number].is_cut = False
+
+    def divide(self, number: int) -> None:
+        """No replica reaches another, and reads go around them; all reach the database and the storage."""
+        assert self._network is not None
+        before = self._passed_over()
+        with self._network.divided():
+            block_until(lambda: self._passed_over() > before)
+            time.sleep(self._rng.uniform(0.1, 8))  # leases last 3 seconds
+
+    def disconnect(self, number: int) -> None:
+        """It reaches nothing, and nothing reaches it."""
+        assert self._network is not None
+        with self._readers.excused(number):
+            with self._network.hosts[number].cut_off():
+                time.sleep(self._rng.uniform(0.1, 6))
+            block_until(lambda: self._readers.is_answering(number))  # packets are sent again after ever longer pauses
+
+    def damage_disk(self, number: int) -> None:
+        for path in self._cached_files(number):
+            try:
+                with path.open("r+b") as file:
+                    file.seek(self._rng.randrange(path.stat().st_size))
+                    file.write(self._rng.randbytes(3))
+            except OSError:
+                continue  # it was evicted
+        time.sleep(1)
+
+    def fill_disk(self, number: int) -> None:
+        """Of replica 0, whose cache is on a small disk."""
+        self._disk.fill()
+        time.sleep(2)
+        self._disk.free()
+
+    def _passed_over(self) -> float:
+        """Reads that were answered although a replica did not."""
+        sources = ("hedged", "failed", "skipped")
+        return sum(peer_reads(one, source) for one in self._fleet.replicas for source in sources)
+
+    def _cached_files(self, number: int) -> list[Path]:
+        folder = self._disk.root if number == 0 else self._fleet.replicas[number].home / "cache" / "files"
+        return [path for path in folder.rglob("*.block") if path.is_file()]
+
+
+def write_tables(fleet: Fleet) -> dict[str, list[str]]:
+    """The data files of each new table."""
+    expected = {}
+    for number in range(TABLES):
+        fleet.write(APPENDS, f"t{number}")
+        client = fleet.clients()[0]
+        _, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/t{number}/plan", {})
+        expected[f"t{number}"] = sorted(task["data-file"]["file-path"] for task in body["file-scan-tasks"])
+        assert len(expected[f"t{number}"]) == APPENDS
+    return expected
+
+
+def run_campaign(readers: Readers, kinds: Sequence[Callable[[int], None]], rounds: int, rng: random.Random) -> None:
+    """Each kind of fault once, then others at random, each of a random replica. Nothing is wrong, nothing failed."""
+    fleet = readers.fleet
+    with readers.running():
+        for number in range(rounds):
+            fault = kinds[number] if number < len(kinds) else rng.choice(kinds)
+            fault(rng.randrange(len(fleet.replicas)))
+    fleet.meet()
+    assert readers.wrong == []
+    assert readers.failed == []
+    assert min(readers.answers[number] for number in range(len(fleet.replicas))) > 20
+    assert sum(peer_reads(one, "hits") + peer_reads(one, "fetched") for one in fleet.replicas) > 50

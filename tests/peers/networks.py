@@ -1,0 +1,126 @@
+"""Hosts of a network on this machine: network namespaces on one bridge, whose cables can be pulled.
+
+A namespace has its own addresses, routes and sockets. What is cut off here loses packets, as by a broken switch: no
+connection is refused or ends, and both sides find out by their own timeouts. Packets are delayed and lost by netem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+_numbers = itertools.count(1)
+_CLONE_NEWNET = 0x40000000
+"""For setns, which Python has from 3.12 on."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """`address` is of its only interface; `cable` is the other end of it, on the bridge."""
+
+    name: str
+    address: str
+    cable: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What precedes a command that is to run on this host."""
+        return ("nsenter", f"--net=/run/netns/{self.name}")
+
+    def connect(self, port: int) -> socket.socket:
+        """A connection to a program that listens on the host's 127.0.0.1. A socket is of the network namespace that
+        its thread had when it was made, whoever uses it."""
+        made: list[socket.socket] = []
+
+        def enter() -> None:
+            namespace = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
+            try:
+                if ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET):
+                    return
+            finally:
+                os.close(namespace)
+            with contextlib.suppress(OSError):
+                made.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+        if not made:
+            raise ConnectionRefusedError(f"no connection to port {port} of {self.name}")
+        return made[0]
+
+    @contextmanager
+    def cut_off(self) -> Iterator[None]:
+        """From everything."""
+        with _during(f"ip link set {self.cable} down", f"ip link set {self.cable} up"):
+            yield
+
+
+@dataclass(frozen=True)
+class Network:
+    """`address` is this machine's own in the network."""
+
+    address: str
+    hosts: Sequence[Host]
+
+    @contextmanager
+    def divided(self) -> Iterator[None]:
+        """No host reaches another. All reach this machine, and it reaches them."""
+        with ExitStack() as stack:
+            for host in self.hosts:
+                dev = f"bridge link set dev {host.cable} isolated"
+                stack.enter_context(_during(f"{dev} on", f"{dev} off"))
+            yield
+
+
+@contextmanager
+def _during(begin: str, end: str) -> Iterator[None]:
+    _run(begin)
+    try:
+        yield
+    finally:
+        _run(end)
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stderr.strip()}"
+
+
+@contextmanager
+def network(count: int) -> Iterator[Network]:
+    """Skips the test where this user may not make network namespaces, or a program for them is missing."""
+    if not os.path.exists("/proc/self/ns/net") or os.geteuid():
+        pytest.skip("network namespaces need Linux and root")
+    number = os.getpid() % 200 * 250 + next(_numbers)  # of other test processes at the same time
+    subnet, mark = f"198.{18 + number // 25_000}.{number // 250 % 256}", f"{number:x}"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_during(f"ip link add smb{mark} type bridge", f"ip link del smb{mark}"))
+            _run(f"ip addr add {subnet}.1/24 dev smb{mark}")
+            _run(f"ip link set smb{mark} up")
+            hosts = [Host(f"sm{mark}n{n}", f"{subnet}.{n + 2}", f"sm{mark}v{n}") for n in range(count)]
+            for host in hosts:
+                inside = f"ip -n {host.name}"
+                stack.enter_context(_during(f"ip netns add {host.name}", f"ip netns del {host.name}"))
+                _run(f"ip link add {host.cable} type veth peer name eth0 netns {host.name}")
+                _run(f"ip link set {host.cable} master smb{mark} up")
+                _run(f"{inside} addr add {host.address}/24 dev eth0")
+                _run(f"{inside} link set eth0 up")
+                _run(f"{inside} link set lo up")
+            made = Network(f"{subnet}.1", hosts)
+            with made.divided():
+                pass
+        except (AssertionError, OSError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        yield made
