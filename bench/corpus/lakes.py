@@ -91,16 +91,16 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
         for namespace in NAMESPACES:
             catalog.create_namespace(namespace)
         for name, layout in TPCH.items():
-            _write(client, catalog, db, ("tpch", name), f"FROM '{tpch / name}.parquet'", layout, files)
+            write(client, catalog, db, ("tpch", name), f"FROM '{tpch / name}.parquet'", layout, files)
         for name in TABLES:
-            _write(
+            write(
                 client, catalog, db, ("ssb", name), f"FROM '{table_path(star, name)}'", SSB.get(name, Layout()), files
             )
         db.execute(f"SET VARIABLE sales = {round(SALES * share)}")
         db.execute(f"SET VARIABLE customers = {CUSTOMERS}")
         db.execute((Path(__file__).parent / "retail.sql").read_text())
         for name, layout in RETAIL.items():
-            _write(client, catalog, db, ("retail", name), f"FROM {name}", layout, files)
+            write(client, catalog, db, ("retail", name), f"FROM {name}", layout, files)
     shutil.rmtree(tpch)
 
 
@@ -111,7 +111,7 @@ def data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
     return {name: sorted(one.file.file_path for one in catalog.load_table(name).scan().plan_files()) for name in names}
 
 
-def _write(
+def write(
     client: IndexClient,
     catalog: Catalog,
     db: duckdb.DuckDBPyConnection,
