@@ -105,10 +105,11 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
 
 
 def data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
-    """The locations of the data files of all tables, by namespace and name."""
+    """The paths of the data files of all tables, by namespace and name."""
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     names = [(namespace, name) for namespace in NAMESPACES for _, name in catalog.list_tables(namespace)]
-    return {name: sorted(one.file.file_path for one in catalog.load_table(name).scan().plan_files()) for name in names}
+    files = {name: [one.file.file_path for one in catalog.load_table(name).scan().plan_files()] for name in names}
+    return {name: sorted(one.removeprefix("file://") for one in found) for name, found in files.items()}
 
 
 def write(

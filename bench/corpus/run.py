@@ -154,10 +154,10 @@ def _measured(
     con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held: HeldRows | None = None
 ) -> Measured:
     """`needed` is looked for in the `held` rows."""
-    needed = None if held is None else held.needed(query.schema, query.text)
-    few = None if needed is None else sum(needed)
     con.execute(f"USE sea.{query.schema}")
     rows, theirs = _answer(con, query.text)
+    needed = None if held is None else held.needed(query.schema, query.text, rows)
+    few = None if needed is None else sum(needed)
     done = seamark.duckdb.rewritten(con, query.text)
     ours, told = theirs, done.summary.removeprefix("unchanged; ")
     if done.statement is not None:
