@@ -91,27 +91,28 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
         for namespace in NAMESPACES:
             catalog.create_namespace(namespace)
         for name, layout in TPCH.items():
-            _write(client, catalog, db, ("tpch", name), f"FROM '{tpch / name}.parquet'", layout, files)
+            write(client, catalog, db, ("tpch", name), f"FROM '{tpch / name}.parquet'", layout, files)
         for name in TABLES:
-            _write(
+            write(
                 client, catalog, db, ("ssb", name), f"FROM '{table_path(star, name)}'", SSB.get(name, Layout()), files
             )
         db.execute(f"SET VARIABLE sales = {round(SALES * share)}")
         db.execute(f"SET VARIABLE customers = {CUSTOMERS}")
         db.execute((Path(__file__).parent / "retail.sql").read_text())
         for name, layout in RETAIL.items():
-            _write(client, catalog, db, ("retail", name), f"FROM {name}", layout, files)
+            write(client, catalog, db, ("retail", name), f"FROM {name}", layout, files)
     shutil.rmtree(tpch)
 
 
 def data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
-    """The locations of the data files of all tables, by namespace and name."""
+    """The paths of the data files of all tables, by namespace and name."""
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     names = [(namespace, name) for namespace in NAMESPACES for _, name in catalog.list_tables(namespace)]
-    return {name: sorted(one.file.file_path for one in catalog.load_table(name).scan().plan_files()) for name in names}
+    files = {name: [one.file.file_path for one in catalog.load_table(name).scan().plan_files()] for name in names}
+    return {name: sorted(one.removeprefix("file://") for one in found) for name, found in files.items()}
 
 
-def _write(
+def write(
     client: IndexClient,
     catalog: Catalog,
     db: duckdb.DuckDBPyConnection,

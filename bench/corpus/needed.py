@@ -19,6 +19,12 @@ from seamark.connector.plans.quotes import quoted_name
 from seamark.connector.plans.splices import Replacement, splice
 
 _FILE = "number of the file"
+_SMALL = 8
+"""Of so few files each is tried alone: mostly some of them are needed."""
+
+
+class RowsDiffer(Exception):
+    """The copies do not give the rows of the tables."""
 
 
 def rows_of(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
@@ -48,8 +54,8 @@ class HeldRows:
     def close(self) -> None:
         self._con.close()
 
-    def needed(self, schema: str, text: str) -> list[int]:
-        """By reference to a table, in the order of the text: the number of files that are enough."""
+    def needed(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
+        """By reference to a table, in the order of the text: the number of files that are enough for these rows."""
         self._con.execute(f"USE {quoted_name(schema)}")
         references = [one for one in DuckDBStatement(text).references if one is not None]
         references.sort(key=lambda one: one.start)
@@ -66,7 +72,8 @@ class HeldRows:
             new.append(Replacement(one.start, one.end, name + (one.alias_needed or "")))
             counts.append(count)
         query = splice(text, new)
-        expected = rows_of(self._con, query)
+        if rows_of(self._con, query) != expected:
+            raise RowsDiffer(query)
         return [self._left(number, count, query, expected) for number, count in enumerate(counts)]
 
     def _left(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
@@ -92,6 +99,6 @@ def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool])
         if is_enough(kept - set(some)):
             kept -= set(some)
         elif len(some) > 1:
-            half = len(some) // 2
-            left += [some[half:], some[:half]]
+            size = len(some) // 2 if len(some) > _SMALL else 1
+            left += [some[at : at + size] for at in range(0, len(some), size)][::-1]
     return kept

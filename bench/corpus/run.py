@@ -1,4 +1,4 @@
-"""`python -m bench.corpus.run [--quick]`: which of 119 queries on star schemas read fewer files in DuckDB?
+"""`python -m bench.corpus.run [--quick]`: which of 119 queries, and of TPC-DS's 99, read fewer files in DuckDB?
 
 Each query is run by DuckDB's own Iceberg reader and by `seamark.duckdb`; both must give the same rows. Compared are the
 data files that DuckDB's profile says it has read: its own reader leaves files out by column bounds, also by those of a
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 import duckdb
 
 import seamark.duckdb
+from bench.corpus import tpcds
 from bench.corpus.lakes import FACT_FILES, NAMESPACES, data_files, fill
 from bench.corpus.needed import HeldRows, rows_of
 from bench.report import OURS, Report, Row
@@ -37,6 +39,7 @@ EVERY = "all files"
 NEEDED = "needed"
 SHARE = 0.3
 QUICK_SHARE = 0.03
+ANALYSIS_MS = 50.0
 _TPCH = Path(__file__).parents[2] / "tests" / "deploy" / "tpch.sql"
 _RETAIL = Path(__file__).with_name("retail_queries.sql")
 _NOT_A_COMMENT = re.compile(r"^(?!--).+$", re.MULTILINE)
@@ -78,14 +81,17 @@ class Measured:
     every: int
     duckdb: int
     ours: int
-    needed: int
+    needed: int | None
     told: str
     """The outcome of the planning, and the conditions and joins of its tables."""
+    facts: tuple[int, int] = (0, 0)
+    """References to facts of TPC-DS that have a condition or a join, and all of them."""
 
     @property
     def row(self) -> Row:
         values = {OURS: float(self.ours), PEER: float(self.duckdb), EVERY: float(self.every)}
-        values[NEEDED] = float(self.needed)
+        if self.needed is not None:
+            values[NEEDED] = float(self.needed)
         return Row(self.query.title, "files", "files", values, peer=PEER)
 
 
@@ -93,38 +99,65 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     share = QUICK_SHARE if quick else share
     title = "Which queries on star schemas read fewer files in DuckDB?"
     report = Report("corpus", title, peer="DuckDB's own Iceberg reader")
+    generator = None if quick else tpcds.generator()
+    of_tpcds: list[Measured] = []
     with Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server:
         fill(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
             con.execute("PRAGMA enable_profiling = 'no_output'")
             with closing(HeldRows(data_files(server))) as held:
-                found = [_measured(con, client, held, query) for query in queries()]
+                found = [_measured(con, client, query, held) for query in queries()]
+            if generator is not None:
+                tpcds.fill(generator, server, share=share)
+                texts = tpcds.texts(generator)
+                asked = [Query(tpcds.NAMESPACE, f"TPC-DS {number}", text) for number, text in texts.items()]
+                of_tpcds = [_measured(con, client, query) for query in asked]
     parts = {one: [each for each in found if each.query.schema == one] for one in NAMESPACES}
     for name, part in {"all": found, **parts}.items():
-        case = f"{name}: {len(part)} queries"
-        pruned, fewer = sum(one.ours < one.every for one in part), sum(one.ours < one.duckdb for one in part)
-        known = sum(one.duckdb < one.every for one in part)
-        report.rows.append(Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: known}, False, PEER))
-        report.rows.append(Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER))
-        sums = {OURS: sum(one.ours for one in part), PEER: sum(one.duckdb for one in part)}
-        sums[EVERY] = sum(one.every for one in part)
-        sums[NEEDED] = sum(one.needed for one in part)
-        report.rows.append(Row(case, "files read", "files", sums, peer=PEER))
-        at_bound = {
-            OURS: sum(one.ours <= one.needed for one in part),
-            PEER: sum(one.duckdb <= one.needed for one in part),
-        }
-        report.rows.append(Row(case, "read the fewest files possible", "queries", at_bound, False, PEER))
-    report.rows += [one.row for one in found]
+        report.rows += _sums(f"{name}: {len(part)} queries", part)
+    if generator is not None:
+        report.rows += _of_tpcds(f"tpcds: {len(of_tpcds)} queries", of_tpcds, generator)
+        generator.close()
+    measured = [*found, *of_tpcds]
+    report.rows += [one.row for one in measured]
     report.notes.append(f"Facts lie in {max(8, round(FACT_FILES * share))} files. The queries without fewer files:")
-    report.notes += [f"{one.query.title}: {one.told}" for one in found if one.ours >= one.duckdb]
+    report.notes += [f"{one.query.title}: {one.told}" for one in measured if one.ours >= one.duckdb]
     return report
 
 
-def _measured(con: duckdb.DuckDBPyConnection, client: SeamarkClient, held: HeldRows, query: Query) -> Measured:
-    needed = held.needed(query.schema, query.text)
+def _sums(case: str, part: Sequence[Measured]) -> Iterator[Row]:
+    pruned, fewer = sum(one.ours < one.every for one in part), sum(one.ours < one.duckdb for one in part)
+    known = sum(one.duckdb < one.every for one in part)
+    yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: known}, False, PEER)
+    yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER)
+    sums = {OURS: sum(one.ours for one in part), PEER: sum(one.duckdb for one in part)}
+    sums[EVERY] = sum(one.every for one in part)
+    if any(one.needed is None for one in part):
+        yield Row(case, "files read", "files", sums, peer=PEER)
+        return
+    sums[NEEDED] = sum(one.needed or 0 for one in part)
+    yield Row(case, "files read", "files", sums, peer=PEER)
+    fewest = {OURS: sum(one.ours <= (one.needed or 0) for one in part)}
+    fewest[PEER] = sum(one.duckdb <= (one.needed or 0) for one in part)
+    yield Row(case, "read the fewest files possible", "queries", fewest, False, PEER)
+
+
+def _of_tpcds(case: str, part: Sequence[Measured], generator: duckdb.DuckDBPyConnection) -> Iterator[Row]:
+    yield from _sums(case, part)
+    filtered, facts = (sum(one.facts[at] for one in part) for at in (0, 1))
+    yield Row(case, "references to facts with a filter", "references", {OURS: filtered, EVERY: facts}, False)
+    slowest = max(tpcds.analysis_ms(generator, one.query.text) for one in part)
+    yield Row(case, "CPU time of the slowest analysis", "ms", {OURS: slowest}, goal=ANALYSIS_MS)
+
+
+def _measured(
+    con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held: HeldRows | None = None
+) -> Measured:
+    """`needed` is looked for in the `held` rows."""
     con.execute(f"USE sea.{query.schema}")
     rows, theirs = _answer(con, query.text)
+    needed = None if held is None else held.needed(query.schema, query.text, rows)
+    few = None if needed is None else sum(needed)
     done = seamark.duckdb.rewritten(con, query.text)
     ours, told = theirs, done.summary.removeprefix("unchanged; ")
     if done.statement is not None:
@@ -135,17 +168,20 @@ def _measured(con: duckdb.DuckDBPyConnection, client: SeamarkClient, held: HeldR
     try:
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
     except BadRequest as error:
-        return Measured(query, theirs, theirs, ours, sum(needed), f"{error.message}; {told}")
+        return Measured(query, theirs, theirs, ours, few, f"{error.message}; {told}")
     for one in tables:
         if one.plan.files == _considered(one.plan) and not one.plan.unpruned_reasons:
             raise ReasonMissing(f"{query.title}: {one.reference}")
     every = sum(_considered(one.plan) for one in tables)
-    known = ", ".join(_shown(one, few) for one, few in zip(tables, needed, strict=True))
-    return Measured(query, every, theirs, ours, sum(needed), f"{told} ({known})")
+    known = ", ".join(map(_shown, tables, needed or [None] * len(tables)))
+    facts = [one for one in tables if one.table[-1] in tpcds.FACTS]
+    filtered = sum(one.predicate is not None or bool(one.plan.joins) for one in facts)
+    return Measured(query, every, theirs, ours, few, f"{told} ({known})", (filtered, len(facts)))
 
 
-def _shown(table: ExplainedTable, needed: int) -> str:
-    files = f"{table.plan.files} of {_considered(table.plan)} files planned, {needed} needed"
+def _shown(table: ExplainedTable, needed: int | None) -> str:
+    files = f"{table.plan.files} of {_considered(table.plan)} files planned"
+    files += "" if needed is None else f", {needed} needed"
     return f"{table.table[-1]}: {table.predicate or 'no condition'}, {len(table.plan.joins)} joins, {files}"
 
 

@@ -70,20 +70,23 @@ class NameKinds:
             for name, iceberg_type in columns.items():
                 self._found[name.lower()].add(kind_of(iceberg_type))
         stored = set(self._found)
-        relations = {one.name.lower() for one in tree.find_all(exp.TableAlias, exp.Table)}
+        nodes = list(tree.find_all(exp.TableAlias, exp.Table, exp.Alias, exp.SetOperation))
+        relations = {one.name.lower() for one in nodes if isinstance(one, exp.TableAlias | exp.Table)}
         self._structs = {name.partition(".")[0] for name in stored if "." in name} - relations
         renamed: defaultdict[str, set[str]] = defaultdict(set)
-        for alias in tree.find_all(exp.Alias):
-            name, column = alias.alias.lower(), alias.this
-            if type(column) is exp.Column and (name not in stored or column.name.lower() == name):
-                renamed[name].add(column.name.lower())
-            else:
-                self._found[name].add(None)
-        for named in tree.find_all(exp.TableAlias):
-            for number, column in enumerate(named.columns):
-                self._found[column.name.lower()].add(literal_kind(_values(named.parent, number)))
-        for several in tree.find_all(exp.SetOperation):
-            self._mark_conversions(several, renamed)
+        for node in nodes:
+            match node:
+                case exp.Alias():
+                    name, column = node.alias.lower(), node.this
+                    if type(column) is exp.Column and (name not in stored or column.name.lower() == name):
+                        renamed[name].add(column.name.lower())
+                    else:
+                        self._found[name].add(None)
+                case exp.TableAlias():
+                    for number, one in enumerate(node.columns):
+                        self._found[one.name.lower()].add(literal_kind(_values(node.parent, number)))
+                case exp.SetOperation():
+                    self._mark_conversions(node, renamed)
         self._follow(renamed)
 
     def kind(self, column: exp.Expr | None) -> str | None:

@@ -18,34 +18,41 @@ _QUERIES = (exp.Select, exp.SetOperation, exp.Subquery)
 
 def into_blocks(tree: exp.Expr) -> None:
     """What does not depend on the columns of tables."""
-    for select in list(tree.find_all(exp.Select)):
-        if select.args.get("qualify") is not None:
-            _move_windows(select)
-    for rows in list(tree.find_all(exp.Values, exp.Unnest)):
-        if rows.expressions and isinstance(rows.parent, exp.From | exp.Join):
-            _name_columns(rows)
+    for node in list(tree.find_all(exp.Select, exp.Values, exp.Unnest)):
+        if isinstance(node, exp.Select):
+            if node.args.get("qualify") is not None:
+                _move_windows(node)
+        elif node.expressions and isinstance(node.parent, exp.From | exp.Join):
+            _name_columns(node)
 
 
 def into_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
     """Conditions that depend on the kinds of the columns in them."""
-    for condition in list(tree.find_all(exp.In)):
+    nodes = list(tree.walk())
+    kept = {type(node) for node in nodes}
+
+    def found(*types: type[exp.Expr]) -> list[exp.Expr]:
+        """Nodes that are there now. A statement has few of the types, and a walk through it takes milliseconds."""
+        return list(tree.find_all(*types)) if any(issubclass(one, types) for one in kept) else []
+
+    for condition in [node for node in nodes if isinstance(node, exp.In)]:
         elements = listed(condition.args.get("query"))
         if elements is not None:
             fits = _are_of(elements, kinds.kind(condition.this))
             column = condition.this.copy()
             new = exp.In(this=column, expressions=elements) if fits else hidden([column])
             exchange(condition, new)
-    for function in list(tree.find_all(exp.ArrayContains, exp.Contains)):
-        found = _as_list(function, kinds)
-        if found is not None:
-            exchange(function, found)
-    for case in list(tree.find_all(exp.Case)):
-        if case.this is not None:
+    for function in found(exp.ArrayContains, exp.Contains):
+        among = _as_list(function, kinds)
+        if among is not None:
+            exchange(function, among)
+    for case in found(exp.Case):
+        if isinstance(case, exp.Case) and case.this is not None:
             _convert_operand(case, kinds)
-    for counted in list(tree.find_all(exp.CountIf)):
+    for counted in found(exp.CountIf):
         # Without rows it is null in DuckDB, and 0 for rows that do not count: these must stay.
         counted.set("this", hidden([counted.this]))
-    for division in list(tree.find_all(exp.IntDiv)):
+    for division in found(exp.IntDiv):
         # Both truncate. DuckDB's `/` is a division of doubles.
         if kinds.kind(division.this) == "integer" and is_whole(division.expression):
             exchange(division, exp.Div(this=division.this, expression=division.expression, typed=True, safe=False))

@@ -72,10 +72,12 @@ class DuckDBStatement:
         check_relations(self._tree)
         _fill(text, self._tree, parameters)
         into_blocks(self._tree)
-        named = {one.alias.lower() for one in self._tree.find_all(exp.CTE)}
+        relations = list(self._tree.find_all(exp.CTE, exp.Table))
+        named = {one.alias.lower() for one in relations if isinstance(one, exp.CTE)}
         self._nodes = [
             node
-            for node in self._tree.find_all(exp.Table)
+            for node in relations
+            if isinstance(node, exp.Table)
             if len(node.parts) > 1 or not isinstance(node.this, exp.Identifier) or node.name.lower() not in named
         ]
         self.references = [self._reference(node) for node in self._nodes]
@@ -99,16 +101,17 @@ class DuckDBStatement:
         for condition in list(self._tree.find_all(exp.Predicate)):
             _convert_condition(condition, kinds, utc=utc)
         # contains(): true or false for NULL and NaN in DuckDB, where Trino's has neither value.
-        for function in list(self._tree.find_all(exp.Contains, exp.ArrayContains, exp.Anonymous)):
-            if isinstance(function, exp.Anonymous) and function.name == HIDDEN:
+        left = list(self._tree.find_all(exp.Contains, exp.ArrayContains, exp.Anonymous, exp.Column))
+        for function in left:
+            if isinstance(function, exp.Column) or (isinstance(function, exp.Anonymous) and function.name == HIDDEN):
                 continue
             for column in list(columns_in(function)):
                 _hide(column)
-        for column in list(self._tree.find_all(exp.Column)):
-            if _is_condition(column) and kinds.kind(column) != "boolean":
-                _hide(column)
+        for one in left:
+            if isinstance(one, exp.Column) and _is_condition(one) and kinds.kind(one) != "boolean":
+                _hide(one)
         try:
-            return str(_TRINO.generate(self._tree, unsupported_level=ErrorLevel.IGNORE))
+            return str(_TRINO.generate(self._tree, copy=False, unsupported_level=ErrorLevel.IGNORE))
         except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             raise UnsupportedStatement("it has no counterpart in Trino's SQL") from error
 
@@ -437,4 +440,6 @@ def _is_condition(column: exp.Column) -> bool:
 
 
 def _hide(column: exp.Expr) -> None:
-    exchange(column, hidden([column.copy()]))
+    new = hidden([])
+    exchange(column, new)
+    new.set("expressions", [column])

@@ -1,0 +1,112 @@
+"""TPC-DS's 99 queries and tables, by DuckDB's own extension.
+
+Queries and generator are TPC's, so this repository has nothing of them: pip downloads the extension when the bench
+first runs. Facts are stored in the order of their dates, with indexes on their keys, as those of the other stars.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from contextlib import closing
+
+import duckdb
+from pyiceberg.catalog import load_catalog
+
+from bench.corpus.lakes import FACT_FILES, Layout, write
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
+from seamark.connector.trino.statements.scans import find_scans
+from tests.services.process import CACHE
+from tests.services.seamark import Seamark
+
+NAMESPACE = "tpcds"
+SCALE = 0.1
+_ROUNDS = 5
+_LIMIT = re.compile(r"\s+LIMIT\s+\d+\s*;?\s*$", re.IGNORECASE)
+_KINDS = {"INTEGER": "int", "BIGINT": "long", "VARCHAR": "string", "DATE": "date"}
+_BLOOM = ("ticket_number", "order_number")
+FACTS = {
+    "store_sales": ("ss_sold_date_sk", "ss"),
+    "store_returns": ("sr_returned_date_sk", "sr"),
+    "catalog_sales": ("cs_sold_date_sk", "cs"),
+    "catalog_returns": ("cr_returned_date_sk", "cr"),
+    "web_sales": ("ws_sold_date_sk", "ws"),
+    "web_returns": ("wr_returned_date_sk", "wr"),
+    "inventory": ("inv_date_sk", "inv"),
+}
+"""Their order, and the prefix of their columns."""
+_KEYS = (
+    *("item_sk", "customer_sk", "bill_customer_sk", "ship_customer_sk", "refunded_customer_sk"),
+    *("returning_customer_sk", "store_sk", "warehouse_sk", "hdemo_sk", "addr_sk", "promo_sk", "reason_sk"),
+    *("call_center_sk", "web_site_sk"),
+)
+
+
+def generator() -> duckdb.DuckDBPyConnection | None:
+    """A connection with the extension; None if it cannot be had."""
+    folder = CACHE / "tpcds" / duckdb.__version__
+    found = next(folder.rglob("tpcds.duckdb_extension"), None)
+    if found is None:
+        wanted = f"duckdb-extension-tpcds=={duckdb.__version__}"
+        argv = [sys.executable, "-m", "pip", "download", wanted, "--no-deps", "--only-binary", ":all:", "-q", "-d"]
+        if subprocess.run([*argv, str(folder)], capture_output=True).returncode:
+            return None
+        with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+            wheel.extractall(folder)
+        found = next(folder.rglob("tpcds.duckdb_extension"))
+    con = duckdb.connect()
+    con.load_extension(str(found))
+    return con
+
+
+def texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
+    """The queries by number, without the LIMIT of their result: rows that are equal in its order are not sure."""
+    found = con.execute("SELECT query_nr, query FROM tpcds_queries() ORDER BY ALL").fetchall()
+    return {number: _LIMIT.sub("", text.strip().removesuffix(";")) for number, text in found}
+
+
+def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> None:
+    con.execute(f"CALL dsdgen(sf={SCALE * share:g})")
+    load_catalog("sea", type="rest", uri=server.base_url).create_namespace(NAMESPACE)
+    catalog = load_catalog("sea", type="rest", uri=server.base_url)
+    with closing(IndexClient(server.base_url, timeout_s=600)) as client:
+        for table, columns in _columns(con).items():
+            layout = Layout()
+            if table in FACTS:
+                order, prefix = FACTS[table]
+                indexes = {f"{prefix}_{key}": "bitmap" for key in _KEYS}
+                indexes |= {f"{prefix}_{key}": "bloom" for key in _BLOOM}
+                indexes = {name: kind for name, kind in indexes.items() if name in columns}
+                layout = Layout(order, indexes, is_fact=True)
+            write(client, catalog, con, (NAMESPACE, table), f"FROM {table}", layout, max(8, round(FACT_FILES * share)))
+
+
+def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
+    """The CPU time in which a query is read: the shortest of a few."""
+    columns, best = _columns(con), float("inf")
+    for _ in range(_ROUNDS):
+        begin = time.thread_time()
+        statement = DuckDBStatement(text)
+        known = {
+            number: columns[one.parts[-1].lower()]
+            for number, one in enumerate(statement.references)
+            if one is not None and one.parts[-1].lower() in columns
+        }
+        marks = {mark_name(number): number for number in known}
+        marked = statement.marked(known, utc=True)
+        find_scans(marked, columns_of=lambda names, at=marks, of=known: of.get(at.get(names[2], -1)))
+        best = min(best, time.thread_time() - begin)
+    return 1000 * best
+
+
+def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, dict[str, str]]:
+    """The columns of each table, with Iceberg's types."""
+    found: dict[str, dict[str, str]] = {}
+    listed = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
+    for table, column, kind in con.execute(listed).fetchall():
+        found.setdefault(table, {})[column] = _KINDS.get(kind) or kind.lower().replace(",", ", ")
+    return found
