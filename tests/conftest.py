@@ -14,6 +14,7 @@ settle()
 
 pytest_plugins = [
     "tests.services.fixtures",
+    "tests.tiers.bytecode",
     "tests.tiers.durations",
     "tests.tiers.garbage",
     "tests.tiers.marks",

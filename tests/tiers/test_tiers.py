@@ -9,7 +9,7 @@ import pytest
 
 from tests import seeds
 from tests.services import fixtures, fork_server
-from tests.tiers import spread
+from tests.tiers import bytecode, spread
 from tests.tiers.durations import Duration, read_durations, write_durations
 from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
 
@@ -91,3 +91,18 @@ def test_servers_are_forked_also_where_a_module_that_tests_import_has_set_a_vari
     monkeypatch.setenv("SET_WHILE_TESTS_ARE_COLLECTED", "1")
     fixtures.pytest_collection_finish()
     assert fork_server._environment == dict(os.environ)
+
+
+def test_processes_begin_to_compile_at_places_of_their_own() -> None:
+    files = [Path(f"tests/test_{number}.py") for number in range(10)]
+    begun = [bytecode.rotated(files, number, 4) for number in range(4)]
+    assert [one[0] for one in begun] == [files[0], files[2], files[5], files[7]]
+    assert all(sorted(one) == files for one in begun)
+    assert bytecode.rotated([], 3, 4) == []
+
+
+def test_a_module_of_which_pytest_keeps_bytecode_is_compiled(tmp_path: Path) -> None:
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "test_more.cpython-311-pytest-9.2.0.pyc").touch()
+    assert bytecode.is_compiled(tmp_path / "test_more.py")
+    assert not bytecode.is_compiled(tmp_path / "test_mo.py")
