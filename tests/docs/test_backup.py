@@ -1,0 +1,42 @@
+"""The commands of the page by which an operator backs SQLite up and restores it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+from pathlib import Path
+
+from tests.docs.pages import REPO, Page
+from tests.services.seamark import Seamark
+
+
+def run_block(text: str, folder: Path) -> None:
+    """Runs the block of the page that has this text."""
+    blocks = Page(REPO / "docs" / "how-to" / "operate.md").blocks
+    (command,) = (block.text for block in blocks if block.language == "bash" and text in block.text)
+    subprocess.run(["bash", "-ec", command], cwd=folder, check=True, timeout=60)
+
+
+def create_namespace(server: Seamark, name: str) -> None:
+    body = json.dumps({"namespace": [name]}).encode()
+    request = urllib.request.Request(f"{server.base_url}/v1/namespaces", body, {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=30).close()
+
+
+def namespaces(server: Seamark) -> list[list[str]]:
+    with urllib.request.urlopen(f"{server.base_url}/v1/namespaces", timeout=30) as answer:
+        found: list[list[str]] = json.load(answer)["namespaces"]
+        return found
+
+
+def test_a_backup_is_restored_over_the_database_that_a_killed_server_left(tmp_path: Path) -> None:
+    with Seamark(tmp_path / "seamark-home") as server:
+        create_namespace(server, "before")
+        run_block("VACUUM INTO", tmp_path)
+        create_namespace(server, "after")
+        server.kill9()
+        assert (server.home / "seamark.db-wal").stat().st_size > 0, "its rows would replace those of the backup"
+        run_block("seamark.db-wal", tmp_path)
+        server.start()
+        assert namespaces(server) == [["before"]]
