@@ -48,7 +48,7 @@ from seamark.metaserver.index.kinds.kinds import KINDS
 from seamark.metaserver.planner.indexes.resolver import BitmapIndex
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
-from seamark.metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion, positions_of
+from seamark.metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion
 from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, without
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -140,7 +140,7 @@ class _Predicate:
 
 @dataclass(frozen=True)
 class _Selection:
-    """`after` is the last file of the previous page, as a row of the view; `checksum` covers what tokens depend on."""
+    """`after` is the last file of the previous page, as an entry id; `checksum` covers what tokens depend on."""
 
     bound_scan: BoundScan
     predicate: _Predicate
@@ -249,7 +249,7 @@ def _checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
 
 
 def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
-    """(snapshot, the last file of the previous page as a row of the view; -1 for none). BadRequest."""
+    """(snapshot, the last file of the previous page as an entry id; -1 for none). BadRequest."""
     if body.page_token is None:
         return snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of), -1
     return read_token(body.page_token, checksum, metadata)
@@ -297,7 +297,7 @@ class _Page:
             few = min(_FILES_AT_ONCE, self._limit - len(self._files))
             few = max(1, int(np.searchsorted(np.cumsum(records[start : start + few]), CANDIDATES_MAX)))
             chosen = entry_ids[start : start + few]
-            file_positions = positions_of(self._scan.view, chosen).tolist()
+            file_positions = self._scan.view.positions_of(chosen).tolist()
             await asyncio.gather(*(self._covers.load(index, file_positions) for index in matcher.indexes.values()))
             matched = await asyncio.to_thread(self._match, matcher, chosen)
             if self._body.deletes:
@@ -320,7 +320,7 @@ class _Page:
         return made
 
     def _match(self, matcher: PredicateMatcher, entry_ids: Longs) -> list[_CandidateFile]:
-        file_positions = positions_of(self._scan.view, entry_ids).tolist()
+        file_positions = self._scan.view.positions_of(entry_ids).tolist()
         records = files_at(self._scan.view, entry_ids).longs("record_count").tolist()
         files = []
         for entry_id, position, count_of, deletes in zip(
@@ -349,7 +349,7 @@ class _Page:
         """The rows in these words of each file's bits, and for each row the position of its file."""
         rows = [positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
         entry_ids = np.array([file.entry_id for file in deleted], dtype=np.int64)
-        return rows, np.repeat(positions_of(self._scan.view, entry_ids), [len(row) for row in rows])
+        return rows, np.repeat(self._scan.view.positions_of(entry_ids), [len(row) for row in rows])
 
     def _answers(self, files: list[_CandidateFile]) -> list[_AnswerFile]:
         """The files that may have a row. TooLarge for a list of positions beyond PAGE_BYTES."""
@@ -386,7 +386,7 @@ class _Page:
 
     def _paths(self, files: Sequence[_AnswerFile | _CandidateFile]) -> list[str]:
         entry_ids = np.array([file.entry_id for file in files], dtype=np.int64)
-        return paths_at(self._scan.view, positions_of(self._scan.view, entry_ids)) if len(entry_ids) else []
+        return paths_at(self._scan.view, self._scan.view.positions_of(entry_ids)) if len(entry_ids) else []
 
     def json(self, snapshot_id: int | None, token: str | None) -> bytes:
         pieces = []

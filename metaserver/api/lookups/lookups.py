@@ -42,7 +42,7 @@ from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
 from seamark.metaserver.planner.rows.record_lookup import KEYS_MAX, LocatedRows, Locator
-from seamark.metaserver.planner.rows.row_deletes import RowDeletes, entry_ids_at
+from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
@@ -308,7 +308,7 @@ class _LookupAnswer:
         numbers = np.cumsum(hit) - 1
         more: list[list[Any]] = []
         if self.query.partitions:
-            found = files_at(view, entry_ids_at(view, positions))
+            found = files_at(view, view.entry_ids_at(positions))
             files = FileListing(self.metadata, found, files_at(view, positions[:0]), None)
             more = files.lists(("spec-id", "partition"), 0, files.total)
         return numbers, paths_at(view, positions), more
@@ -366,7 +366,7 @@ class _LookupAnswer:
 
 def paths_at(view: TableView, positions: Any) -> list[str]:
     """The paths of data files at these positions in the view, ascending."""
-    texts = files_at(view, entry_ids_at(view, positions)).texts("file_path").values() if len(positions) else []
+    texts = files_at(view, view.entry_ids_at(positions)).texts("file_path").values() if len(positions) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 
 

@@ -106,11 +106,11 @@ class ConflictCheck:
             )
 
     async def _live_files(self, paths: set[str]) -> tuple[tuple[TableView, Longs], str | None]:
-        """The live data files at these paths as rows of a view, and the first of the paths that are not live."""
+        """The live data files at these paths, by entry ids, and the first of the paths that are not live."""
         data = [manifest for manifest in self._listed if manifest.content == DATA]
         listing = await self._manifests.listing(data, paths)
         view = TableView(listing, await self._manifests.blocks(listing))
-        rows, gone = await run_by_count(view.file_count + len(paths), partial(_rows_at, view, paths))
+        rows, gone = await run_by_count(view.file_count + len(paths), partial(_entry_ids_at, view, paths))
         return (view, rows), gone
 
     async def _check_vectors(self) -> None:
@@ -331,7 +331,7 @@ class ConflictCheck:
             )
 
     def _in_scope(self, files: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
-        """int64[files], rows of the view."""
+        """int64[files], entry ids."""
         selection = files.selection.copy()
         if scope.bound is not None:
             if scope.bound != TRUE:
@@ -361,8 +361,8 @@ def _referenced(change: Change) -> tuple[set[str], set[str]]:
     return referenced, referenced - {file.file_path for file in change.data}
 
 
-def _rows_at(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
-    """The rows of the data files at these paths, and the first path that the view does not list."""
+def _entry_ids_at(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
+    """The entry ids of the data files at these paths, and the first path that the view does not list."""
     searched = {path.encode() for path in paths}
     missing, rows = set(searched), list[int]()
     for number, block in enumerate(view.blocks):
@@ -380,11 +380,10 @@ def first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
     return paths[at] if at < len(paths) and (high is None or paths[at] <= high) else None
 
 
-def _restrict(files: AddedFiles, rows: Longs) -> AddedFiles:
-    """Selects only these rows of the view."""
-    numbers, local = files.view.split(rows)
+def _restrict(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
+    """Selects only these files of the view."""
     kept = np.zeros(files.view.file_count, dtype=np.uint8)
-    kept[np.asarray(files.view.starts, dtype=np.int64)[numbers] + local] = 1
+    kept[files.view.positions_of(entry_ids)] = 1
     selection = files.selection.copy()
     selection.intersect(kept)
     return AddedFiles(files.view, selection)

@@ -34,7 +34,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import delete_files_at
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn, filtered_columns, rows_where
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
-from seamark.metaserver.planner.rows.row_deletes import columns_of, positions_of
+from seamark.metaserver.planner.rows.row_deletes import columns_of
 from seamark.metaserver.planner.view.selection import Selection, never
 from seamark.metaserver.planner.view.view import TableView
 
@@ -56,7 +56,7 @@ class CheckedFiles(NamedTuple):
 
 class _File(NamedTuple):
     position: int
-    """The position among all rows of the view, as used by masks."""
+    """The position in the view, as used by masks."""
     path: str
     size_bytes: int
     is_parquet: bool
@@ -220,7 +220,7 @@ async def first_match(
 
 def _positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
     ordered = sorted(rows)
-    return list(zip(ordered, positions_of(view, np.array(ordered, dtype=np.int64)).tolist(), strict=True))
+    return list(zip(ordered, view.positions_of(np.array(ordered, dtype=np.int64)).tolist(), strict=True))
 
 
 async def _drop_disjoint(source: CheckedFiles, selection: Selection, files: Sequence[_File]) -> None:

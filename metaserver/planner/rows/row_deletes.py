@@ -41,7 +41,6 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import DeleteFiles, delete_files_at
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView
 
 DELETES_LIMIT_BYTES = 256 << 20
 """Limit of the delete files that one request reads; rows that further delete files apply to are undecided."""
@@ -128,7 +127,7 @@ class DeleteEvaluator:
         order = np.argsort(data_files, kind="stable")
         ends = [*(np.flatnonzero(np.diff(data_files[order])) + 1).tolist(), len(data_files)]
         groups = [(int(data_files[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
-        entry_ids = entry_ids_at(self.view, np.array([data_file for data_file, _ in groups], dtype=np.int64))
+        entry_ids = self.view.entry_ids_at(np.array([data_file for data_file, _ in groups], dtype=np.int64))
         applying = self._scan.deletes_of(entry_ids)
         new = {number for deletes in applying for number in deletes} - self.files.keys()
         unread: list[tuple[int, DeleteFile, Columns]] = []
@@ -193,7 +192,7 @@ class _Evaluation:
 
     def _evaluate(self, data_file: int, rows: Longs, deletes: tuple[int, ...]) -> None:
         evaluator, view = self.evaluator, self.evaluator.view
-        block, local = view.locate(int(entry_ids_at(view, np.array([data_file], dtype=np.int64))[0]))
+        block, local = view.locate(int(view.entry_ids_at(np.array([data_file], dtype=np.int64))[0]))
         path = block.text("file_path", local) or ""
         if sum(evaluator.files[number].is_vector for number in deletes) > 1:
             self._mark_undecided(rows, Unreadable(path, "it has several deletion vectors, which readers reject"))
@@ -267,18 +266,3 @@ def _among(values: Longs, ascending: Longs) -> npt.NDArray[np.bool_]:
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
     mask: Mask = ascending[at] == values
     return mask
-
-
-def entry_ids_at(view: TableView, positions: Longs) -> Longs:
-    """Entry ids (`view.py`) of data files at these positions in the view, int64[n] each."""
-    starts = np.array(view.starts[:-1], dtype=np.int64)
-    numbers = np.searchsorted(starts, positions, side="right") - 1
-    entry_ids: Longs = (view.ordinals[numbers] << ENTRY_BITS) + positions - starts[numbers]
-    return entry_ids
-
-
-def positions_of(view: TableView, entry_ids: Longs) -> Longs:
-    """Positions in the view of these entry ids; the inverse of `entry_ids_at`."""
-    numbers, local = view.split(entry_ids)
-    positions: Longs = np.array(view.starts[:-1], dtype=np.int64)[numbers] + local
-    return positions

@@ -1,7 +1,7 @@
 """Plan tasks and plan ids: stateless, signed tokens that contain the plan request.
 
-A token holds the request (snapshot, filter, schema) and, for a plan task, the range of rows of the view that it covers.
-So any worker and replica can answer it, also after a restart. The range counts *rows of the view*, not files of the
+A token holds the request (snapshot, filter, schema) and, for a plan task, the range of entry ids that it covers.
+So any worker and replica can answer it, also after a restart. The range counts *entries of the view*, not files of the
 plan: a view is the same on every replica, while one plan may keep a file that another plan, with more time, leaves out.
 Pages that counted kept files could overlap, or lose files between them.
 

@@ -83,8 +83,7 @@ class Selection:
 
     def positions(self) -> Longs:
         """int64[selected], ascending positions in the view, as masks count them."""
-        numbers, local = self.view.split(self.entry_ids())
-        return np.asarray(self.view.starts, dtype=np.int64)[numbers] + local
+        return self.view.positions_of(self.entry_ids())
 
     def intersect(self, kept: npt.NDArray[np.uint8]) -> None:
         """Narrows to the rows whose byte in `kept` uint8[rows] is 1."""

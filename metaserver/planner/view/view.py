@@ -290,6 +290,19 @@ class TableView:
         """(block numbers, rows in those blocks), each int64[n], of n entry ids."""
         return np.searchsorted(self.ordinals, entry_ids >> ENTRY_BITS), entry_ids & ENTRY_MASK
 
+    def positions_of(self, entry_ids: Longs) -> Longs:
+        """int64[n]: the positions of entry ids among the files of all blocks, as masks count them."""
+        numbers, local = self.split(entry_ids)
+        positions: Longs = np.asarray(self.starts, dtype=np.int64)[numbers] + local
+        return positions
+
+    def entry_ids_at(self, positions: Longs) -> Longs:
+        """int64[n]: the inverse of `positions_of`."""
+        starts = np.array(self.starts[:-1], dtype=np.int64)
+        numbers = np.searchsorted(starts, positions, side="right") - 1
+        entry_ids: Longs = (self.ordinals[numbers] << ENTRY_BITS) + positions - starts[numbers]
+        return entry_ids
+
     def entry_ids_of(self, number: int) -> Longs:
         """int64[rows], the entry ids of a block."""
         first = int(self.ordinals[number]) << ENTRY_BITS
