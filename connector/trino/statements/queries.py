@@ -93,7 +93,7 @@ class Queries:
             if clause.args.get("recursive") and _uses(one.this, name):
                 # Its rows depend on its other rows, so no condition is pushed to them.
                 itself = NamedQuery(UnknownRelation())
-                result: Scope = PushdownBarrier((self.read(one.this, {**known, name: itself}),))
+                result: Scope = PushdownBarrier(self.read(one.this, {**known, name: itself}))
             else:
                 result = self.read(one.this, known)
             named.append(NamedQuery(RenamedColumns(result, columns) if columns else result))
@@ -125,7 +125,7 @@ class Queries:
         )
 
     def _cut(self, result: Scope, cuts: list[exp.Expr], visible: _Visible) -> Scope:
-        return PushdownBarrier((result, *(inner for _, inner in self.within(cuts, visible)))) if cuts else result
+        return PushdownBarrier(result, tuple(inner for _, inner in self.within(cuts, visible))) if cuts else result
 
     def _enclosed(self, node: exp.Expr, visible: _Visible) -> Scope:
         return self._cut(self.read(node.this, visible), _given(node, _CUTS), visible)

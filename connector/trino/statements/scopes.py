@@ -175,29 +175,35 @@ class LiteralRows:
 
 
 @dataclass
-class PushdownBarrier:
-    """Rows that are counted or ordered: no condition is pushed below."""
+class _ColumnsOf:
+    """A relation with the columns of its `body`."""
 
-    inner: tuple[Scope, ...]
-    """The first input names the columns."""
+    body: Scope
 
     def has(self, column: str) -> bool | None:
-        return self.inner[0].has(column)
+        return self.body.has(column)
 
     def names(self) -> tuple[str | None, ...] | None:
-        return self.inner[0].names()
+        return self.body.names()
 
     def kind(self, column: str) -> str | None:
-        return self.inner[0].kind(column)
+        return self.body.kind(column)
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
-        return self.inner[0].origin(columns)
+        return self.body.origin(columns)
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
-        return self.inner[0].values(column)
+        return self.body.values(column)
+
+
+@dataclass
+class PushdownBarrier(_ColumnsOf):
+    """Rows that are counted or ordered: no condition is pushed below, nor to the `others` that the rows depend on."""
+
+    others: tuple[Scope, ...] = ()
 
     def push_down(self, wanted: Condition | None) -> None:
-        for one in self.inner:
+        for one in (self.body, *self.others):
             one.push_down(None)
 
 
@@ -334,26 +340,10 @@ class NamedQuery:
 
 
 @dataclass
-class WithClause:
+class WithClause(_ColumnsOf):
     """A query and the names in its WITH; each name may use the names before it."""
 
-    body: Scope
     named: tuple[NamedQuery, ...]
-
-    def has(self, column: str) -> bool | None:
-        return self.body.has(column)
-
-    def names(self) -> tuple[str | None, ...] | None:
-        return self.body.names()
-
-    def kind(self, column: str) -> str | None:
-        return self.body.kind(column)
-
-    def origin(self, columns: Sequence[str]) -> Origin | None:
-        return self.body.origin(columns)
-
-    def values(self, column: str) -> tuple[Literal, ...] | None:
-        return self.body.values(column)
 
     def push_down(self, wanted: Condition | None) -> None:
         self.body.push_down(wanted)
