@@ -39,7 +39,7 @@ NAME_MAX = 255
 """In characters."""
 LEVELS_MAX = 1000
 PATH_CHARACTERS_MAX = 6000
-"""Of all levels of a namespace, as a URL has them: a longer one could be created, and then be named by no request."""
+"""Of all levels of a namespace, as a URL has them: no request could name a longer namespace."""
 _SHORT = PATH_CHARACTERS_MAX // 12
 """Characters that are not longer than that in any case."""
 """Of a namespace."""
