@@ -38,11 +38,11 @@ LIKES_MAX, PATTERN_MAX = 16, 1_000
 NAME_MAX = 255
 """In characters."""
 LEVELS_MAX = 1000
-PATH_CHARACTERS_MAX = 6000
-"""Of all levels of a namespace, as a URL has them: a longer name could not be in a request."""
-_SHORT = PATH_CHARACTERS_MAX // 12
-"""Characters that are not longer than that in any case."""
 """Of a namespace."""
+PATH_CHARACTERS_MAX = 6000
+"""Of all levels of a namespace, as a URL has them: no request could name a longer namespace."""
+_SHORT = PATH_CHARACTERS_MAX // 12
+"""So many characters have at most `PATH_CHARACTERS_MAX` in a URL."""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
 T = TypeVar("T")

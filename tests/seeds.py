@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from _pytest.mark.structures import ParameterSet
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
 
@@ -55,8 +56,9 @@ def quick(seeds: Iterable[int], judged: int) -> list[ParameterSet]:
 
 def settle() -> None:
     """The same for Hypothesis, and an exploring run draws its seed here, before pytest-xdist starts processes. No
-    deadlines: how long one example took on a busy machine is no property of the code."""
+    deadlines, nor one for the first ten examples: how long they took on a busy machine is no property of the code."""
     first_seed()
-    settings.register_profile("judge", derandomize=True, deadline=None, database=None)
-    settings.register_profile("explore", deadline=None, print_blob=True)
+    patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("judge", derandomize=True, database=None, **patient)
+    settings.register_profile("explore", print_blob=True, **patient)
     settings.load_profile("explore" if EXPLORING else "judge")

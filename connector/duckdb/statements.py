@@ -8,7 +8,7 @@ a hidden condition leaves no file out. Statements with clauses that Trino does n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -168,10 +168,12 @@ def _parsed(text: str) -> exp.Expr:
 
 def _check(tree: exp.Expr) -> None:
     """Raises UnsupportedStatement for what Trino's SQL does not have, or has with another meaning."""
-    names = {one.name for one in tree.find_all(exp.Identifier) if not one.name.isascii()}
+    nodes = list(tree.walk())
+    names = {one.name for one in nodes if isinstance(one, exp.Identifier) and not one.name.isascii()}
     if len({name.lower() for name in names}) < len({_with_small_ascii(name) for name in names}):
         raise UnsupportedStatement("names that differ in the case of a letter beyond ASCII")
-    for node in tree.walk():
+    relations = {one.name.lower() for one in nodes if isinstance(one, exp.Table | exp.TableAlias)}
+    for node in nodes:
         match node:
             case exp.Select() if node.args.get("distinct") and node.args["distinct"].args.get("on"):
                 raise UnsupportedStatement("DISTINCT ON")
@@ -189,7 +191,7 @@ def _check(tree: exp.Expr) -> None:
                 raise UnsupportedStatement("it reads the past")
             case exp.Table() if (when := node.args.get("when")) is not None and _version_of(when) is None:
                 raise UnsupportedStatement("it reads the past, and not by the number of a snapshot")
-            case exp.Column() if node.args.get("db"):
+            case exp.Column() if node.args.get("db") and not _is_field(node, relations):
                 raise UnsupportedStatement("a column qualified by its schema")
             case exp.Unnest() | exp.Explode() if not isinstance(node.parent, exp.From | exp.Join):
                 query = node.find_ancestor(exp.In)
@@ -207,6 +209,11 @@ def _is_named(side: exp.Expr) -> bool:
         return True
     found = projections(side)
     return bool(found) and not any(one.is_star for one in found)
+
+
+def _is_field(column: exp.Column, relations: Collection[str]) -> bool:
+    """Whether `a.b.c` can only be the field c of the struct b of the relation a: a is a relation, and b is none."""
+    return not column.args.get("catalog") and column.db.lower() in relations and column.table.lower() not in relations
 
 
 def _version_of(when: exp.Expr) -> str | None:

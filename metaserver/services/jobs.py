@@ -236,6 +236,11 @@ class JobQueue:
                 return entry.job
         return None
 
+    def fail(self, job: Job) -> None:
+        """Ends a job that `take` returned as failed, unless it has ended."""
+        if job.key in self._running:
+            self.finish(job, failed=True)
+
     def _forget_rested(self, now: float) -> None:
         if len(self._resting) >= self._limit:
             self._resting = {key: rest for key, rest in self._resting.items() if rest[0] > now}

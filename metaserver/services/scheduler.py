@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from seamark.metaserver.background import report
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.gathering import gathered
@@ -171,7 +172,13 @@ class Scheduler:
                 except TimeoutError:
                     await launcher.close()
                     continue
-                await self._run_job(queue, launcher, job)
+                try:
+                    await self._run_job(queue, launcher, job)
+                except (SeamarkError, LeaseLost):
+                    raise
+                except Exception:  # noqa: BLE001  what a table's writer causes must not end the jobs of other tables
+                    report(_log.exception, "a job failed unexpectedly", service=job.service, table=job.table)
+                    queue.fail(job)
                 self._observer.jobs_queued(len(queue))
         finally:
             await launcher.close()
@@ -203,8 +210,8 @@ class Scheduler:
         totals: dict[str, Any] = {}
         error = ""
         try:
-            with self._running.running(job, where, began_ms) as report:
-                totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), report)
+            with self._running.running(job, where, began_ms) as progress:
+                totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), progress)
         except JobFailed as failed:
             error = str(failed)
         again_in_s = queue.finish(job, failed=bool(error), idle=not totals)

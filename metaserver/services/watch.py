@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
 
+from seamark.metaserver.background import report
 from seamark.metaserver.catalog.policies import Policies, add_policies, load_policies, with_policies
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import SeamarkError
@@ -101,15 +102,18 @@ class TableWatch:
             metadata = await self._load(entry.metadata_location)
             return entry, with_policies(metadata, await load_policies(self._store, namespace))
         except SeamarkError as error:
-            _log.warning("table not examined", namespace=namespace, table=name, reason=error.message)
+            report(_log.warning, "table not examined", namespace=namespace, table=name, reason=error.message)
             return None
 
     async def _examine(self, entry: Entry, policies: Policies, examine: Examine) -> float:
+        table = {"namespace": entry.namespace, "table": entry.name}
         try:
             return examine(entry, with_policies(await self._load(entry.metadata_location), policies))
         except SeamarkError as error:
-            _log.warning("table not examined", namespace=entry.namespace, table=entry.name, reason=error.message)
-            return 0.0
+            report(_log.warning, "table not examined", **table, reason=error.message)
+        except Exception:  # noqa: BLE001  what one table's writer causes must not end the services of other tables
+            report(_log.exception, "table not examined", **table)
+        return 0.0
 
     async def _pages(self) -> AsyncIterator[tuple[list[Entry], Policies]]:
         """The tables of all namespaces, in pages, with the policies that they inherit. Without recursion, as a

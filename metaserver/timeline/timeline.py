@@ -163,7 +163,7 @@ class Timeline:
             except SeamarkError as error:
                 # The store is unavailable: watchers keep waiting, and their next request receives the error.
                 report(_log.warning, "the timeline cannot be read", error=error.message)
-            except Exception:  # noqa: BLE001  without the poller, watchers would never end
+            except Exception:  # noqa: BLE001  only the poller wakes the watchers
                 report(_log.exception, "the timeline cannot be read")
             self._ready.set()
             with contextlib.suppress(TimeoutError):

@@ -196,6 +196,7 @@ def operations_page() -> str:
         "",
         "*key*: takes an `Idempotency-Key` (a UUID of version 7). A repeat with the same key receives the first answer",
         "for [`idempotency_ttl_s`](settings.md#idempotency_ttl_s); the same key with a different request is a 422.",
+        "Requests of more than 256 KiB are compared byte by byte.",
         "Planning changes nothing: its operations accept a key and compute a repeat again.",
         "",
         "In paths, `%1F` separates the levels of a namespace.",

@@ -26,8 +26,9 @@ TESTS = {
         "tests/index/kinds/test_key_set.py",
         "tests/index/kinds/test_record.py",
     ],
+    "comparisons": ["tests/index/test_scan.py", "tests/index/test_scan_together.py"],
 }
-KERNELS = {"_bitmap", "_bloom", "_hash", "_manifest", "_memory", "_ordered", "_pack", "_record", "_rows"}
+KERNELS = {"_bitmap", "_bloom", "_hash", "_manifest", "_memory", "_ordered", "_pack", "_record", "_rows", "_scan"}
 """Compiled: those that the tests import, and the plugin of their fixtures."""
 
 

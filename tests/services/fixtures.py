@@ -92,9 +92,9 @@ def java_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session's one Spark, without any catalog yet."""
     # PySpark takes a second to import, which most processes of tests need not spend.
-    from tests.services.spark import INTERPRETED, spark_session
+    from tests.services.spark import INTERPRETED, local_files, spark_session
 
-    with spark_session(tmp_path_factory.mktemp("spark"), INTERPRETED) as session:
+    with spark_session(tmp_path_factory.mktemp("spark"), INTERPRETED | local_files()) as session:
         yield session
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,6 +34,32 @@ def java_17() -> str:
     if java is None or not Path(java).exists():
         raise ServiceFailed("no java found: install a JDK 17 or newer, or set JAVA_HOME")
     return java
+
+
+def compiled(source: Path, classpath: Sequence[str]) -> Path:
+    """Folder of the classes of `source`, compiled anew when it or the first jar is another. Two that compile at once
+    both win."""
+    stamp = f"{source.stat().st_mtime_ns}-{Path(classpath[0]).stem}"
+    folder = CACHE / "java-classes" / source.stem / stamp
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=folder.parent))
+    beside = Path(java_17()).with_name("javac")
+    javac = str(beside) if beside.exists() else shutil.which("javac")
+    if javac is None:
+        raise ServiceFailed("no javac found: install a JDK, not only a Java runtime")
+    argv = [javac, "-nowarn", "-d", str(fresh), "-cp", ":".join(classpath), str(source)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ServiceFailed(f"{source.name} does not compile\n{done.stderr}")
+    if not folder.exists():
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
+    return folder
 
 
 def rck_classpath() -> str:

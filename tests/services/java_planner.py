@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from typing import IO, Any
 
 import pyspark
 
-from tests.services.java import SHORT_LIVED, java_17
+from tests.services.java import SHORT_LIVED, compiled, java_17
 from tests.services.process import CACHE, ServiceFailed
 
 SOURCE = Path(__file__).with_name("JavaPlanner.java")
@@ -107,7 +105,7 @@ def _planned(answer: dict[str, Any]) -> Planned:
 def java_planner(log: Path) -> Iterator[JavaPlanner]:
     """Compiles where that was not done yet, starts the JVM, and ends it by closing its input."""
     classpath = _classpath()
-    classes = _compiled(classpath)
+    classes = compiled(SOURCE, classpath)
     argv = [java_17(), "-Xmx1g", *SHORT_LIVED, "-Diceberg.worker.num-threads=2"]
     argv += ["-cp", ":".join([str(classes), *classpath]), "JavaPlanner"]
     with log.open("ab") as err:
@@ -130,27 +128,3 @@ def _classpath() -> list[str]:
         raise ServiceFailed(f"no Iceberg runtime in {CACHE / 'jars'}: run `make jars`")
     spark_jars = Path(pyspark.__file__).parent / "jars"
     return [str(iceberg[-1]), *(str(jar) for jar in sorted(spark_jars.glob("slf4j-api-*.jar")))]
-
-
-def _compiled(classpath: list[str]) -> Path:
-    """Folder of the classes, compiled anew when the source or the jar is another. Two that compile at once both win."""
-    stamp = f"{SOURCE.stat().st_mtime_ns}-{Path(classpath[0]).stem}"
-    folder = CACHE / "java-planner" / stamp
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=folder.parent))
-    javac = Path(java_17()).with_name("javac") if Path(java_17()).with_name("javac").exists() else shutil.which("javac")
-    if javac is None:
-        raise ServiceFailed("no javac found: install a JDK, not only a Java runtime")
-    argv = [str(javac), "-nowarn", "-d", str(fresh), "-cp", ":".join(classpath), str(SOURCE)]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise ServiceFailed(f"JavaPlanner.java does not compile\n{done.stderr}")
-    if not folder.exists():
-        try:
-            fresh.rename(folder)
-        except OSError:
-            if not folder.exists():
-                raise
-    return folder

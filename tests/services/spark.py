@@ -13,11 +13,12 @@ from pyspark.sql import SparkSession
 
 from seamark.connector.client.engines import catalog_conf
 from seamark.connector.spark.session import add_catalog, iceberg_jars, open_session, session_conf
-from tests.services.java import SHORT_LIVED, java_17
+from tests.services.java import SHORT_LIVED, compiled, java_17
 from tests.services.process import CACHE
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Spark compiles no Java for a query: of a test's few rows, compiling takes a sixth of all CPU time."""
+_LOCAL_FILES = Path(__file__).with_name("LocalFiles.java")
 _numbers = itertools.count()
 
 
@@ -30,6 +31,13 @@ def _result_socket(connection: Any) -> Any:
 
 
 pyspark.util._create_local_socket = _result_socket  # type: ignore[assignment]
+
+
+def local_files() -> dict[str, str]:
+    """Settings with which Spark starts no process for each local file that it makes."""
+    hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar"))
+    classes = compiled(_LOCAL_FILES, [str(hadoop[-1])])
+    return {"spark.driver.extraClassPath": str(classes), "spark.hadoop.fs.file.impl": _LOCAL_FILES.stem}
 
 
 @contextmanager

@@ -283,6 +283,34 @@ async def test_a_table_with_unreadable_metadata_does_not_stop_the_others(tmp_pat
         assert "bad" not in recorder.ran
 
 
+async def test_what_one_table_breaks_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer may find a fault of a service, or take over the process of a worker by a data file."""
+
+    class Faulty(EveryTable):
+        def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+            if entry.name == "a-fault":
+                raise RecursionError
+            return super().propose(entry, metadata)
+
+    class TakenOver(Recorder):
+        async def run(self, job: Job, report: Report) -> dict[str, Any]:
+            found = await super().run(job, report)
+            if job.table == "a-worker":
+                raise RecursionError
+            return {RECHECK_AFTER: "soon", "event": 1} if job.table == "an-answer" else found
+
+    monkeypatch.setattr(jobs, "BACKOFF_S", 0.01)
+    async with running(tmp_path) as server:
+        await create(server, "a", "a-fault", "a-worker", "an-answer", "good")
+        recorder = TakenOver()
+        async with scheduled(server, recorder, services=[Faulty(pause_s=0.01)]) as leading:
+            await until(lambda: "good" in recorder.ran)
+            await until(lambda: recorder.ran.count("a-worker") > 1)
+            assert not leading.done()
+        assert "a-fault" not in recorder.ran
+        assert "an-answer" in recorder.ran
+
+
 async def test_a_look_at_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop belongs to requests: beyond the first tables, a sweep takes a small share of its time."""
     monkeypatch.setattr(watch, "_FREE_TABLES", 0)

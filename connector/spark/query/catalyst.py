@@ -241,10 +241,25 @@ class Catalyst:
             if not children:
                 yield node, found
 
-    def attributes(self, leaf: Node) -> list[tuple[int, str]]:
-        """Ids and names, in one call to the JVM, because tables may have a thousand columns."""
-        found = [_ATTRIBUTE.fullmatch(one) for one in strings(leaf.output())]
-        return [(int(one[2]), one[1]) for one in found if one is not None]
+    def attributes(self, plan: Node) -> list[tuple[int, str]]:
+        """Ids and names of its outputs, in two calls to the JVM, because tables may have a thousand columns."""
+        return self._named(plan.output())
+
+    def reference_ids(self, node: Node) -> frozenset[int]:
+        """The ids of the attributes in an expression, or in all expressions of a node of a plan."""
+        return frozenset(number for number, _ in self._named(node.references().toSeq()))
+
+    def _named(self, attributes: Node) -> list[tuple[int, str]]:
+        """Ids and names, also of attributes whose texts have another form."""
+        found = []
+        for place, text in enumerate(strings(attributes)):
+            known = _ATTRIBUTE.fullmatch(text)
+            if known is None:
+                one = attributes.apply(place)
+                found.append((self.id_of(one), str(one.name())))
+            else:
+                found.append((int(known[2]), known[1]))
+        return found
 
     def class_of(self, node: Node) -> str:
         """The full name of its class."""

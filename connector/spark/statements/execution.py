@@ -20,7 +20,6 @@ import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as spark_types
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.predicates import bind_exactly
@@ -31,18 +30,26 @@ from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.spark.frames.writes import WriteReport
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import Conditions, SparkColumn, spark_kind
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.statements.held_rows import HeldRows, held_rows, ordinals_of
 from seamark.connector.spark.statements.key_values import KeyValues, fitting_rows, keys_of_condition, keys_of_join
 from seamark.connector.spark.statements.located_rows import (
     DEFAULT_LIMITS,
+    LocatedRows,
     StatementLimits,
     locate_by_filter,
     locate_by_keys,
 )
 from seamark.connector.spark.statements.overwrites import INSERT, OverwriteStatement
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
-from seamark.connector.spark.statements.row_changes import ChangeQuery, write_changes
-from seamark.connector.spark.statements.row_statements import KINDS, MERGE, RowStatement, RowStatementReader
+from seamark.connector.spark.statements.row_changes import ChangeQuery, Changes, deletion_of, write_changes
+from seamark.connector.spark.statements.row_statements import (
+    DELETE,
+    KINDS,
+    MERGE,
+    UPDATE,
+    RowStatement,
+    RowStatementReader,
+)
 from seamark.connector.spark.statements.targets import NotLocated, Target, commit_summary
 from seamark.connector.write.latest_rows import batch_of
 from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, commit_row_change
@@ -52,10 +59,6 @@ from seamark.connector.write.upserts import COPY_ON_WRITE, MODES, read_scope
 from seamark.metaserver.iceberg.expressions.expression import Expression
 
 LOCATED, INDEXED, ICEBERG = "located", "indexed", "iceberg"
-_HELD = frozenset(
-    {"boolean", "byte", "short", "integer", "long", "float", "double", "string", "binary", "date", "timestamp"}
-    | {"timestamp_ntz", "decimal", "struct", "array", "map"}
-)
 _log = logging.getLogger(__name__)
 
 
@@ -100,8 +103,7 @@ def execute(
         return ExecutedStatement(ICEBERG, str(why), None, _as_spark(spark, text, args))
     _log.info("%s; %s; %s", statement.path, statement.reason, report)
     statement.target.refresh(spark)
-    empty = spark.createDataFrame([], spark_types.StructType([]))
-    return ExecutedStatement(statement.path, statement.reason, report, empty)
+    return ExecutedStatement(statement.path, statement.reason, report, PlanBuilder(spark).no_rows())
 
 
 def explain(
@@ -196,8 +198,11 @@ class _LocatedStatement:
         self._spark, self._limits = spark, limits
         self._catalyst, self._build = Catalyst(spark), PlanBuilder(spark)
         self.reason = ""
-        self._held: dict[int, pa.ChunkedArray] = {}
-        """Evaluated columns, by the ids of attributes."""
+        self._source: HeldRows | None = None
+        """The evaluated source of a MERGE."""
+        self._subqueries: list[tuple[Node, HeldRows]] = []
+        """Parts of the condition whose subqueries are evaluated."""
+        self._inserted = False
         self._statement: RowStatement = RowStatementReader(spark).read(parsed)
         self._query = ChangeQuery(spark, self._statement)
         self._client = self.target.client(spark)
@@ -210,7 +215,7 @@ class _LocatedStatement:
         with _unprepared():
             opened = open_table(self._client, self.target.levels, At())
             mode = self._checked(opened, target_of(opened.metadata, opened.storage))
-            found = self._located_by(opened, self._statement.source)
+            found = self._located_by(opened)
             if isinstance(found, KeyValues):
                 index = self._index(opened, found)
                 keys = found.names if index is None else tuple(index)
@@ -219,11 +224,11 @@ class _LocatedStatement:
 
     def commit(self) -> Report:
         with _unprepared():
-            source, more = self._evaluated()
+            self._evaluate()
 
         def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
             with _unprepared():
-                return self._prepared(opened, target, source, more)
+                return self._prepared(opened, target)
 
         return commit_row_change(
             self._client,
@@ -237,63 +242,70 @@ class _LocatedStatement:
 
     # Preparation
 
-    def _evaluated(self) -> tuple[Node | None, list[tuple[Node, Node]]]:
-        """Evaluates the rows that the keys come from once: of a MERGE's source, and of subqueries in a condition. The
-        source's new node, and the replacement of its node."""
+    def _evaluate(self) -> None:
+        """Evaluates the rows that the keys come from once: of a MERGE's source, and of subqueries in a condition."""
         source, condition = self._statement.source, self._statement.condition
         if source is not None:
-            kept = self._kept(source, "source")
-            return kept, [(source, kept)]
-        new = [
-            (part, self._build.with_subquery(part, self._kept(part.query().plan(), "subquery")))
+            self._source = self._held(source, "source")
+            return
+        self._subqueries = [
+            (part, self._held(part.query().plan(), "subquery"))
             for part in self._catalyst.operands(condition, "And")
             if self._catalyst.kind(part) == "InSubquery" and part.query().outerAttrs().isEmpty()
         ]
-        if new:
+        if any(rows.table is None or not part.query().plan().deterministic() for part, rows in self._subqueries):
+            self._insert_subqueries()
+
+    def _held(self, plan: Node, what: str) -> HeldRows:
+        return held_rows(self._catalyst, self._build, plan, what, self._limits.rows)
+
+    def _insert_subqueries(self) -> None:
+        """Makes the condition use the evaluated rows of its subqueries."""
+        if self._subqueries and not self._inserted:
+            new = [(part, self._build.with_subquery(part, rows.plan)) for part, rows in self._subqueries]
             self._statement = self._statement.with_parts(self._build, new)
             self._query = ChangeQuery(self._spark, self._statement)
-        return None, []
+            self._inserted = True
 
-    def _kept(self, plan: Node, what: str) -> Node:
-        """A plan of the present rows, with the same attributes. NotLocated if they are too many.
-
-        The driver holds rows of usual types, and Spark other rows."""
-        outputs = items(plan.output())
-        limited = self._build.limited(self._limits.rows + 1, plan)
-        if any(str(one.dataType().typeName()) not in _HELD for one in outputs):
-            frame = self._build.frame(limited).localCheckpoint()
-            self._check_count(frame.count(), what)
-            return frame._jdf.queryExecution().analyzed()
-        named = [self._build.named(one, f"c{number}") for number, one in enumerate(outputs)]
-        frame = self._build.frame(self._build.project(named, limited))
-        rows = frame.toArrow()
-        self._check_count(len(rows), what)
-        self._held |= {self._catalyst.id_of(one): rows.column(number) for number, one in enumerate(outputs)}
-        local = self._build.local(rows, frame.schema)
-        given = items(local.output())
-        return self._build.project(
-            [self._build.as_attribute(one, output) for one, output in zip(given, outputs, strict=True)], local
-        )
-
-    def _check_count(self, rows: int, what: str) -> None:
-        if rows > self._limits.rows:
-            raise NotLocated(f"its {what} has more than {self._limits.rows:,} rows")
-
-    def _prepared(
-        self, opened: OpenTable, target: WriteTarget, source: Node | None, more: list[tuple[Node, Node]]
-    ) -> RowChange:
+    def _prepared(self, opened: OpenTable, target: WriteTarget) -> RowChange:
         mode = self._checked(opened, target)
-        names = self._query.names(opened.schema)
-        found = self._located_by(opened, source)
+        found = self._located_by(opened)
         if isinstance(found, KeyValues):
-            keys = self._keys(opened, found)
+            by = self._index(opened, found) or list(found.names)
+            values = self._values(found, by)
+            keys = self._keys(opened, found, values, by)
             scope = read_scope(keys, opened)
+            whole = found.whole and len(by) == len(found.names)
+            names = [] if whole and self._statement.kind == DELETE else self._query.names(opened.schema)
             located = locate_by_keys(self._client, opened, keys, names, self._limits)
+            changes = self._changes_of_all(located, opened, found, keys, values) if whole else None
         else:
-            scope = found
+            scope, changes = found, None
+            names = self._query.names(opened.schema)
             located = locate_by_filter(self._client, opened, found, names, self._limits)
-        changes = self._query.run(located, opened, more)
+        if changes is None:
+            changes = self._query.run(located, opened, self._replacements())
         return write_changes(self._spark, changes, located, scope, opened, target, mode)
+
+    def _changes_of_all(
+        self, located: LocatedRows, opened: OpenTable, found: KeyValues, keys: BatchKeys, values: pa.Table
+    ) -> Changes | None:
+        """The changes of a statement whose condition is true for just the located rows. None if Spark must join."""
+        if self._statement.kind == DELETE:
+            return deletion_of(located)
+        if self._statement.kind == UPDATE:
+            return self._query.run_on_all(located, opened)
+        if self._source is None or not all(number in self._source.columns for number in found.numbers):
+            return None
+        ordinals = ordinals_of(keys, values, found.columns)
+        return self._query.run_on_pairs(located, opened, self._source, ordinals, self._limits.rows)
+
+    def _replacements(self) -> list[tuple[Node, Node]]:
+        """Nodes of the query with the evaluated rows."""
+        if self._source is not None:
+            return [(self._statement.source, self._source.plan)]
+        self._insert_subqueries()
+        return []
 
     def _checked(self, opened: OpenTable, target: WriteTarget) -> str:
         """The mode of the table's properties."""
@@ -304,13 +316,12 @@ class _LocatedStatement:
             raise NotLocated(f"write.{self._statement.kind.lower()}.mode is {mode!r}")
         return mode
 
-    def _located_by(self, opened: OpenTable, source: Node | None) -> KeyValues | Expression:
+    def _located_by(self, opened: OpenTable) -> KeyValues | Expression:
         """What says which stored rows the statement can change."""
         columns = self._columns(opened)
         condition = self._statement.condition
         if self._statement.kind == MERGE:
-            assert source is not None
-            found = keys_of_join(self._catalyst, self._build, condition, columns, source)
+            found = keys_of_join(self._catalyst, self._build, condition, columns, self._source_ids(), self._source_plan)
             if found is None:
                 raise NotLocated("its ON has no equality of a column of the table with a value of the source")
             return self._explained(opened, found)
@@ -334,10 +345,10 @@ class _LocatedStatement:
         """The columns of the stored rows whose values Spark compares as Iceberg does, by the ids of attributes."""
         kinds = {field.name: spark_kind(field.type) for field in opened.schema.fields if "." not in field.name}
         columns = {}
-        for one in items(self._statement.stored.output()):
-            kind = kinds.get(str(one.name()))
+        for number, name in self._catalyst.attributes(self._statement.stored):
+            kind = kinds.get(name)
             if kind is not None:
-                columns[self._catalyst.id_of(one)] = SparkColumn(str(one.name()), kind)
+                columns[number] = SparkColumn(name, kind)
         return columns
 
     def _explained(self, opened: OpenTable, found: KeyValues) -> KeyValues:
@@ -356,20 +367,34 @@ class _LocatedStatement:
         index = record_index(opened.metadata, [by_name[name] for name in names])
         return None if index is None else index.name
 
-    def _keys(self, opened: OpenTable, found: KeyValues) -> BatchKeys:
-        names = self._index(opened, found) or list(found.names)
-        columns = [column for column in found.columns if column.name in names]
-        held = {
-            name: self._held[number]
+    def _source_ids(self) -> Sequence[int]:
+        if self._source is not None:
+            return self._source.ids
+        source = self._statement.source
+        return [] if source is None else [number for number, _ in self._catalyst.attributes(source)]
+
+    def _source_plan(self) -> Node:
+        return self._statement.source if self._source is None else self._source.plan
+
+    def _values(self, found: KeyValues, names: Sequence[str]) -> pa.Table:
+        """The values of these columns, possibly repeated; of a MERGE whose values are columns of its source, in the
+        order of the source's rows."""
+        held: dict[int, pa.ChunkedArray] = {}
+        for rows in (self._source, *(rows for _, rows in self._subqueries)):
+            held |= {} if rows is None else rows.columns
+        columns = {
+            name: held[number]
             for name, number in zip(found.names, found.numbers, strict=True)
-            if number is not None and number in self._held
+            if number is not None and number in held
         }
-        if all(name in held for name in names):
-            values = pa.table({name: held[name] for name in names})
-        else:
-            values = self._build.frame(found.plan).select(*(f"`{name}`" for name in names)).distinct().toArrow()
-        values = fitting_rows(values, columns).combine_chunks()
-        return batch_of(values.to_batches(), opened.schema, names).keys
+        if all(name in columns for name in names):
+            return pa.table({name: columns[name] for name in names})
+        return self._build.frame(found.plan).select(*(f"`{name}`" for name in names)).distinct().toArrow()
+
+    def _keys(self, opened: OpenTable, found: KeyValues, values: pa.Table, names: Sequence[str]) -> BatchKeys:
+        columns = [column for column in found.columns if column.name in names]
+        fitting = fitting_rows(values, columns).combine_chunks()
+        return batch_of(fitting.to_batches(), opened.schema, names).keys
 
 
 class _unprepared:  # noqa: N801

@@ -10,9 +10,12 @@ without one of these values meets no such condition: Spark compares as keys are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,16 +25,24 @@ from seamark.connector.spark.scala import items
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
+_FLOATS = frozenset({"float", "double"})
 
 
 @dataclass(frozen=True)
 class KeyValues:
-    """A plan whose outputs are values of these columns. `numbers`: the attributes that it takes them from, None for
-    other expressions."""
+    """Values of these columns. `numbers`: the attributes that they are taken from, None for other expressions."""
 
     columns: tuple[SparkColumn, ...]
-    plan: Node
+    make_plan: Callable[[], Node]
     numbers: tuple[int | None, ...]
+    whole: bool = False
+    """Whether the condition is true for just the stored rows with these values. Never so for floats, because IN with
+    many constants distinguishes the two zeros."""
+
+    @cached_property
+    def plan(self) -> Node:
+        """A plan whose outputs are the values, named as the columns."""
+        return self.make_plan()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -39,21 +50,29 @@ class KeyValues:
 
 
 def keys_of_join(
-    catalyst: Catalyst, build: PlanBuilder, condition: Node, columns: Mapping[int, SparkColumn], source: Node
+    catalyst: Catalyst,
+    build: PlanBuilder,
+    condition: Node,
+    columns: Mapping[int, SparkColumn],
+    outputs: Iterable[int],
+    source: Callable[[], Node],
 ) -> KeyValues | None:
-    """The values that the join's source has for columns of the target; None without an equality of such columns."""
-    numbers = {catalyst.id_of(one) for one in items(source.output())}
+    """The values that the join's source has for columns of the target; None without an equality of such columns.
+
+    `outputs`: the ids of the source's attributes. `source` makes a plan of its rows."""
+    numbers = frozenset(outputs)
     pairs: dict[SparkColumn, Node] = {}
-    for part in catalyst.operands(condition, "And"):
+    parts = catalyst.operands(condition, "And")
+    for part in parts:
         if catalyst.kind(part) != "EqualTo":
             continue
         for one, other in ((part.left(), part.right()), (part.right(), part.left())):
-            column, used = _column(catalyst, one, columns), _ids(catalyst, other)
+            column, used = _column(catalyst, one, columns), catalyst.reference_ids(other)
             if column is not None and used and used <= numbers and other.deterministic():
                 pairs.setdefault(column, other)
     if not pairs:
         return None
-    return _projected(catalyst, build, pairs, source)
+    return _projected(catalyst, build, pairs, source, whole=len(pairs) == len(parts))
 
 
 def keys_of_condition(
@@ -61,48 +80,78 @@ def keys_of_condition(
 ) -> list[KeyValues]:
     """The values that each part of a condition requires of columns of the target."""
     found = []
-    for part in catalyst.operands(condition, "And"):
+    parts = catalyst.operands(condition, "And")
+    whole = len(parts) == 1
+    for part in parts:
         kind = catalyst.kind(part)
         if kind == "EqualTo":
             for one, other in ((part.left(), part.right()), (part.right(), part.left())):
                 column = _column(catalyst, one, columns)
                 if column is not None and catalyst.is_constant(other):
-                    found.append(_constants(build, column, build.seq([other])))
+                    found.append(_constants(build, column, build.seq([other]), whole=whole))
         elif kind == "In":
             column, values = _column(catalyst, part.value(), columns), part.list()
             if column is not None and build.are_constants(values):
-                found.append(_constants(build, column, values))
+                found.append(_constants(build, column, values, whole=whole))
         elif kind == "InSubquery":
             sought = [_column(catalyst, one, columns) for one in items(part.values())]
             plan = part.query().plan()
             named = [column for column in sought if column is not None]
             if len(named) == len(sought) and part.query().outerAttrs().isEmpty() and plan.deterministic():
-                found.append(_projected(catalyst, build, dict(zip(named, items(plan.output()), strict=True)), plan))
+                outputs = items(plan.output())
+                pairs = dict(zip(named, outputs, strict=True))
+                once = len(pairs) == len(named)
+                found.append(_projected(catalyst, build, pairs, partial(_same, plan), whole=whole and once))
     return found
 
 
-def _projected(catalyst: Catalyst, build: PlanBuilder, pairs: Mapping[SparkColumn, Node], child: Node) -> KeyValues:
-    outputs = [build.named(value, column.name) for column, value in pairs.items()]
+def _same(plan: Node) -> Node:
+    return plan
+
+
+def _projected(
+    catalyst: Catalyst,
+    build: PlanBuilder,
+    pairs: Mapping[SparkColumn, Node],
+    child: Callable[[], Node],
+    *,
+    whole: bool,
+) -> KeyValues:
+    def plan() -> Node:
+        return build.project([build.named(value, column.name) for column, value in pairs.items()], child())
+
     numbers = [
         catalyst.id_of(value) if catalyst.kind(value) == "AttributeReference" else None for value in pairs.values()
     ]
-    return KeyValues(tuple(pairs), build.project(outputs, child), tuple(numbers))
+    return KeyValues(tuple(pairs), plan, tuple(numbers), whole and _are_exact(pairs))
 
 
-def _constants(build: PlanBuilder, column: SparkColumn, values: Node) -> KeyValues:
-    return KeyValues((column,), build.exploded_values(values, column.name), (None,))
+def _constants(build: PlanBuilder, column: SparkColumn, values: Node, *, whole: bool) -> KeyValues:
+    def plan() -> Node:
+        return build.exploded_values(values, column.name)
+
+    return KeyValues((column,), plan, (None,), whole and _are_exact([column]))
+
+
+def _are_exact(columns: Iterable[SparkColumn]) -> bool:
+    return not any(column.kind in _FLOATS for column in columns)
 
 
 def fitting_rows(values: pa.Table, columns: Iterable[SparkColumn]) -> pa.Table:
     """The rows that a stored row can be equal to: without nulls, and without numbers that an int column cannot hold."""
     for column in columns:
-        array = values[column.name]
-        fits = pc.is_valid(array)
-        if column.kind == "int" and pa.types.is_int64(array.type):
-            within = pc.and_(pc.greater_equal(array, _INT_MIN), pc.less_equal(array, _INT_MAX))
-            fits = pc.and_(fits, pc.fill_null(within, False))
-        values = values.filter(fits)
+        values = values.filter(pa.array(fits_column(values[column.name], column)))
     return values
+
+
+def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.bool_]:
+    """Whether a stored value can be equal to each of these."""
+    fits = pc.is_valid(values)
+    if column.kind == "int" and pa.types.is_int64(values.type):
+        within = pc.and_(pc.greater_equal(values, _INT_MIN), pc.less_equal(values, _INT_MAX))
+        fits = pc.and_(fits, pc.fill_null(within, False))
+    mask: npt.NDArray[np.bool_] = fits.to_numpy()
+    return mask
 
 
 def _column(catalyst: Catalyst, node: Node, columns: Mapping[int, SparkColumn]) -> SparkColumn | None:
@@ -115,7 +164,3 @@ def _column(catalyst: Catalyst, node: Node, columns: Mapping[int, SparkColumn]) 
         return None
     column = columns.get(catalyst.id_of(node))
     return column if column is not None and column.kind == kind else None
-
-
-def _ids(catalyst: Catalyst, node: Node) -> frozenset[int]:
-    return frozenset(catalyst.id_of(one) for one in items(node.references().toSeq()))

@@ -50,7 +50,7 @@ class OverwriteStatement:
             raise NotLocated("it has write options")
         self._command = command
         self._relation = target_relation(spark, command.table())
-        self.target: Target = target_of_relation(self._relation)
+        self.target: Target = target_of_relation(self._catalyst, self._relation)
         self.query: Node = command.query()
         if reads_table(self._catalyst, self.query, self.target):
             raise NotLocated("it also reads the table that it changes")

@@ -7,6 +7,7 @@ nodes above it refer to them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import pyarrow as pa
@@ -21,12 +22,44 @@ _SQL = "org.apache.spark.sql."
 _LOGICAL, _EXPRESSIONS = f"{_SQL}catalyst.plans.logical.", f"{_SQL}catalyst.expressions."
 
 
+class _Statics:
+    """Classes and objects of the JVM, which take several calls to find, and are the same for all statements."""
+
+    def __init__(self, jvm: Any) -> None:
+        self._jvm = jvm
+        self._classes: dict[str, Any] = {}
+        self._objects: dict[str, Any] = {}
+
+    def class_of(self, name: str) -> Any:
+        if name not in self._classes:
+            self._classes[name] = getattr(self._jvm, name)
+        return self._classes[name]
+
+    def object_of(self, name: str) -> Any:
+        if name not in self._objects:
+            self._objects[name] = self.class_of(f"{name}$").__getattr__("MODULE$")
+        return self._objects[name]
+
+    @cached_property
+    def no_items(self) -> Node:
+        return self.object_of("scala.collection.immutable.Nil")
+
+    @cached_property
+    def none(self) -> Node:
+        return self.object_of("scala.None")
+
+
+@lru_cache(maxsize=2)
+def _statics_of(jvm: Any) -> _Statics:
+    return _Statics(jvm)
+
+
 class PlanBuilder:
-    """Builds plans of one session."""
+    """Builds plans of one session. A call to the JVM takes 0.1 ms."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._jvm = cast("Any", spark._jvm)
+        self._statics = _statics_of(cast("Any", spark._jvm))
 
     # Frames and plans
 
@@ -68,9 +101,13 @@ class PlanBuilder:
         """Some literal of the type, not null."""
         return self._object(_EXPRESSIONS, "Literal").default(kind)
 
-    def as_attribute(self, expression: Node, attribute: Node) -> Node:
-        """The expression as the output that the attribute refers to."""
-        return self._alias(expression, str(attribute.name()), attribute.exprId())
+    def no_rows(self) -> DataFrame:
+        """No rows of no columns."""
+        return self.frame(self.limited(0, self._one_row()))
+
+    def as_attribute(self, expression: Node, attribute: Node, name: str | None = None) -> Node:
+        """The expression as the output that the attribute refers to. `name`: of the attribute, if it is known."""
+        return self._alias(expression, str(attribute.name()) if name is None else name, attribute.exprId())
 
     def named(self, expression: Node, name: str) -> Node:
         """The expression as a new output."""
@@ -97,24 +134,32 @@ class PlanBuilder:
     def exploded_values(self, values: Node, name: str) -> Node:
         """A plan with a row for each of the constants."""
         rows = self._new(_EXPRESSIONS, "Explode", self._array(values))
-        one_row = self._object(_LOGICAL, "OneRowRelation").apply()
-        return self.project([self.named(rows, name)], one_row)
+        return self.project([self.named(rows, name)], self._one_row())
+
+    def _one_row(self) -> Node:
+        return self._object(_LOGICAL, "OneRowRelation").apply()
 
     def _array(self, values: Node) -> Node:
         return self._object(_EXPRESSIONS, "CreateArray").apply(values)
 
     def _alias(self, expression: Node, name: str, number: Node) -> Node:
-        option = getattr(self._jvm, "scala.Option").empty()
-        return self._new(_EXPRESSIONS, "Alias", expression, name, number, self.seq([]), option, self.seq([]))
+        statics = self._statics
+        return self._new(
+            _EXPRESSIONS, "Alias", expression, name, number, statics.no_items, statics.none, statics.no_items
+        )
 
     def _new(self, package: str, kind: str, *arguments: Any) -> Node:
-        return getattr(self._jvm, f"{package}{kind}")(*arguments)
+        return self._statics.class_of(f"{package}{kind}")(*arguments)
 
     def _object(self, package: str, name: str) -> Any:
-        return getattr(self._jvm, f"{package}{name}$").__getattr__("MODULE$")
+        return self._statics.object_of(f"{package}{name}")
+
+    def class_of(self, name: str) -> Any:
+        """A class of the JVM."""
+        return self._statics.class_of(name)
 
     def _class(self, name: str) -> Node:
-        return getattr(self._jvm, f"{_SQL}{name}")
+        return self._statics.class_of(f"{_SQL}{name}")
 
     # Replacement
 

@@ -6,8 +6,10 @@ the source's rows as they were when their keys were read. The result has a row f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.frames.file_changes import FileChanges
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.scala import items
+from seamark.connector.spark.statements.held_rows import HeldRows
 from seamark.connector.spark.statements.located_rows import PLACE, LocatedRows
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.row_statements import RowStatement
@@ -34,6 +37,10 @@ from seamark.metaserver.iceberg.expressions.expression import Expression
 from seamark.metaserver.iceberg.types.schema import Schema
 
 _DELETE, _UPDATE, _INSERT, _REINSERT = 1, 2, 3, 4
+_INNER, _RIGHT_OUTER, _LEFT_ANTI = "Inner", "RightOuter", "LeftAnti"
+"""Spark's joins of a MERGE: with the stored rows on the left, or on the right of an anti-join."""
+_IS_STORED, _ROW = "is stored", "row"
+"""What such a join's side of the stored rows has besides their columns."""
 Longs = npt.NDArray[np.int64]
 
 
@@ -47,18 +54,22 @@ class Changes:
     updated: int
 
 
-def needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[Node]:
-    """The attributes of the stored rows that the query's expressions use; others only pass through it."""
+def needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str]:
+    """The columns of the stored rows that the query's expressions use; others only pass through it."""
     used: set[int] = set()
     left = [statement.query]
     while left:
         node = left.pop()
-        for expression in items(node.expressions()):
-            if catalyst.kind(expression) == "AttributeReference" and catalyst.kind(node) == "Project":
-                continue
-            used |= {catalyst.id_of(one) for one in items(expression.references().toSeq())}
-        left += items(node.children())
-    return [one for one in items(statement.stored.output()) if catalyst.id_of(one) in used]
+        if catalyst.kind(node) == "Project":
+            for one in items(node.projectList()):
+                used |= frozenset() if catalyst.kind(one) == "AttributeReference" else catalyst.reference_ids(one)
+        else:
+            used |= catalyst.reference_ids(node)
+        if statement.join is not None and node.fastEquals(statement.join):  # the source uses no stored row
+            left.append(node.right() if statement.appends else node.left())
+        else:
+            left += catalyst.children(node)
+    return [name for number, name in catalyst.attributes(statement.stored) if number in used]
 
 
 class ChangeQuery:
@@ -68,7 +79,10 @@ class ChangeQuery:
         self._spark = spark
         self._statement = statement
         self._catalyst, self._build = Catalyst(spark), PlanBuilder(spark)
-        self._needed = [str(one.name()) for one in needed_columns(self._catalyst, statement)]
+
+    @cached_property
+    def _needed(self) -> list[str]:
+        return needed_columns(self._catalyst, self._statement)
 
     def names(self, schema: Schema) -> list[str]:
         """The columns of the table, and `_row_id`, that the query needs of the stored rows."""
@@ -78,15 +92,114 @@ class ChangeQuery:
     def run(self, located: LocatedRows, opened: OpenTable, more: Sequence[tuple[Node, Node]]) -> Changes:
         """`more`: other nodes of the query that are replaced, with their new nodes. Spark's error if the statement
         fails."""
-        stored = self._in_place_of(self._statement.stored, self._local(located.values, opened.schema))
-        query = self._build.replaced(self._statement.query, [(self._statement.stored, stored), *more])
-        outputs = {str(one.name()): one for one in items(query.output())}
+        return self._changes(opened, [(self._statement.stored, self._stored(located, opened)), *more])
+
+    def run_on_all(self, located: LocatedRows, opened: OpenTable) -> Changes:
+        """As `run`, for an UPDATE whose condition is true for all located rows, without its condition."""
+        condition = self._statement.filter
+        assert condition is not None
+        rows = self._build.replaced(condition.child(), [(self._statement.stored, self._stored(located, opened))])
+        return self._changes(opened, [(condition, rows)])
+
+    def run_on_pairs(
+        self, located: LocatedRows, opened: OpenTable, source: HeldRows, keys: Longs, pairs_max: int
+    ) -> Changes | None:
+        """As `run`, for a MERGE whose ON is true for the pairs of a located row and a source row with the same key,
+        without its join. `keys`: int64[rows of the source], the ordinal of the key, -1 for none.
+
+        None for a join of a form that is not known, for too many pairs, and if a stored row is in several: Spark looks
+        for those only among the rows of a partition, where its join brings them together."""
+        join = self._statement.join
+        if join is None or located.keys is None or source.table is None:
+            return None
+        pairs = matching_rows(located.keys, keys, pairs_max)
+        kind = str(join.joinType().toString())
+        marks: dict[int, str] | None = None
+        if kind in (_INNER, _RIGHT_OUTER):
+            marks = self._marks(join.left())
+        elif kind == _LEFT_ANTI and self._is_stored(join.right()):
+            marks = {}
+        if pairs is None or marks is None or len(np.unique(pairs[0])) < len(pairs[0]):
+            return None
+        stored_rows, source_rows = pairs
+        if kind != _INNER:
+            alone = np.flatnonzero(~np.isin(keys, located.keys))
+            joined = [] if kind == _LEFT_ANTI else [pairs]
+            stored_rows = np.concatenate([*(rows for rows, _ in joined), np.full(len(alone), -1, dtype=np.int64)])
+            source_rows = np.concatenate([*(rows for _, rows in joined), alone])
+        is_stored = stored_rows >= 0
+        values = located.values.take(pa.array(stored_rows, mask=~is_stored))
+        fields, columns = self._for_spark(values, opened.schema)
+        mark = pa.array(is_stored, mask=~is_stored)
+        given = source.table.take(pa.array(source_rows))
+        kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
+        kinds += [field.dataType for field in source.schema.fields]
+        names = [f"c{number}" for number in range(len(kinds))]
+        local = self._build.local(
+            pa.table([*columns, mark, *given.columns], names=names),
+            spark_types.StructType(list(map(spark_types.StructField, names, kinds))),
+        )
+        outputs = items(local.output())
+        by_name = {field.name: output for field, output in zip(fields, outputs, strict=False)}
+        by_id = self._by_id(by_name) | dict(zip(source.ids, outputs[len(fields) + 1 :], strict=True))
+        for number, kind_of_mark in marks.items():
+            by_id[number] = by_name[PLACE] if kind_of_mark == _ROW else outputs[len(fields)]
+        return self._changes(opened, [(join, self._with_attributes(join, local, by_id))])
+
+    def _marks(self, side: Node) -> dict[int, str] | None:
+        """What the join's side of the stored rows has besides their columns, by the ids of attributes: a mark that a
+        row is stored, and a number of the row. None for anything else, as parts of the ON in a filter of this side."""
+        if self._catalyst.kind(side) != "Project" or not self._is_stored(side.child()):
+            return None
+        stored = {number for number, _ in self._catalyst.attributes(self._statement.stored)}
+        found = {}
+        for place, (number, _) in enumerate(self._catalyst.attributes(side)):
+            if number in stored:
+                continue
+            one = side.projectList().apply(place)
+            if self._catalyst.kind(one) != "Alias":
+                return None
+            if self._is_true(one.child()):
+                found[number] = _IS_STORED
+            elif self._catalyst.kind(one.child()) == "MonotonicallyIncreasingID":
+                found[number] = _ROW
+            else:
+                return None
+        return found
+
+    def _is_stored(self, node: Node) -> bool:
+        """Whether the node has all stored rows: Spark may put a filter above them that is true."""
+        if self._catalyst.kind(node) == "Filter" and self._is_true(node.condition()):
+            node = node.child()
+        return bool(node.fastEquals(self._statement.stored))
+
+    def _is_true(self, expression: Node) -> bool:
+        return self._catalyst.kind(expression) == "Literal" and expression.value() is True
+
+    def _stored(self, located: LocatedRows, opened: OpenTable) -> Node:
+        """The located rows with the attributes of the stored rows."""
+        fields, columns = self._for_spark(located.values, opened.schema)
+        plan = self._build.local(
+            pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
+        )
+        by_name = dict(zip((field.name for field in fields), items(plan.output()), strict=True))
+        return self._with_attributes(self._statement.stored, plan, self._by_id(by_name))
+
+    def _by_id(self, by_name: Mapping[str, Node]) -> dict[int, Node]:
+        """Nodes by the ids of the stored rows' attributes, of those by their names."""
+        attributes = self._catalyst.attributes(self._statement.stored)
+        return {number: by_name[name] for number, name in attributes if name in by_name}
+
+    def _changes(self, opened: OpenTable, new: Sequence[tuple[Node, Node]]) -> Changes:
+        query = self._build.replaced(self._statement.query, new)
         names = [field.name for field in opened.schema.fields]
         if self._statement.appends:
-            new = self._selected(query, list(zip(items(query.output()), names, strict=True)))
-            return Changes(np.zeros(0, dtype=np.int64), new, 0)
+            return Changes(np.zeros(0, dtype=np.int64), self._build.frame(query).toArrow().rename_columns(names), 0)
+        outputs = {name: place for place, (_, name) in enumerate(self._catalyst.attributes(query))}
         wanted = [OPERATION, *(name for name in (*names, PLACE, ROW_ID_NAME) if name in outputs)]
-        found = self._selected(query, [(outputs[name], name) for name in wanted])
+        output = query.output()
+        plan = self._build.project([output.apply(outputs[name]) for name in wanted], query)
+        found = self._build.frame(plan).toArrow()
         operation = found[OPERATION].to_numpy()
         deletes = np.isin(operation, (_DELETE, _UPDATE))
         adds = np.isin(operation, (_UPDATE, _INSERT, _REINSERT))
@@ -100,7 +213,8 @@ class ChangeQuery:
             int(np.count_nonzero(operation == _REINSERT) + np.count_nonzero(operation == _UPDATE)),
         )
 
-    def _local(self, values: pa.Table, schema: Schema) -> Node:
+    def _for_spark(self, values: pa.Table, schema: Schema) -> tuple[list[spark_types.StructField], list[Any]]:
+        """Columns of stored rows with Spark's types."""
         by_name = {field.name: field for field in schema.fields}
         fields, columns = [], []
         for name in values.column_names:
@@ -110,24 +224,36 @@ class ChangeQuery:
             column = values[name] if convert is None else convert(values[name].combine_chunks())
             fields.append(spark_types.StructField(name, kind))
             columns.append(column)
-        return self._build.local(pa.table(columns, names=values.column_names), spark_types.StructType(fields))
+        return fields, columns
 
-    def _in_place_of(self, stored: Node, plan: Node) -> Node:
-        """The rows with the attributes of the stored rows. An attribute that the query does not use has any value."""
-        given = {str(one.name()): one for one in items(plan.output())}
-        return self._build.project(
-            [
-                self._build.as_attribute(
-                    given[name] if (name := str(one.name())) in given else self._build.default(one.dataType()), one
-                )
-                for one in items(stored.output())
-            ],
-            plan,
-        )
+    def _with_attributes(self, node: Node, plan: Node, by_id: Mapping[int, Node]) -> Node:
+        """A plan's rows with the attributes of a node. `by_id`: the plan's outputs, by the ids of these attributes. An
+        attribute that is not used has any value."""
+        attributes = node.output()
+        outputs = []
+        for place, (number, name) in enumerate(self._catalyst.attributes(node)):
+            attribute = attributes.apply(place)
+            value = by_id[number] if number in by_id else self._build.default(attribute.dataType())
+            outputs.append(self._build.as_attribute(value, attribute, name))
+        return self._build.project(outputs, plan)
 
-    def _selected(self, query: Node, outputs: Sequence[tuple[Node, str]]) -> pa.Table:
-        plan = self._build.project([self._build.named(output, name) for output, name in outputs], query)
-        return self._build.frame(plan).toArrow()
+
+def deletion_of(located: LocatedRows) -> Changes:
+    """Of a DELETE whose condition is true for all located rows."""
+    return Changes(np.arange(len(located.positions)), pa.table({}), 0)
+
+
+def matching_rows(stored: Longs, given: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
+    """The pairs of rows with equal keys: their places among `stored` and among `given`, int64[pairs] each. A given key
+    of -1 is equal to none. None for more than `pairs_max` pairs."""
+    order = np.argsort(stored, kind="stable")
+    ordered = stored[order]
+    first = np.searchsorted(ordered, given, "left")
+    counts = np.searchsorted(ordered, given, "right") - first
+    if (total := int(counts.sum())) > pairs_max:
+        return None
+    within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    return order[np.repeat(first, counts) + within], np.repeat(np.arange(len(given)), counts)
 
 
 def write_changes(

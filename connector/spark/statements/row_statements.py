@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -51,6 +51,8 @@ class RowStatement:
     appends: bool = False
     filter: Node | None = None
     """The node of an UPDATE's or DELETE's condition."""
+    join: Node | None = None
+    """The node that joins the stored rows of a MERGE with its source."""
 
     def with_parts(self, build: PlanBuilder, parts: Sequence[tuple[Node, Node]]) -> RowStatement:
         """The same statement with other parts of its condition."""
@@ -66,7 +68,6 @@ class RowStatementReader:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._jvm = cast("Any", spark._jvm)
         self._catalyst = Catalyst(spark)
         self._build = PlanBuilder(spark)
 
@@ -81,7 +82,7 @@ class RowStatementReader:
         name = self._name_node(parsed.targetTable() if kind == MERGE else parsed.table())
         table = self._build.analyzed(name)
         relation = target_relation(self._spark, table)
-        target = target_of_relation(relation)
+        target = target_of_relation(self._catalyst, relation)
         copy = relation.copy(
             self._merge_on_read(relation.table()),
             relation.output(),
@@ -107,7 +108,7 @@ class RowStatementReader:
         """A copy of Spark's table whose statements Spark rewrites to changes of rows."""
         iceberg = table.table()
         operations = iceberg.operations()
-        properties = self._jvm.java.util.HashMap(operations.current().properties())
+        properties = self._build.class_of("java.util.HashMap")(operations.current().properties())
         for mode in _MODES:
             properties.put(mode, MERGE_ON_READ)
         metadata = operations.current().replaceProperties(properties)
@@ -115,7 +116,7 @@ class RowStatementReader:
         return self._iceberg("spark.source.SparkTable")(self._iceberg("BaseTable")(fixed, iceberg.name()))
 
     def _iceberg(self, name: str) -> Any:
-        return getattr(self._jvm, f"org.apache.iceberg.{name}")
+        return self._build.class_of(f"org.apache.iceberg.{name}")
 
     # The query
 
@@ -130,7 +131,8 @@ class RowStatementReader:
         if kind == MERGE:
             join = self._above(query, stored, "Join")
             source = join.left() if command == "AppendData" else join.right()
-            return RowStatement(kind, target, query, stored, source, join.condition().get(), command == "AppendData")
+            appends = command == "AppendData"
+            return RowStatement(kind, target, query, stored, source, join.condition().get(), appends, join=join)
         node = self._above(query, stored, "Filter")
         return RowStatement(kind, target, query, stored, None, node.condition(), filter=node)
 
@@ -140,10 +142,10 @@ class RowStatementReader:
         for leaf in self._catalyst.leaves(query):
             if not self._catalyst.is_relation(leaf):
                 continue
-            table = leaf.table()
-            if table.getClass().getName() == _OPERATION_TABLE or leaf.fastEquals(copy):
+            table, kind = leaf.table(), self._catalyst.class_of(leaf.table())
+            if kind == _OPERATION_TABLE or leaf.fastEquals(copy):
                 found.append(leaf)
-            elif table.getClass().getName() == SPARK_TABLE and str(table.table().uuid()) == target.uuid:
+            elif kind == SPARK_TABLE and str(table.table().uuid()) == target.uuid:
                 raise NotLocated("it also reads the table that it changes")
         if len(found) != 1:
             raise NotLocated("it also reads the table that it changes")

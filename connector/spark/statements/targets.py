@@ -11,7 +11,6 @@ from seamark.connector.client.engines import CATALOG_CLASS
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.query.catalyst import Catalyst, Node
-from seamark.connector.spark.scala import items
 
 SPARK_TABLE = "org.apache.iceberg.spark.source.SparkTable"
 SUMMARY_PREFIX = "spark.sql.iceberg.snapshot-property."
@@ -83,22 +82,22 @@ def target_relation(spark: SparkSession, table: Node) -> Node:
     catalog = table.catalog().get()
     uri = str(spark.conf.get(f"spark.sql.catalog.{catalog.name()}.uri", "") or "")
     if (
-        catalog.getClass().getName() != CATALOG_CLASS
+        catalyst.class_of(catalog) != CATALOG_CLASS
         or not uri.startswith("http")
-        or table.table().getClass().getName() != SPARK_TABLE
+        or catalyst.class_of(table.table()) != SPARK_TABLE
         or table.timeTravelSpec().isDefined()
     ):
         raise NotLocated("its target is no table of a Seamark catalog")
     if table.table().branch() is not None:
         raise NotLocated("its target is a branch")
-    if taken := _RESERVED & {str(one.name()) for one in items(table.output())}:
+    if taken := _RESERVED & {name for _, name in catalyst.attributes(table)}:
         raise NotLocated(f"the table has a column {min(taken)}, a name that Iceberg or Spark reserves")
     return table
 
 
-def target_of_relation(relation: Node) -> Target:
-    identifier, iceberg = relation.identifier().get(), relation.table().table()
-    levels = (*map(str, identifier.namespace()), str(identifier.name()))
+def target_of_relation(catalyst: Catalyst, relation: Node) -> Target:
+    levels, iceberg = catalyst.identifier_of(relation), relation.table().table()
+    assert levels is not None
     return Target(str(relation.catalog().get().name()), levels, str(iceberg.uuid()), int(iceberg.schema().schemaId()))
 
 
@@ -106,7 +105,7 @@ def reads_table(catalyst: Catalyst, plan: Node, target: Target) -> bool:
     """Whether a leaf of the plan is the target."""
     return any(
         catalyst.is_relation(leaf)
-        and leaf.table().getClass().getName() == SPARK_TABLE
+        and catalyst.class_of(leaf.table()) == SPARK_TABLE
         and str(leaf.table().table().uuid()) == target.uuid
         for leaf in catalyst.leaves(plan)
     )

@@ -76,7 +76,7 @@ def table_etag(
     path = table_path(namespace, name, settings.prefix)
     config = (settings.scan_planning_mode, *_storage_settings(settings), *_grant_stamp(call, namespace))
     ids = ",".join(str(plan.shown_id) for plan in shown)
-    # Not the header itself: a client could send another header each time, and each tag has its compressed answer.
+    # Not the header itself: a client could change it each time, and each tag has its compressed answer.
     access = access_mechanism(settings, call.headers.get(DELEGATION)) or ""
     tag = _shown_etag if shown else _etag
     return tag(_REVISION, metadata_location, mode, access, path, *config, ids)

@@ -154,7 +154,11 @@ class ExplainResponse(msgspec.Struct, rename="kebab"):
     ] = msgspec.UNSET
     joins: JoinOutcomes = msgspec.UNSET
     unpruned_reasons: Annotated[
-        tuple[str, ...], doc("Why all files are read: conditions, joins and limits. Empty if files are left out.")
+        tuple[str, ...],
+        doc(
+            "Why all files are read: conditions, joins and limits. For a table of a query, also that engines use no "
+            "plan of so many files. Empty if files are left out."
+        ),
     ] = ()
 
 
@@ -206,10 +210,11 @@ async def explain_scan(
     joins: Joins,
     listed: int = 0,
     beside: Sequence[str] = (),
+    kept_max: float = 1.0,
 ) -> bytes:
-    """The `ExplainResponse` of one scan, encoded. `read`: what the filter of `wanted` was read from. `beside`: reasons
-    why a query has further joins that are not in `joins`. Forbidden and NotFound for a table of `joins`; BadRequest for
-    a filter or a join that cannot be bound."""
+    """The `ExplainResponse` of one scan, encoded. `read`: what the filter of `wanted` was read from. `beside` and
+    `kept_max`: see `unpruned_reasons`. Forbidden and NotFound for a table of `joins`; BadRequest for a filter or a join
+    that cannot be bound."""
     bind, is_long = partial(BoundScan.bind, loaded.metadata, wanted), is_longer(wanted.filter, IN_LOOP_VALUES)
     bound_scan = await call.in_turn(bind) if is_long else bind()
     filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
@@ -225,6 +230,7 @@ async def explain_scan(
             has_condition=wanted.filter != TRUE,
             complete=scan.complete,
             beside=beside,
+            kept_max=kept_max,
         )
         return encode_json(_explained(scan, read, listed, outcomes, reasons))
 

@@ -30,12 +30,13 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.wire import check_name, decode_as, encode_json, show
 
 if TYPE_CHECKING:
-    from seamark.connector.plans import async_client, joins
+    from seamark.connector.plans import async_client, joins, rewrites
     from seamark.metaserver.api.plans import query_notes, query_tables
     from seamark.metaserver.iceberg.expressions import sql
 else:
     async_client = Deferred("seamark.connector.plans.async_client")
     joins = Deferred("seamark.connector.plans.joins")
+    rewrites = Deferred("seamark.connector.plans.rewrites")
     query_notes = Deferred("seamark.metaserver.api.plans.query_notes")
     query_tables = Deferred("seamark.metaserver.api.plans.query_tables")
     sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
@@ -97,7 +98,7 @@ class ExplainQueryRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
 async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     if len(body.query) > QUERY_MAX:
         raise BadRequest(f"The query has {len(body.query)} characters; the limit is {QUERY_MAX}")
-    await load(query_tables, query_notes, joins, async_client, sql)
+    await load(query_tables, query_notes, joins, rewrites, async_client, sql)
     query = await read_in_turn(call, len(body.query), partial(query_tables.read_query, body.query, body.dialect))
     if len(query.names) > TABLES_MAX:
         raise BadRequest(f"The query names {len(query.names)} tables; the limit is {TABLES_MAX}")
@@ -196,6 +197,7 @@ async def _explained(
             read,
             asked[0],
             beside=asked[1],
+            kept_max=rewrites.KEPT_MAX,
         )
     except BadRequest as error:
         raise BadRequest(f"{show(path[:-1], path[-1])}: {error.message}") from None

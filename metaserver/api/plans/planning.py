@@ -141,7 +141,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     answer, scan, read = await _plan(call, await _loaded_from(call, entry), body)
     if scan is not None and scan.complete and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
         sent = _CachedAnswer(answer.body, answer.headers.copy(), scan.considered, scan.files, read)
-        # The key has headers: a client may send new headers of 8 KiB with each request.
+        # The key has headers, which a client may change with each request, up to 8 KiB each.
         app[ANSWERS].put(known, sent, len(sent.body) + object_bytes(known) + 1000)
     return answer
 

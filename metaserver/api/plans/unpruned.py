@@ -25,12 +25,15 @@ def unpruned_reasons(
     has_condition: bool,
     complete: bool,
     beside: Sequence[str] = (),
+    kept_max: float = 1.0,
 ) -> tuple[str, ...]:
     """Empty if files are left out. `files`: how many there are, and how many of them the plan keeps. `outcomes`: of the
-    joins, with nested joins after their join. `beside`: reasons why other joins were not requested."""
+    joins, with nested joins after their join. `beside`: reasons why other joins were not requested. `kept_max`: the
+    fraction of the files above which engines do without the plan."""
     considered, kept = files
     if kept < considered:
-        return ()
+        is_unused = kept > kept_max * considered
+        return (f"engines mostly use no plan that keeps more than {kept_max:.0%} of the files",) if is_unused else ()
     if considered <= 1:
         return ("the table has one file" if considered else "the table has no files",)
     found = []

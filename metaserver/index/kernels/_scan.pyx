@@ -1079,14 +1079,15 @@ def collect(const int64_t[:, ::1] layout, const uint8_t[::1] state, const uint8_
         return np.empty(0, dtype=np.int64)
     found = np.empty(total, dtype=np.int64)
     cdef int64_t[::1] out = found
+    cdef int64_t *names = &out[0]  # a block without a selected row may come after the last name
     with nogil:
         for b in range(n):
             rows = layout[b, ROWS]
             name = layout[b, BASE]
             if state[b] == 1:
                 for i in range(rows):
-                    out[at + i] = name + i
+                    names[at + i] = name + i
                 at += rows
             elif state[b] == 2:
-                at += seamark_collect(&mask[layout[b, FIRST]], rows, name, &out[at])
+                at += seamark_collect(&mask[layout[b, FIRST]], rows, name, names + at)
     return found

@@ -89,7 +89,7 @@ class _Held:
             self._count(block, counted)
 
     def refresh(self, cached: CachedView) -> None:
-        """Counts the blocks of one of the views in their present size."""
+        """Counts the present sizes of the blocks of one of the views."""
         for block in cached.all_blocks:
             self._count(block, self._blocks[block])
 

@@ -12,8 +12,11 @@ import pytest
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.plans import explain_query as routes
 from seamark.metaserver.api.plans import query_notes
+from seamark.metaserver.api.plans.joins import JoinSpec
 from seamark.metaserver.api.plans.query_notes import unknown_columns
+from seamark.metaserver.api.plans.unpruned import unpruned_reasons
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.planner.joins.joins import JoinOutcome
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
@@ -205,6 +208,38 @@ async def test_a_table_that_is_read_whole_has_its_reasons(
     assert len(plan["unpruned-reasons"]) == len(reasons), plan["unpruned-reasons"]
     assert all(map(str.startswith, plan["unpruned-reasons"], reasons)), plan["unpruned-reasons"]
     assert (plan["files"] == plan["stages"][0]["files-in"]) == bool(reasons)
+
+
+@pytest.mark.parametrize(
+    ("files", "reasons"),
+    [
+        ((0, 0), ["the table has no files"]),
+        ((1, 1), ["the table has one file"]),
+        ((100, 96), ["engines mostly use no plan that keeps more than 95% of the files"]),
+        ((100, 95), []),
+        ((5, 0), []),
+        ((2, 2), ["the query has no condition and no join by which files could be left out", "a time limit ended"]),
+    ],
+)
+def test_plans_of_nearly_all_files_have_a_reason_too(files: tuple[int, int], reasons: list[str]) -> None:
+    found = unpruned_reasons(files, [], [], has_condition=False, complete=False, kept_max=0.95)
+    assert len(found) == len(reasons), found
+    assert all(map(str.startswith, found, reasons)), found
+
+
+def test_a_join_that_is_not_used_has_the_reason_of_its_outcome() -> None:
+    def outcome(name: str, keys: int | None, reason: str | None = None) -> JoinOutcome:
+        return JoinOutcome(("db", name), 1, keys, keys is not None, reason)
+
+    joins = [
+        JoinSpec(["db", "a"], {"x": "y"}, joins=[JoinSpec(["db", "b"], {"z": "z"})]),
+        JoinSpec(["db", "c"], {"x": "k"}),
+    ]
+    outcomes = [outcome("a", None, "it has 9 rows"), outcome("b", 3), outcome("c", 1)]
+    assert unpruned_reasons((2, 2), joins, outcomes, has_condition=False, complete=True) == (
+        "the join with db.a is not used: it has 9 rows",
+        "each file may have rows that join with db.c (1 key of x), by its bounds and the indexes",
+    )
 
 
 async def test_conditions_that_are_not_used_are_told_with_the_reason(star: Star) -> None:

@@ -293,6 +293,28 @@ def test_stars_of_set_operations_are_those_of_queries(statement: str, predicate:
     assert {one.predicate for one in find_scans(marked, columns_of=lambda _: columns)} == {predicate}
 
 
+@pytest.mark.parametrize(
+    ("statement", "predicate"),
+    [
+        ("SELECT s.info.zone FROM sea.shop.facts s WHERE s.info.zone = 7", '"info.zone" = 7'),
+        ("SELECT * FROM shop.facts WHERE facts.info.zone = 7", '"info.zone" = 7'),
+        ("SELECT * FROM shop.facts WHERE shop.facts.a = 7", "refused"),
+        ("SELECT * FROM s.info WHERE s.info.zone = 7", "refused"),
+        ("SELECT * FROM facts s, info WHERE s.info.zone = 7", "refused"),
+        ("SELECT * FROM facts s JOIN t info ON s.info.zone = 7", "refused"),
+    ],
+)
+def test_a_field_of_a_struct_may_be_qualified_by_its_relation(statement: str, predicate: str) -> None:
+    columns = {"a": "long", "info": "nested", "info.zone": "int"}
+    if predicate == "refused":
+        with pytest.raises(UnsupportedStatement, match="qualified by its schema"):
+            DuckDBStatement(statement)
+        return
+    marked = DuckDBStatement(statement).marked({0: columns}, utc=True)
+    (scan,) = find_scans(marked, columns_of=lambda _: columns)
+    assert scan.predicate == predicate
+
+
 @pytest.mark.parametrize("total", ["0.06 - 0.01", "1 + 0.50", "-0.5 + 0.25", "0.1 + 0.2 + 0.3", "12345678.9 - 0.0001"])
 def test_decimals_are_added_as_by_duckdb(total: str) -> None:
     columns = {"a": "decimal(15, 4)", "f": "double"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,9 +15,16 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from seamark.connector.client.errors import Unreachable
-from seamark.connector.spark.statements.execution import ICEBERG, INDEXED, LOCATED, execute, explain
+from seamark.connector.spark.statements.execution import (
+    ICEBERG,
+    INDEXED,
+    LOCATED,
+    _LocatedStatement,
+    execute,
+    explain,
+)
 from seamark.connector.spark.statements.located_rows import StatementLimits
-from seamark.connector.spark.statements.row_changes import write_changes
+from seamark.connector.spark.statements.row_changes import Changes, write_changes
 from seamark.connector.write.row_changes import Report
 from seamark.metaserver.cli.sql.command import sql as command
 from seamark.spark import sql
@@ -190,14 +198,31 @@ class Statements:
         return rng.choice(choices)
 
 
-def play(rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int) -> Counter[str]:
-    """How many statements were located, run by Iceberg, and failed."""
+BY_KEY = [
+    f"MERGE INTO {{t}} t USING ({ROWS.format(start=35, end=45)}) s ON t.id = s.id WHEN MATCHED AND s.k > 3 "
+    "THEN UPDATE SET * WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT *",
+    f"MERGE INTO {{t}} t USING ({ROWS.format(start=3, end=6)} UNION ALL {ROWS.format(start=3, end=5)}) s "
+    "ON t.id = s.id WHEN MATCHED THEN UPDATE SET k = s.k",
+    f"MERGE INTO {{t}} t USING ({ROWS.format(start=10, end=16)}) s ON s.id = t.id WHEN MATCHED AND t.k < 9 THEN "
+    "UPDATE SET name = concat(s.name, t.name), k = t.k + s.n, dec = t.dec + s.dec",
+    f"MERGE INTO {{t}} t USING ({ROWS.format(start=37, end=53)}) s ON t.id = s.id WHEN NOT MATCHED THEN INSERT *",
+    "UPDATE {t} t SET k = t.k + 1, s.a = t.n WHERE t.id IN (SELECT IF(id = 7, NULL, id) FROM range(5, 9))",
+    "DELETE FROM {t} t WHERE t.id IN (1, 2, 2, NULL, 400)",
+]
+"""Statements whose conditions only compare the key, so that Spark neither joins nor filters. The second fails: several
+rows of its source are one stored row's."""
+
+
+def play(
+    rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
+) -> Counter[str]:
+    """How many statements were located, run by Iceberg, and failed; and how many were run on the keys alone. Those of
+    `first` are run before the random ones."""
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
     for whose in (OURS, THEIRS):
         rig.create(f"{whose}_{name}", layout, version, mode)
     statements, told = Statements(random.Random(seed)), Counter[str]()
-    for step in range(steps):
-        text = statements.one()
+    for step, text in enumerate([*first, *(statements.one() for _ in range(steps))]):
         note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
         done: dict[str, str | None] = {OURS: None, THEIRS: None}
         path = explain(rig.spark, text.replace("{t}", f"{rig.db}.{OURS}_{name}")).path
@@ -207,7 +232,8 @@ def play(rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int) 
                 if whose == THEIRS:
                     rig.spark.sql(given)
                 else:
-                    told[execute(rig.spark, given).path] += 1
+                    with counting_keys(told):
+                        told[execute(rig.spark, given).path] += 1
             except PySparkException as error:
                 done[whose] = error.getCondition() or type(error).__name__
         told["failed"] += done[OURS] is not None
@@ -217,13 +243,32 @@ def play(rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int) 
     return told
 
 
+@contextmanager
+def counting_keys(told: Counter[str]) -> Iterator[None]:
+    """Counts the statements of each kind that are run without a condition or join of Spark's."""
+    real = _LocatedStatement._changes_of_all
+
+    def counted(statement: _LocatedStatement, *given: Any) -> Changes | None:
+        changes = real(statement, *given)
+        told[f"{statement._statement.kind} by key"] += changes is not None
+        return changes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_LocatedStatement, "_changes_of_all", counted)
+        yield
+
+
 @pytest.mark.parametrize(
     ("layout", "version", "mode"),
     [("by id", 3, "merge-on-read"), pytest.param("by two", 2, "copy-on-write", marks=pytest.mark.slow)],
 )
 def test_the_table_is_what_icebergs_own_statements_make(rig: Rig, layout: str, version: int, mode: str) -> None:
-    told = play(rig, layout, version, mode, first_seed(), 4)
-    assert told[LOCATED], told
+    first = BY_KEY if layout == "by id" else []
+    told = play(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
+    assert told[LOCATED] >= max(1, len(first) - 1), told
+    if first:
+        least = {"MERGE by key": 3, "UPDATE by key": 1, "DELETE by key": 1}
+        assert all(told[kind] >= count for kind, count in least.items()), told
 
 
 @pytest.mark.slow
@@ -237,6 +282,7 @@ def test_so_it_is_after_many_statements(rig: Rig, layout: str, version: int, mod
     for number in range(3):
         told += play(rig, layout, version, mode, 1000 * seed + number, 25)
     assert told[LOCATED] > told[ICEBERG] / 2, told
+    assert told["MERGE by key"], told
 
 
 def test_insert_overwrite_builds_index_files_as_it_writes(rig: Rig) -> None:

@@ -1,0 +1,98 @@
+"""The rows that a statement's keys come from, evaluated once: of a MERGE's source, and of subqueries of a condition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.query.conditions import SparkColumn
+from seamark.connector.spark.scala import items
+from seamark.connector.spark.statements.key_values import fits_column
+from seamark.connector.spark.statements.plan_nodes import PlanBuilder
+from seamark.connector.spark.statements.targets import NotLocated
+from seamark.connector.write.latest_rows import column_of
+from seamark.connector.write.row_locations import BatchKeys
+
+Longs = npt.NDArray[np.int64]
+_HELD = re.compile(
+    r"boolean|tinyint|smallint|int|bigint|float|double|string|binary|date|timestamp|timestamp_ntz"
+    r"|decimal\([0-9,]+\)|(?:struct|array|map)<(?!.*(?:collate|interval|variant)).*>",
+    re.DOTALL,
+)
+"""Types of columns that the driver holds, as Spark writes them."""
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """Rows with the attributes `outputs`, a Scala Seq. `table` has them in this order, with the types of `schema`; None
+    if Spark holds the rows, as `spark_plan`."""
+
+    build: PlanBuilder
+    outputs: Node
+    ids: tuple[int, ...]
+    """The ids of the attributes."""
+    names: tuple[str, ...]
+    table: pa.Table | None
+    schema: StructType
+    spark_plan: Node | None = None
+
+    @cached_property
+    def plan(self) -> Node:
+        """A plan of the rows, with the same attributes."""
+        if self.spark_plan is not None:
+            return self.spark_plan
+        assert self.table is not None
+        local = self.build.local(self.table, self.schema)
+        given = zip(items(local.output()), items(self.outputs), self.names, strict=True)
+        return self.build.project([self.build.as_attribute(one, by, name) for one, by, name in given], local)
+
+    @property
+    def columns(self) -> Mapping[int, pa.ChunkedArray]:
+        """By the ids of attributes; none if Spark holds the rows."""
+        return {} if self.table is None else dict(zip(self.ids, self.table.columns, strict=True))
+
+
+def held_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, what: str, rows_max: int) -> HeldRows:
+    """Evaluates a plan. NotLocated for more than `rows_max` rows of the `what`.
+
+    The driver holds rows of usual types, and Spark other rows."""
+    attributes = catalyst.attributes(plan)
+    ids, names = tuple(number for number, _ in attributes), tuple(name for _, name in attributes)
+    limited = build.limited(rows_max + 1, plan)
+    shown = limited
+    if len(set(names)) < len(names):
+        numbered = [build.named(one, f"c{number}") for number, one in enumerate(items(plan.output()))]
+        shown = build.project(numbered, limited)
+    frame = build.frame(shown)
+    if any(_HELD.fullmatch(one.dataType.simpleString()) is None for one in frame.schema.fields):
+        frame = build.frame(limited).localCheckpoint()
+        _check_count(frame.count(), what, rows_max)
+        kept = frame._jdf.queryExecution().analyzed()
+        return HeldRows(build, plan.output(), ids, names, None, frame.schema, kept)
+    table = frame.toArrow()
+    _check_count(len(table), what, rows_max)
+    return HeldRows(build, plan.output(), ids, names, table, frame.schema)
+
+
+def _check_count(rows: int, what: str, rows_max: int) -> None:
+    if rows > rows_max:
+        raise NotLocated(f"its {what} has more than {rows_max:,} rows")
+
+
+def ordinals_of(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:
+    """int64[rows]: the ordinal of the key that is equal to each row's values, -1 for none, as where one is null."""
+    fits = np.ones(len(values), dtype=np.bool_)
+    for column in columns:
+        fits &= fits_column(values[column.name], column)
+    fitting = values.filter(pa.array(fits))
+    found = np.full(len(values), -1, dtype=np.int64)
+    found[fits] = keys.match([column_of(fitting, field) for field in keys.fields])
+    return found

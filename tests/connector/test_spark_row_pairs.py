@@ -1,0 +1,51 @@
+"""Which rows a MERGE joins, against every pair of rows compared with each other."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+
+from seamark.connector.spark.query.conditions import SparkColumn
+from seamark.connector.spark.statements.held_rows import ordinals_of
+from seamark.connector.spark.statements.key_values import fitting_rows
+from seamark.connector.spark.statements.row_changes import matching_rows
+from seamark.connector.write.latest_rows import batch_of
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from tests.seeds import first_seed
+
+
+def test_pairs_are_all_rows_with_equal_keys() -> None:
+    seed = first_seed()
+    rng = random.Random(seed)
+    for _ in range(200):
+        stored = np.array([rng.randrange(6) for _ in range(rng.randrange(8))], dtype=np.int64)
+        given = np.array([rng.randrange(-1, 6) for _ in range(rng.randrange(8))], dtype=np.int64)
+        wanted = sorted((s, g) for s, key in enumerate(stored) for g, other in enumerate(given) if key == other)
+        found = matching_rows(stored, given, len(wanted))
+        assert found is not None
+        assert sorted(zip(*map(np.ndarray.tolist, found), strict=True)) == wanted, f"seed {seed}"
+        if wanted:
+            assert matching_rows(stored, given, len(wanted) - 1) is None
+
+
+def test_rows_have_the_ordinal_of_their_key() -> None:
+    """Of two columns, one of them an int that is compared with bigints, which it cannot all hold."""
+    seed = first_seed()
+    rng = random.Random(seed)
+    schema = Schema((Field(1, "a", False, "int"), Field(2, "b", False, "string"), Field(3, "c", False, "int")), 0)
+    columns = [SparkColumn("a", "int"), SparkColumn("b", "string")]
+    for size in (0, 1, 3, 40):
+        rows = [(rng.choice((None, 1, 2, 3, 1 << 31, -(1 << 40))), rng.choice((None, "", "x"))) for _ in range(size)]
+        values = pa.table(
+            {"a": pa.array([a for a, _ in rows], pa.int64()), "b": pa.array([b for _, b in rows], pa.string())}
+        )
+        fitting = fitting_rows(values, columns).combine_chunks()
+        keys = batch_of(fitting.to_batches(), schema, ["b", "a"]).keys
+        known = list(zip(*(column.to_pylist() for column in reversed(keys.columns)), strict=True))
+        usable = {row for row in rows if None not in row and -(1 << 31) <= row[0] < 1 << 31}  # type: ignore[operator]
+        assert len(known) == len(usable)
+        assert set(known) == usable
+        found = ordinals_of(keys, values, columns).tolist()
+        assert found == [known.index(row) if row in usable else -1 for row in rows], f"seed {seed}"
