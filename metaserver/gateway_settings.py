@@ -60,6 +60,13 @@ class GatewaySettings:
         "bypass the cache.",
         least=1 << 20,
     )
+    gateway_hedged_percent: int = setting(
+        5,
+        "Largest part of its reads of the store that the gateway's cache sends a second time, because their answers "
+        "take longer to begin than 95 % of the earlier answers; the answer that begins first is used. 0: none.",
+        least=0,
+        most=100,
+    )
     gateway_send_bytes: int = setting(
         128 << 20,
         "Memory budget for bytes of answers that clients of the gateway have not taken yet, per worker; of it, a "

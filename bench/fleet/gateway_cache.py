@@ -399,8 +399,8 @@ def main() -> None:
         " store sends as fast as the machine copies, on the same two cores as the gateway and the client."
     )
     report.notes.append(
-        "Goals in memory are beside a direct read, which takes 16 ms: of 50 times faster, the client alone needs most,"
-        " as its reads from a process that only calls sendfile show."
+        "The goal in memory is a fiftieth of a direct read. The column sendfile is what the same client needs for the"
+        " same bytes from a process that does nothing else: a goal near it or below it is out of reach of any server."
     )
     report.save()
     print(report.markdown())

@@ -52,7 +52,7 @@ NOT_SETTINGS = {
     ),  # DuckDB
     *("timeout_s", "size_bytes"),  # examples of names
     *("memory_eviction", "memory_rejection", "disk_eviction", "disk_damage"),  # values of a label
-    *("disk_write_dropped", "served_bytes", "preloaded_file", "preloaded_byte"),
+    *("disk_write_dropped", "served_bytes", "preloaded_file", "preloaded_byte", "hedged_read"),
     *("bytes_wasted", "wasted_by"),  # totals of a job
     *("wrap_key", "unwrap_key"),  # pyarrow's KmsClient
 }

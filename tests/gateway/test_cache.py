@@ -45,6 +45,7 @@ def settings(folder: Path, **changes: object) -> Settings:
         gateway_cache_fetch_bytes=2 << 20,
         gateway_cache_memory_bytes=1 << 20,
         gateway_cache_disk_bytes=8 << 20,
+        gateway_hedged_percent=0,  # tests count requests
     )
     return replace(defaults, **changes)  # type: ignore[arg-type]
 

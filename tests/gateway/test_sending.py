@@ -118,7 +118,8 @@ async def test_what_waits_for_slow_readers_is_counted_and_is_no_copy(
     store, path = FakeStore(rng), new_name(rng)
     store.put(location(path), rng.randbytes(16 * BLOCK))
     transports: list[asyncio.Transport] = []
-    async with worker(store, tmp_path, SimulatedClock(1), gateway_send_bytes=1 << 20) as one:
+    limits = {"gateway_send_bytes": 1 << 20, "gateway_cache_memory_bytes": 8 << 20}  # every block stays in memory
+    async with worker(store, tmp_path, SimulatedClock(1), **limits) as one:
         assert await one.get(path) == store.objects[location(path)].data
         answer = one.backend.answer
 

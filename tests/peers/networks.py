@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -102,6 +103,9 @@ def network(count: int) -> Iterator[Network]:
     """Skips the test where this user may not make network namespaces, or a program for them is missing."""
     if not os.path.exists("/proc/self/ns/net") or os.geteuid():
         pytest.skip("network namespaces need Linux and root")
+    missing = [program for program in ("ip", "bridge", "nsenter") if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"network namespaces need the programs {', '.join(missing)}")
     number = os.getpid() % 200 * 250 + next(_numbers)  # of other test processes at the same time
     subnet, mark = f"198.{18 + number // 25_000}.{number // 250 % 256}", f"{number:x}"
     with ExitStack() as stack:

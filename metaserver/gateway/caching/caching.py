@@ -92,6 +92,7 @@ class CachingBackend:
             served=self.served_bytes,
             events={
                 "fetch": fetches.requests,
+                "hedged_read": self._tiers.store.hedged,
                 "memory_eviction": memory.evictions,
                 "memory_rejection": blocks.memory.rejected,
                 "disk_eviction": sum(stats.evictions for _, stats in disks),

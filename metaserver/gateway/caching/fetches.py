@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
+from seamark.cache.buffers import Buffers
 from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.errors import RetryLater, SeamarkError
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
@@ -35,11 +36,13 @@ class RefusedRead(Exception):
 class Fetch:
     """The blocks `first` to `last` of an object. `arrived` is the offset in the object up to which bytes are here."""
 
-    def __init__(self, record: ObjectRecord, first: int, last: int, block_bytes: int, owner: Owner) -> None:
+    def __init__(self, record: ObjectRecord, first: int, last: int, memory: Buffers, owner: Owner) -> None:
+        block_bytes = memory.size_bytes
         self.record = record
         self.owner = owner
         self.first = first
         self.last = last
+        self._memory = memory
         self._block_bytes = block_bytes
         self.arrived = first * block_bytes
         self.end = min(record.size, (last + 1) * block_bytes)
@@ -51,7 +54,7 @@ class Fetch:
         self.charged = True
         self.done = False
         self.error: Exception | None = None
-        self._buffers: dict[int, bytearray] = {}
+        self._buffers: dict[int, memoryview] = {}
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         """Readers, each with the offset beyond which it needs a byte."""
 
@@ -60,7 +63,7 @@ class Fetch:
         return self.end - self.first * self._block_bytes
 
     def block(self, number: int) -> memoryview:
-        return memoryview(self._buffers[number]).toreadonly()
+        return self._buffers[number].toreadonly()
 
     def add(self, data: memoryview) -> list[int]:
         """The numbers of the blocks that are complete with `data`. ValueError for more bytes than the fetch has."""
@@ -72,7 +75,7 @@ class Fetch:
             size = min(self._block_bytes, self.record.size - number * self._block_bytes)
             buffer = self._buffers.get(number)
             if buffer is None:
-                buffer = self._buffers[number] = bytearray(size)
+                buffer = self._buffers[number] = self._memory.take(size)
             part = data[: size - offset]
             buffer[offset : offset + len(part)] = part
             self.arrived += len(part)
@@ -126,6 +129,7 @@ class Fetches:
         self._blocks = blocks
         self._budget = HolderLimit("bytes of reads for the cache", budget_bytes, share_bytes)
         self.request_bytes = max(request_bytes, blocks.block_bytes)
+        self._memory = Buffers(blocks.block_bytes, self.request_bytes)
         self._running: dict[tuple[str, int], Fetch] = {}
         self._reads: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
@@ -161,7 +165,7 @@ class Fetches:
 
     def start(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> Fetch | None:
         """Starts to read the blocks. None without budget."""
-        fetch = Fetch(record, first, last, self._blocks.block_bytes, owner)
+        fetch = Fetch(record, first, last, self._memory, owner)
         if not self._take(fetch.size_bytes, owner):
             return None
         self._register(fetch)
@@ -216,7 +220,7 @@ class Fetches:
                 if last < first or any((record.name, number) in self._running for number in range(first, last + 1)):
                     opened.set_result(record)
                     return
-                fetch = Fetch(record, first, last, block_bytes, owner)
+                fetch = Fetch(record, first, last, self._memory, owner)
                 if fetch.size_bytes > charged:
                     raise RefusedRead
                 self._budget.release(owner.holder, charged - fetch.size_bytes)

@@ -16,6 +16,7 @@ from seamark.cache.ledger import BUDGET_BYTES_MIN
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner, identify, open_tier
 from seamark.metaserver.gateway.caching.fetches import Fetches
+from seamark.metaserver.gateway.caching.hedging import HedgedStore
 from seamark.metaserver.gateway.caching.records import ObjectRecord, Records
 from seamark.metaserver.gateway.caching.sending import SendBudget
 from seamark.metaserver.gateway.caching.store import Store
@@ -45,7 +46,7 @@ class CacheTiers:
         disks: tuple[DiskTier | None, DiskTier | None],
         sketch: FrequencySketch,
     ) -> None:
-        self.store = store
+        self.store = HedgedStore(store, clock, percent=settings.gateway_hedged_percent)
         self.whole_bytes = settings.gateway_cache_whole_bytes
         share_percent = 100 if settings.auth == "none" else settings.gateway_cache_holder_percent
         memory_bytes = settings.gateway_cache_memory_bytes
@@ -73,7 +74,7 @@ class CacheTiers:
             pending_bytes_max=fetch_bytes // _PENDING_SHARE,
         )
         self.fetches = Fetches(
-            store,
+            self.store,
             self.blocks,
             budget_bytes=fetch_bytes,
             share_bytes=fetch_bytes * share_percent // 100,

@@ -1,0 +1,110 @@
+"""Reads of the store that are sent a second time if their answer does not begin soon.
+
+Of a hundred answers of a store in the cloud, some begin ten times later than the others, and a query waits for the
+slowest of its reads. So a read that has waited longer than 95 % of the earlier reads is sent again, and the answer that
+begins first is used; the other request is given up. An allowance limits the second requests to a share of all, so that
+a store that is slow as a whole does not get twice the load (Dean and Barroso, The Tail at Scale, 2013).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
+from seamark.metaserver.peers.latencies import Percentile
+
+_FIRST_S = 1.0
+"""How long a read waits before the latencies of the store are known."""
+_LEAST_S, _MOST_S = 0.01, 5.0
+_BURST = 10.0
+"""Second requests that a quiet time allows."""
+
+
+class _Attempt:
+    """A request, and its answer once it has begun. It belongs to the task that ends it, by `close`."""
+
+    def __init__(self, request: AbstractAsyncContextManager[StoreAnswer]) -> None:
+        self._request = request
+        self.opening = asyncio.get_running_loop().create_task(request.__aenter__(), name="gateway-store-request")
+
+    @property
+    def is_usable(self) -> bool:
+        return (
+            self.opening.done()
+            and not self.opening.cancelled()
+            and self.opening.exception() is None
+            and self.opening.result().status < 500
+        )
+
+    async def close(self, error: BaseException | None = None) -> bool:
+        """Ends the request, whether it has begun or not. `error`: what its reader raised; True if it is dealt with."""
+        self.opening.cancel()
+        await asyncio.wait((self.opening,))
+        if self.opening.cancelled() or self.opening.exception() is not None:
+            return False
+        if error is None:
+            await self._request.__aexit__(None, None, None)
+            return False
+        return bool(await self._request.__aexit__(type(error), error, error.__traceback__))
+
+
+class HedgedStore:
+    """A `Store` over another. Belongs to one event loop. `percent` of all reads may be sent twice; 0: none."""
+
+    def __init__(self, store: Store, clock: Clock, *, percent: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._share = percent / 100
+        self._allowed = 0.0
+        self._wait = Percentile(_FIRST_S, least_s=_LEAST_S, most_s=_MOST_S, factor=1.0)
+        self.hedged = 0
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, bucket: str, key: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[StoreAnswer]:
+        if not self._share:
+            async with self._store.request(method, bucket, key, headers) as answer:
+                yield answer
+            return
+        self._allowed = min(_BURST, self._allowed + self._share)
+        began_s = self._clock.monotonic()
+        attempts = [_Attempt(self._store.request(method, bucket, key, headers))]
+        try:
+            await asyncio.wait((attempts[0].opening,), timeout=self._wait.value_s)
+            if not attempts[0].opening.done() and self._allowed >= 1:
+                self._allowed -= 1
+                self.hedged += 1
+                attempts.append(_Attempt(self._store.request(method, bucket, key, headers)))
+            used = await _first_usable(attempts)
+        except BaseException:
+            for one in attempts:
+                await one.close()
+            raise
+        # Also of a read whose second request was faster: it would have taken longer.
+        self._wait.add(self._clock.monotonic() - began_s)
+        for one in attempts:
+            if one is not used:
+                await one.close()
+        answer = await used.opening  # its error, if none was usable
+        try:
+            yield answer
+        except BaseException as error:
+            if not await used.close(error):
+                raise
+        else:
+            await used.close()
+
+
+async def _first_usable(attempts: list[_Attempt]) -> _Attempt:
+    """The attempt whose answer began first and is no failure of the store; the first attempt if all failed."""
+    waiting = {one.opening for one in attempts}
+    while waiting:
+        _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        usable = [one for one in attempts if one.is_usable]
+        if usable:
+            return usable[0]
+    return attempts[0]

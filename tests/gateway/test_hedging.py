@@ -1,0 +1,174 @@
+"""Reads of the store that are sent twice: the answer that begins first is used, and the other request ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from seamark.metaserver.clock import SimulatedClock, SystemClock
+from seamark.metaserver.errors import RetryLater
+from seamark.metaserver.gateway.caching import hedging
+from seamark.metaserver.gateway.caching.hedging import HedgedStore
+from seamark.metaserver.gateway.caching.store import StoreAnswer
+from tests.gateway.fake_store import FakeStore
+from tests.gateway.test_cache import BLOCK, location, new_name, worker
+from tests.seeds import first_seed
+from tests.waits import until
+
+
+@dataclass
+class Turn:
+    """What the store does with a request: waits until `goes`, then answers or fails."""
+
+    status: int = 206
+    fails: bool = False
+    breaks: bool = False
+    goes: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: str = ""
+
+
+class Scripted:
+    def __init__(self, *turns: Turn) -> None:
+        self.turns = list(turns)
+        self.sent = 0
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, bucket: str, key: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[StoreAnswer]:
+        turn = self.turns[self.sent]
+        self.sent += 1
+        try:
+            await turn.goes.wait()
+            if turn.fails:
+                raise RetryLater("no answer")
+            yield StoreAnswer(turn.status, {"turn": str(self.turns.index(turn))}, self._pieces(turn))
+            turn.ended = "read"
+        except asyncio.CancelledError:
+            turn.ended = "cancelled"
+            raise
+        except ConnectionError:
+            turn.ended = "broken"
+            raise RetryLater("the answer ended early") from None
+
+    async def _pieces(self, turn: Turn) -> AsyncIterator[bytes]:
+        yield b"a"
+        if turn.breaks:
+            raise ConnectionError
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second request follows at once if the first answer has not begun."""
+    monkeypatch.setattr(hedging, "_FIRST_S", 0.0)
+    monkeypatch.setattr(hedging, "_LEAST_S", 0.0)
+    monkeypatch.setattr(hedging, "_MOST_S", 0.0)
+
+
+async def read(store: HedgedStore) -> tuple[str, bytes]:
+    async with store.request("GET", "b", "k", {}) as answer:
+        return answer.headers["turn"], b"".join([piece async for piece in answer.pieces])
+
+
+async def test_the_answer_that_begins_first_is_used_and_the_other_request_ends() -> None:
+    for faster in (0, 1):
+        turns = Turn(), Turn()
+        scripted = Scripted(*turns)
+        reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
+        await until(lambda scripted=scripted: scripted.sent == 2)
+        turns[faster].goes.set()
+        assert await reading == (str(faster), b"a")
+        assert (turns[faster].ended, turns[1 - faster].ended) == ("read", "cancelled")
+
+
+@pytest.mark.parametrize("refused", [Turn(status=503), Turn(fails=True)], ids=["503", "no answer"])
+async def test_a_failure_is_used_only_if_no_answer_comes(refused: Turn) -> None:
+    last = Turn()
+    scripted = Scripted(refused, last)
+    reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
+    await until(lambda: scripted.sent == 2)
+    refused.goes.set()
+    await asyncio.sleep(0)
+    last.goes.set()
+    assert await reading == ("1", b"a")
+
+
+async def test_if_both_fail_the_error_is_that_of_the_store() -> None:
+    turns = Turn(fails=True), Turn(fails=True)
+    scripted = Scripted(*turns)
+    reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
+    await until(lambda: scripted.sent == 2)
+    for turn in turns:
+        turn.goes.set()
+    with pytest.raises(RetryLater, match="no answer"):
+        await reading
+
+
+async def test_an_answer_that_breaks_has_the_error_of_its_request() -> None:
+    turn = Turn(breaks=True)
+    turn.goes.set()
+    with pytest.raises(RetryLater, match="ended early"):
+        await read(HedgedStore(Scripted(turn, Turn()), SystemClock(), percent=100))
+    assert turn.ended == "broken"
+
+
+async def test_a_reader_that_leaves_ends_both_requests() -> None:
+    turns = Turn(), Turn()
+    scripted = Scripted(*turns)
+    reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
+    await until(lambda: scripted.sent == 2)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert [turn.ended for turn in turns] == ["cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("percent", [0, 5, 50])
+async def test_second_requests_are_at_most_their_share_of_all(percent: int) -> None:
+    count = 400
+    scripted = Scripted(*(Turn() for _ in range(2 * count)))
+    store = HedgedStore(scripted, SystemClock(), percent=percent)
+    for number in range(count):
+        sent = scripted.sent
+        reading = asyncio.create_task(read(store))
+        while scripted.sent == sent:
+            await asyncio.sleep(0)
+        for _ in range(20):  # enough turns of the event loop for a second request, if there is one
+            await asyncio.sleep(0)
+        scripted.turns[sent].goes.set()
+        await reading
+        assert store.hedged <= (number + 1) * percent / 100
+    assert scripted.sent == count + store.hedged
+    assert store.hedged >= count * percent // 200, "the allowance is used"
+
+
+async def test_no_read_has_wrong_bytes_whichever_answer_is_used(tmp_path: Path) -> None:
+    """A store that fails and breaks answers at random, with two requests for most reads."""
+    rng = random.Random(first_seed())
+    store = FakeStore(rng)
+    paths = [new_name(rng) for _ in range(6)]
+    for path in paths:
+        store.put(location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK)))
+    nothing_kept = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
+    async with worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **nothing_kept) as one:
+        for turn in range(150):
+            store.fails = (0.0, 0.1)[turn % 2]
+            path = rng.choice(paths)
+            data = store.objects[location(path)].data
+            start = rng.randrange(len(data))
+            end = rng.randrange(start, len(data)) + 1
+            try:
+                status, found, _ = await one.send("GET", path, Range=f"bytes={start}-{end - 1}")
+            except aiohttp.ClientError:  # a broken answer is no wrong answer
+                status, found = 0, b""
+            assert status == 206 or store.fails
+            assert status != 206 or found == data[start:end]
+        assert one.backend._tiers.store.hedged > 10
+    one.backend._fetches.check_invariants()
