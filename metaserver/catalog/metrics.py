@@ -12,6 +12,8 @@ from seamark.metaserver.store.model import Entry, EntryKind, MetricsReport, Name
 from seamark.metaserver.store.operations import SaveMetricsReport
 
 _WINDOW_S = 60.0
+_PAGE_BYTES = 4 << 20
+"""Of the reports in an answer, which are decoded and encoded in the event loop."""
 _TYPES = ("scan-report", "commit-report")
 
 
@@ -62,9 +64,11 @@ class MetricsReports:
     async def list(
         self, namespace: NamespacePath, name: str, page_token: str | None, page_size: int | None
     ) -> Page[MetricsReport]:
+        """As `CatalogContext.page`, with at most so many reports that all of them have `_PAGE_BYTES`."""
         uuid = (await self._parts.require_entry(EntryKind.TABLE, namespace, name)).uuid
+        most = max(1, _PAGE_BYTES // self._parts.settings.metrics_report_limit_bytes)
 
         async def read(after: str | None, limit: int) -> list[MetricsReport]:
             return await self._parts.store.metrics_reports(uuid, after, limit)
 
-        return await self._parts.page(read, lambda row: row.id, page_token, page_size)
+        return await self._parts.page(read, lambda row: row.id, page_token, min(page_size or most, most))

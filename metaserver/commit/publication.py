@@ -39,6 +39,8 @@ _CODEC = "write.metadata.compression-codec"
 _UPDATES_RECORDED = 50
 """The largest number of updates of one commit that the timeline records."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
+_SUMMARY_CHARACTERS_MAX = 100
+"""Of each value. A writer may send megabytes, and readers of the timeline get a thousand instants at once."""
 OTHER_ROWS = "other-rows"
 """A key of the timeline's summary: why a snapshot of the operation `replace` cannot have the rows of its parent."""
 
@@ -249,8 +251,8 @@ class Publisher:
         summary: dict[str, Any] = {"updates": list(event.updates[:_UPDATES_RECORDED])}
         if event.snapshot_id is not None:
             recorded = event.summary
-            summary["operation"] = recorded.get("operation")
-            summary |= {key: recorded[key] for key in _SUMMARY_KEYS if key in recorded}
+            summary["operation"] = _shortened(recorded.get("operation"))
+            summary |= {key: _shortened(recorded[key]) for key in _SUMMARY_KEYS if key in recorded}
             if (why := _difference(prepared.metadata, event.snapshot_id)) is not None:
                 summary[OTHER_ROWS] = why
         now = self._parts.clock.now_ms()
@@ -306,6 +308,10 @@ def _difference(metadata: TableMetadata, snapshot_id: int) -> str | None:
     parent_id = None if snapshot is None else snapshot.parent_snapshot_id
     parent = None if parent_id is None else metadata.snapshot(parent_id)
     return None if snapshot is None else difference(snapshot, parent)
+
+
+def _shortened(value: object) -> object:
+    return value[:_SUMMARY_CHARACTERS_MAX] if isinstance(value, str) else value
 
 
 def pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:

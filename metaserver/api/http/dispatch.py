@@ -28,6 +28,7 @@ from seamark.metaserver.api.http.parameters.requests import key_of, path_names, 
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.errors import CacheDamaged, NoSuchTable
 from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.turns import free_later
 from seamark.metaserver.wire import check_changeable, decode_as, encode_json, is_plan_name, show
 
 B = TypeVar("B")
@@ -202,7 +203,11 @@ class Route(Description, frozen=True):
                     parsed = decode_as(data, body, "The body") if data else body()
                 else:
                     parsed = await bodies.parse(request, data, body)
-                return encode(call, await answer(call, parsed))
+                try:
+                    return encode(call, await answer(call, parsed))
+                finally:
+                    if len(data) > bodies.QUICK_BYTES:
+                        free_later(*_lists_of(parsed))
 
             return msgspec.structs.replace(self, body=self.body or body)._endpoint(handle)
 
@@ -305,6 +310,11 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     route: Route
     handle: Handler
+
+
+def _lists_of(body: object) -> list[list[Any] | tuple[Any, ...]]:
+    names: tuple[str, ...] = getattr(body, "__struct_fields__", ())
+    return [value for name in names if isinstance(value := getattr(body, name), list | tuple)]
 
 
 def json_answer(value: object, status: int = 200) -> web.Response:

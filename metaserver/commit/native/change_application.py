@@ -49,6 +49,7 @@ from seamark.metaserver.iceberg.metadata.compaction import UNDONE
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.turns import free_later
 
 DECODED_BYTES_MAX = 2 << 30
 """Memory limit for the decoded manifests of one change."""
@@ -95,6 +96,13 @@ class ChangeApplication:
     def unneeded(self) -> list[str]:
         """The stored files that the last snapshot does not refer to."""
         return [path for path in self.written if path not in self._needed]
+
+    def end(self) -> None:
+        """Drops the files of the change, which are not needed after its last attempt."""
+        change, fresh = self._change, self._fresh
+        self._change, self._fresh = None, frozenset()
+        if change is not None:
+            free_later(change.data, change.deletes, fresh)
 
     async def prepare(self, metadata: TableMetadata) -> None:
         """Checks the files and stores the manifests of added files. BadRequest or Forbidden for files that do not

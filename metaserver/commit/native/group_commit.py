@@ -198,6 +198,8 @@ class Commits:
         finally:
             if ended:
                 self._end_priority(namespace, name, pending)
+            if pending.done.done():  # otherwise it may be applied at this time, and its client has left
+                application.end()
         self._cleanup.remove(application.written if result.committed.duplicate else application.unneeded)
         return result
 

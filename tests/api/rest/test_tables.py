@@ -198,6 +198,32 @@ async def test_metrics_reports_are_kept_within_a_bound(api: Api) -> None:
     assert len(await api.server.parts.store.metrics_reports(uuid, None, 10)) == 1
 
 
+async def test_a_page_of_reports_is_as_small_as_the_largest_reports_need(api: Api) -> None:
+    """A thousand of 128 KiB would be decoded and encoded in the event loop."""
+    await api.table()
+    for number in range(40):
+        report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": number, "filter": True, "metrics": {}}
+        assert (await api("POST", f"{TABLES}/t/metrics", report)).status == 204
+    listed, token, sizes = [], "", []
+    while token is not None:
+        page = (await api("GET", f"/api/v1/tables/db/t/metrics?pageSize=1000{token and '&pageToken=' + token}")).json
+        listed += [one["report"]["snapshot-id"] for one in page["reports"]]
+        sizes.append(len(page["reports"]))
+        token = page["next-page-token"]
+    assert listed == list(range(40))
+    assert max(sizes) <= 32
+
+
+async def test_the_timeline_keeps_the_beginning_of_what_a_summary_says(api: Api) -> None:
+    await api.table()
+    body = append(1)
+    body["updates"][0]["snapshot"]["summary"] |= {"operation": "append", "added-records": "9" * 100_000}
+    assert (await api("POST", f"{TABLES}/t", body)).status == 200
+    instants = (await api("GET", "/api/v1/tables/db/t/timeline")).json["instants"]
+    assert instants[-1]["summary"]["added-records"] == "9" * 100
+    assert instants[-1]["summary"]["operation"] == "append"
+
+
 async def test_a_report_that_comes_before_its_table_is_taken_and_dropped(api: Api) -> None:
     """As Spark sends it where a table is created with its rows."""
     report = {"report-type": "scan-report", "table-name": "later", "snapshot-id": 1, "filter": True, "metrics": {}}
