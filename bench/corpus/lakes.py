@@ -43,6 +43,8 @@ class Layout:
     order: str = ""
     indexes: Mapping[str, str] = field(default_factory=dict)
     is_fact: bool = False
+    is_whole: bool = False
+    """In one file."""
 
 
 TPCH = {
@@ -55,7 +57,8 @@ TPCH = {
     "orders": Layout("o_orderdate, o_orderkey", {"o_custkey": "bitmap", "o_orderkey": "bloom"}, is_fact=True),
     "lineitem": Layout(
         "l_shipdate, l_orderkey",
-        {"l_partkey": "bitmap", "l_suppkey": "bitmap", "l_orderkey": "bloom"},
+        # Orders of a quarter have a thousand keys: a Bloom filter with 1 % of false positives would keep each file.
+        {"l_partkey": "bitmap", "l_suppkey": "bitmap", "l_orderkey": "bitmap"},
         is_fact=True,
     ),
 }
@@ -123,12 +126,13 @@ def write(
 ) -> None:
     order = f" ORDER BY {layout.order}" if layout.order else ""
     rows: pa.Table = db.sql(query + order).to_arrow_table()
-    # Each batch is larger than a file is to be, and becomes one.
-    properties = {TARGET_FILE_BYTES: "500"}
+    # Each batch is larger than a file is to be, and becomes one or a few.
+    properties = {} if layout.is_whole else {TARGET_FILE_BYTES: "500"}
     catalog.create_table(name, schema=rows.schema, properties=properties)
     for column, kind in layout.indexes.items():
         client.put_index(name, f"of_{column}", kind=kind, columns=[column])
     count = files if layout.is_fact else min(_SMALL, 1 + rows.num_rows // _DIMENSION_ROWS)
+    count = 1 if layout.is_whole else count
     into = open_destination(client, name)
     batches = rows.combine_chunks().to_batches(max_chunksize=max(1, -(-rows.num_rows // count)))
     into.commit(client, write_batches(into.target, batches))
