@@ -61,7 +61,7 @@ class GatewaySettings:
         least=1 << 20,
     )
     gateway_hedged_percent: int = setting(
-        5,
+        0,
         "Largest part of its reads of the store that the gateway's cache sends a second time, because their answers "
         "take longer to begin than 95 % of the earlier answers; the answer that begins first is used. 0: none.",
         least=0,
