@@ -19,14 +19,15 @@ TESTS = {
         "tests/iceberg/manifests/test_manifest_damage.py",
         "tests/index/kinds/test_packing.py",
     ],
-    "indexes": [
+    "indexes and comparisons": [
         "tests/index/kinds/test_hashing.py",
         "tests/index/kinds/test_bloom.py",
         "tests/index/kinds/test_bitmap.py",
         "tests/index/kinds/test_key_set.py",
         "tests/index/kinds/test_record.py",
+        "tests/index/test_scan.py",
+        "tests/index/test_scan_together.py",
     ],
-    "comparisons": ["tests/index/test_scan.py", "tests/index/test_scan_together.py"],
 }
 KERNELS = {"_bitmap", "_bloom", "_hash", "_manifest", "_memory", "_ordered", "_pack", "_record", "_rows", "_scan"}
 """Compiled: those that the tests import, and the plugin of their fixtures."""
