@@ -421,9 +421,13 @@ def test_files_are_merged_and_columns_dropped_for_those_whom_trino_lets_update_a
 
 def reported(ruled: Ruled) -> list[list[str]]:
     """The columns of `orders` in the reports of the proxy, in an order of their own."""
-    url = f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/metrics?pageSize=1000"
-    with urllib.request.urlopen(url, timeout=60) as found:
-        reports = [one["report"] for one in json.load(found)["reports"]]
+    url, token = f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/metrics", ""
+    reports: list[dict[str, Any]] = []
+    while token is not None:
+        with urllib.request.urlopen(f"{url}?pageToken={token}" if token else url, timeout=60) as found:
+            page = json.load(found)
+        reports += [one["report"] for one in page["reports"]]
+        token = page["next-page-token"]
     ours = [one for one in reports if one.get("metadata", {}).get("engine-name") == "seamark-trino-proxy"]
     return sorted(sorted(one["projected-field-names"]) for one in ours)
 
