@@ -303,8 +303,8 @@ def section(folder: Path = RESULTS) -> str:
         lines += _table(asked, CORPUS_CLAIMS)
         lines += [
             "Queries of TPC-H, the Star Schema Benchmark, a retail star and TPC-DS in DuckDB, with `seamark.duckdb` and"
-            f" alone: the data files that DuckDB reads ({_machine(asked)}). The results give the reason for each query without"
-            " fewer files.",
+            f" alone: the data files that DuckDB reads ({_machine(asked)}). The results give the reason for each query"
+            " without fewer files.",
             "",
         ]
     return "\n".join(lines)
