@@ -42,7 +42,7 @@ LEVELS_MAX = 1000
 PATH_CHARACTERS_MAX = 6000
 """Of all levels of a namespace, as a URL has them: no request could name a longer namespace."""
 _SHORT = PATH_CHARACTERS_MAX // 12
-"""So many characters have at most `PATH_CHARACTERS_MAX` in a URL."""
+"""Text of this length has at most `PATH_CHARACTERS_MAX` characters in a URL."""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
 T = TypeVar("T")

@@ -64,7 +64,7 @@ class MetricsReports:
     async def list(
         self, namespace: NamespacePath, name: str, page_token: str | None, page_size: int | None
     ) -> Page[MetricsReport]:
-        """As `CatalogContext.page`, with at most so many reports that all of them have `_PAGE_BYTES`."""
+        """As `CatalogContext.page`, but at most as many reports as fit in `_PAGE_BYTES` at their largest size."""
         uuid = (await self._parts.require_entry(EntryKind.TABLE, namespace, name)).uuid
         most = max(1, _PAGE_BYTES // self._parts.settings.metrics_report_limit_bytes)
 

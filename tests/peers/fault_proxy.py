@@ -93,7 +93,7 @@ class FaultProxy:
 def fault_proxy(
     host: str, port: int, own: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
 ) -> Iterator[FaultProxy]:
-    """A proxy on a free port of this machine, at its address `own`; it runs in a thread of its own. `connect` opens
+    """A proxy on a free port of this machine, at its address `own`; it runs in a separate thread. `connect` opens
     connections where `host` is not of this machine's network."""
     proxy = FaultProxy(host, port, own, connect)
     thread = threading.Thread(target=lambda: asyncio.run(proxy.run()), daemon=True)

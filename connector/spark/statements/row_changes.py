@@ -244,7 +244,7 @@ def deletion_of(located: LocatedRows) -> Changes:
 
 
 def matching_rows(stored: Longs, given: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
-    """The pairs of rows with equal keys: their places among `stored` and among `given`, int64[pairs] each. A given key
+    """The pairs of rows with equal keys: their positions in `stored` and in `given`, int64[pairs] each. A given key
     of -1 is equal to none. None for more than `pairs_max` pairs."""
     order = np.argsort(stored, kind="stable")
     ordered = stored[order]
