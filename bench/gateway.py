@@ -86,7 +86,15 @@ def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back_reader, back_writer = await asyncio.open_connection(to.hostname, to.port)
-        await asyncio.gather(ask(reader, back_writer), answer(back_reader, writer), return_exceptions=True)
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(ask(reader, back_writer))
+                both.create_task(answer(back_reader, writer))
+        except* ConnectionError:  # of one side, which ends the other
+            pass
+        finally:
+            writer.close()
+            back_writer.close()
 
     async def run() -> None:
         async with await asyncio.start_server(serve, "127.0.0.1", port) as server:
