@@ -27,15 +27,15 @@ from seamark.metaserver.api.commits import (
 )
 from seamark.metaserver.api.console import console
 from seamark.metaserver.api.http import idempotency, keys
+from seamark.metaserver.api.http.dispatch import add_endpoints
 from seamark.metaserver.api.http.middleware import add_age, build_middleware
 from seamark.metaserver.api.http.observability import metrics
 from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.api.http.slots import WorkerLimits
-from seamark.metaserver.api.indexes import builds, index_audit, index_unregistered, indexes
+from seamark.metaserver.api.indexes import builds, index_audit, index_state, index_unregistered, indexes
 from seamark.metaserver.api.lookups import bitmaps, layout, lookups, metadata
-from seamark.metaserver.api.plans import explain, explain_query, plan_leases, plan_tables, plan_views
-from seamark.metaserver.api.rest import functions
-from seamark.metaserver.api.rest import routes as rest
+from seamark.metaserver.api.plans import explain, explain_query, plan_leases, plan_tables, plan_views, planning
+from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
 from seamark.metaserver.api.sql import statements
 from seamark.metaserver.catalog.quotas import Quota
 
@@ -81,6 +81,10 @@ def build_app(parts: ServerParts) -> web.Application:
 
 def add_routes(app: web.Application) -> None:
     """Registers all routes. Needs no parts except the settings."""
+    for module in (planning, tables, metadata, index_state, lookups, plan_tables, statements, openapi):
+        module.add_parts(app)
+    # aiohttp tries routes with variables in order, so the most frequent routes of the specification come first.
+    iceberg = (planning, tables, config, namespaces, views, functions, rename, transactions, sign)
     own = (
         timeline,
         metadata,
@@ -110,7 +114,4 @@ def add_routes(app: web.Application) -> None:
         ttl_advice,
         running_jobs,
     )
-    for routes in (health, metrics, oauth, console, rest, *own):
-        routes.add_routes(app)
-    functions.add_own_routes(app)
-    openapi.add_routes(app)
+    add_endpoints(app, health, metrics, oauth, console, *iceberg, *own, openapi)

@@ -20,7 +20,7 @@ from seamark.metaserver.api.commits.commits import COMMITTED_SCHEMA
 from seamark.metaserver.api.commits.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
 from seamark.metaserver.api.commits.timeline import EVENT_STREAM, INSTANT_SCHEMA
 from seamark.metaserver.api.http.describe import Description, Parameter, ResponseSpec, description_of
-from seamark.metaserver.api.http.dispatch import Route, add_endpoints, json_answer
+from seamark.metaserver.api.http.dispatch import Route, json_answer
 from seamark.metaserver.api.indexes.build_state import BUILD_SCHEMA
 from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA
 from seamark.metaserver.api.lookups.metadata import COLUMN_STATS_SCHEMA, FILE_SCHEMA, PARTITION_SCHEMA
@@ -157,7 +157,6 @@ def _response(answer: ResponseSpec, schema_of: Callable[[Any], dict[str, Any]], 
     return response
 
 
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, openapi)
+def add_parts(app: web.Application) -> None:
     document: Callable[[], dict[str, Any]] = cache(partial(build_document, app))
     app[DOCUMENT] = document

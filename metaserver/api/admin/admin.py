@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.access.principal import RANKS, Role, make_grant
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, STORE
 from seamark.metaserver.api.http.parameters.paging import PAGING, page_schema
 from seamark.metaserver.errors import BadRequest
@@ -298,7 +297,3 @@ def _audit(record: AuditRecord) -> dict[str, Any]:
         "request-id": record.request_id,
         "remote": record.remote,
     }
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, list_tokens, create, revoke, list_grants, add_grant, remove_grant, list_audit)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from seamark.metaserver.api.admin.readiness import Readiness
 from seamark.metaserver.api.http.describe import ResponseSpec
-from seamark.metaserver.api.http.dispatch import Route, add_endpoints, json_answer
+from seamark.metaserver.api.http.dispatch import Route, json_answer
 from seamark.metaserver.api.http.keys import DRAIN, OBJECTS, STORE
 from seamark.metaserver.errors import SeamarkError
 
@@ -85,7 +85,3 @@ def _json(status: int, value: object) -> web.Response:
     response = json_answer(value, status)
     response.headers["Cache-Control"] = "no-store"
     return response
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, healthz, readyz)

@@ -28,7 +28,7 @@ from seamark.metaserver.access.authenticator import Authenticator, Login
 from seamark.metaserver.access.tokens import PREFIX
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec
-from seamark.metaserver.api.http.dispatch import Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Route
 from seamark.metaserver.api.http.keys import AUTHENTICATOR, CLOCK, PRINCIPAL
 from seamark.metaserver.errors import BadRequest, TooLarge, Unauthenticated, UnsupportedMediaType
 from seamark.metaserver.wire import encode_json
@@ -218,7 +218,3 @@ def _refuse(refusal: _Refusal) -> web.Response:
 def _json(status: int, value: object) -> web.Response:
     headers = {"Cache-Control": "no-store", "Pragma": "no-cache"}
     return web.Response(status=status, body=encode_json(value), content_type="application/json", headers=headers)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, get_token)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import STORE
 
 
@@ -48,7 +47,3 @@ async def list_replicas(call: Call) -> ReplicasAnswer:
             for replica in await call.app[STORE].replicas()
         ]
     )
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, list_replicas)

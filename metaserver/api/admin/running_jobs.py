@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, STORE
 from seamark.metaserver.services.running import RunningJob, WaitingJob, load_jobs
 from seamark.metaserver.store.model import EntryKind
@@ -59,7 +58,3 @@ async def list_running_table_jobs(call: Call) -> JobList:
         [job for job in state.waiting if job.uuid == entry.uuid],
         complete=state.is_complete(lambda namespace: namespace == entry.namespace),
     )
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, list_running_jobs, list_running_table_jobs)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from aiohttp import web
-
 from seamark.metaserver.api.http.describe import ResponseSpec
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
 from seamark.metaserver.api.indexes.index_state import view_of
 from seamark.metaserver.catalog.policies import load_policies, with_policies
@@ -32,7 +30,3 @@ async def load_table_health(call: Call) -> TableHealth:
     policies = await load_policies(call.app[CATALOG].parts.store, call.namespace)
     metadata = with_policies(metadata, policies)
     return await asyncio.to_thread(partial(health_of, metadata, view, call.app[SETTINGS], call.app[CLOCK].now_ms()))
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, load_table_health)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from aiohttp import web
-
 from seamark.metaserver.api.http.describe import ResponseSpec
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.catalog.policies import load_policies
 from seamark.metaserver.services.policy import TablePolicy, policy_of
@@ -26,7 +24,3 @@ async def load_table_policy(call: Call) -> TablePolicy:
     catalog = call.app[CATALOG]
     metadata = (await catalog.tables.load(call.namespace, call.name)).metadata
     return policy_of(metadata, await load_policies(catalog.parts.store, call.namespace), call.app[SETTINGS])
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, load_table_policy)

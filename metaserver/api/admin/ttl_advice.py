@@ -13,10 +13,9 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import numpy as np
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK
 from seamark.metaserver.api.indexes.index_state import view_of
 from seamark.metaserver.catalog.column_usage import DAY_MS
@@ -211,7 +210,3 @@ def _literal(time: TimeColumn, at_ms: int) -> str:
     if time.kind == "date":
         return f"DATE '{at.date().isoformat()}'"
     return f"TIMESTAMP '{at:%Y-%m-%d %H:%M:%S}'"
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, advise_ttl)

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints, json_answer
+from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
 from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
@@ -266,7 +266,3 @@ async def _index_files(
         return file
 
     return await asyncio.gather(*(registered(given.location, given.size_in_bytes) for given in change.index_files))
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, commit_change)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.paging import PAGING, page_schema
 from seamark.metaserver.catalog.dropped import no_such_dropped
@@ -170,7 +169,3 @@ def _report(row: MetricsReport) -> dict[str, Any]:
         "who": row.who,
         "report": row.report,
     }
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, list_dropped, undrop, purge_dropped, list_table_metrics)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import EXPIRATION
 from seamark.metaserver.commit.expiration.expiration import SNAPSHOTS_MAX, ExpirationReport, ExpirationRequest
 
@@ -49,7 +48,3 @@ class ExpireSnapshotsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fiel
 async def expire_snapshots(call: Call, body: ExpireSnapshotsRequest) -> ExpirationReport:
     request = ExpirationRequest(body.older_than_ms, body.retain_last, body.dry_run)
     return await call.app[EXPIRATION].expire(call.caller, call.namespace, call.name, request)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, expire_snapshots)

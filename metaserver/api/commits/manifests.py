@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import MANIFEST_REWRITE
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestReport, ManifestRequest
 
@@ -40,7 +39,3 @@ class RewriteManifestsRequest(msgspec.Struct, rename="kebab", forbid_unknown_fie
 async def rewrite_manifests(call: Call, body: RewriteManifestsRequest) -> ManifestReport:
     request = ManifestRequest(body.min_count, body.dry_run)
     return await call.app[MANIFEST_REWRITE].rewrite(call.caller, call.namespace, call.name, request)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, rewrite_manifests)

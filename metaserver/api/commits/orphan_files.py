@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import ORPHAN_REMOVAL
 from seamark.metaserver.commit.expiration.orphan_files import FILES_MAX, OrphanReport, OrphanRequest
 
@@ -40,7 +39,3 @@ class RemoveOrphanFilesRequest(msgspec.Struct, rename="kebab", forbid_unknown_fi
 async def remove_orphan_files(call: Call, body: RemoveOrphanFilesRequest) -> OrphanReport:
     request = OrphanRequest(body.older_than_ms, body.dry_run)
     return await call.app[ORPHAN_REMOVAL].remove(call.caller, call.namespace, call.name, request)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, remove_orphan_files)

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, STORE
 from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import CommitConflict
@@ -87,7 +86,3 @@ async def _held(call: Call, name: str, now_ms: int) -> _Holder | None:
         return from_json(await call.app[STORE].lease_state(name, now_ms), _Holder)
     except msgspec.DecodeError:
         return None
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, take_rewrite_lease)

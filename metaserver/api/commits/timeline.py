@@ -18,7 +18,7 @@ from aiohttp import web
 
 from seamark.metaserver.access.principal import Role
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
-from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
 from seamark.metaserver.api.http.errors import error_body
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.http.parameters.paging import page_size
@@ -269,7 +269,3 @@ def _events(call: Call, instants: list[Instant]) -> bytes:
         b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(_shown(call, instant)))
         for instant in instants
     )
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, list_timeline, list_table_timeline)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from seamark.metaserver.api.http.dispatch import Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Route
 from seamark.metaserver.errors import NotFound
 
 FOLDER = Path(__file__).parent / "assets"
@@ -122,7 +122,3 @@ def _answer(request: web.Request, asset: Asset, caching: str) -> web.Response:
         headers["Content-Encoding"] = "gzip"
     body = asset.gzipped if zipped else asset.content
     return web.Response(body=body, content_type=asset.content_type, charset="utf-8", headers=headers)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, console, console_asset, console_folder_asset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
-from itertools import groupby
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -322,18 +322,21 @@ def json_answer(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=encode_json(value), content_type="application/json")
 
 
-def add_endpoints(app: web.Application, *endpoints: Endpoint) -> None:
-    """Registers the endpoints in this order; those of one path follow one another. A GET route of Seamark's API also
-    answers HEAD."""
-    for template, group in groupby(endpoints, lambda endpoint: endpoint.route.path):
-        of_path = list(group)
+def add_endpoints(app: web.Application, *modules: ModuleType) -> None:
+    """Registers all endpoints of the modules, in this order. A GET route of Seamark's API also answers HEAD."""
+    by_path: dict[str, list[Endpoint]] = {}
+    for module in modules:
+        for endpoint in vars(module).values():
+            if isinstance(endpoint, Endpoint):
+                by_path.setdefault(endpoint.route.path, []).append(endpoint)
+    for template, endpoints in by_path.items():
         for path in served_paths(app, template):
             # aiohttp's default pattern for a variable excludes braces, which names may contain; variables have no
             # hyphens.
             resource = app.router.add_resource(
                 VARIABLE.sub(lambda match: f"{{{match[1].replace('-', '_')}:[^/]+}}", path)
             )
-            for endpoint in of_path:
+            for endpoint in endpoints:
                 method = endpoint.route.method
                 if method == "GET" and not path.startswith("/v1/"):
                     resource.add_route("HEAD", endpoint.handle)

@@ -16,11 +16,10 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from aiohttp import web
 
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CLOCK, PAGES, REGISTRY, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.indexes.build_state import (
@@ -336,9 +335,3 @@ def _token(call: Call, build: Build) -> _Token | None:
         if build.table.metadata.snapshot(snapshot_id) is None:
             raise BadRequest(f"The snapshot {snapshot_id} of the listing has expired; start again without page-token")
     return token
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(
-        app, start_index_build, load_index_build, list_index_build_files, register_index_files, finish_index_build
-    )

@@ -17,10 +17,9 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
 from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, defined_index
@@ -329,7 +328,3 @@ def _shown(definition: IndexDefinition, files: Sequence[_FolderFile]) -> Rebuilt
         rows=sum(header.rows for header in headers),
         size_in_bytes=sum(header.size_bytes for header in headers),
     )
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, rebuild_index_registry, quarantine_index_file, record_index_audit)

@@ -13,10 +13,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CLOCK
 from seamark.metaserver.api.indexes.index_state import READER, TableIndexes, load, view_of
 from seamark.metaserver.api.indexes.indexes import NO_INDEX, defined_index
@@ -104,7 +103,3 @@ async def _unreferenced(call: Call, table: TableIndexes, ids: npt.NDArray[np.uin
 
 def _find(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
     return file_ids_of(view).find(ids)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, list_unreferenced_files)

@@ -14,16 +14,14 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, STOCK_COMMITS, USAGE
 from seamark.metaserver.api.indexes.index_state import (
     NewFiles,
     SnapshotFiles,
     TableIndexes,
-    add_parts,
     audited_ms,
     covered,
     files_of,
@@ -461,8 +459,3 @@ def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
             check_name(name)
         raise _missing(name, defined.by_name)
     return defined.by_name[name]
-
-
-def add_routes(app: web.Application) -> None:
-    add_parts(app)
-    add_endpoints(app, list_indexes, load_index, put_index, drop_index)

@@ -29,7 +29,7 @@ from aiohttp import web
 
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.paging import read_token, write_token
 from seamark.metaserver.api.http.parameters.snapshots import by_schema, snapshot_of
@@ -466,7 +466,3 @@ def _serialized(made: pyroaring.BitMap) -> bytes:
     made.run_optimize()
     written: bytes = made.serialize()
     return written
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, select_rows)

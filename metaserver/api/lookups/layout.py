@@ -6,11 +6,10 @@ import asyncio
 from typing import Annotated, Any
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.formats.listings import bound_json
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, PLANNER
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot, snapshot_of, whole_number
@@ -181,7 +180,3 @@ def _marks(axis: Axis, kind: str) -> list[Mark]:
         Mark(float(axis.positions[rank]), bound_json(kind, value_of(form, kind, axis.key_at(rank))))
         for rank in axis.ranks_at(MARKS).tolist()
     ]
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, load_column_layout)

@@ -25,7 +25,7 @@ from seamark.metaserver.api.formats.arrow_body import read_stream
 from seamark.metaserver.api.formats.listings import FileListing
 from seamark.metaserver.api.http.bodies import parse_now
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, PLANNER, SETTINGS, USAGE
 from seamark.metaserver.api.http.parameters.requests import boolean_query
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot, snapshot_of
@@ -370,9 +370,8 @@ def paths_at(view: TableView, positions: Any) -> list[str]:
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 
 
-def add_routes(app: web.Application) -> None:
+def add_parts(app: web.Application) -> None:
     if INDEXES in app:  # absent in an application that only generates the OpenAPI document
         app[COVERS] = IndexResolver(app[INDEXES])
         app[DELETED] = RowDeletes(app[OBJECTS], app[SETTINGS].decoded_limit_bytes)
         app[LOCATOR] = Locator(app[COVERS], app[DELETED], app[USAGE], app[CLOCK])
-    add_endpoints(app, lookup_keys)

@@ -31,7 +31,7 @@ from seamark.metaserver.api.formats.listings import (
     items,
 )
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.paging import page_size, read_token, write_token
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot
@@ -295,6 +295,5 @@ def _json_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing)
     return encode_json({"snapshot-id": page.snapshot_id, what: rows, "next-page-token": page.token(listing.total)})
 
 
-def add_routes(app: web.Application) -> None:
+def add_parts(app: web.Application) -> None:
     app[PREFIXES] = PrefixCache(app[SETTINGS].plan_answers_bytes // _PREFIXES_SHARE)
-    add_endpoints(app, list_files, list_column_stats, list_partitions)

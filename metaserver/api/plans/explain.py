@@ -16,7 +16,7 @@ from aiohttp import web
 
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
@@ -343,7 +343,3 @@ def _residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
         counts[residual] = counts.get(residual, 0) + files
     most_first = sorted(counts.items(), key=lambda item: -item[1])
     return [ExplainedResidual(msgspec.Raw(text), files) for text, files in most_first], partitions == len(parts)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, explain)

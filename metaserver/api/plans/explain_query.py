@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
@@ -202,7 +202,3 @@ async def _explained(
     except BadRequest as error:
         raise BadRequest(f"{show(path[:-1], path[-1])}: {error.message}") from None
     return ExplainedTable(list(path), query[reference.start : reference.end], scan.predicate, msgspec.Raw(plan))
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, explain_query)

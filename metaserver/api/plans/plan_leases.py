@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.catalog.plans.plan_tables import too_many_plans
@@ -114,7 +113,3 @@ def check_lease(lease_s: int | None) -> None:
 def granted_s(lease_s: int | None, settings: Settings) -> int:
     """The lease in seconds: as requested or by default, up to the limit."""
     return min(lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, renew_plan_table, lease_plan_snapshots)

@@ -21,7 +21,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
 from seamark.metaserver.api.http.bodies import parse_now
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
@@ -344,10 +344,9 @@ async def _open(app: web.Application) -> None:
     app[WRITER] = PlanWriter(app[OBJECTS], budget_bytes=budget_bytes, limit_bytes=limit_bytes)
 
 
-def add_routes(app: web.Application) -> None:
+def add_parts(app: web.Application) -> None:
     add_joins(app)
     app[MAKING] = SingleFlight()
     app[READ] = MemoryCache(_READ_BYTES, "statements")
     app[DECLINED] = MemoryCache(_DECLINED_BYTES, "statements")
     app.on_startup.append(_open)
-    add_endpoints(app, make_plan_table)

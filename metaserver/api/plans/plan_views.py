@@ -12,10 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.api.http.sql_texts import read_in_turn
@@ -175,7 +174,3 @@ async def _version(
     if table.plan_snapshot_id not in {plan.shown_id for plan in shown}:
         raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
     return ReplacedReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, make_plan_view)

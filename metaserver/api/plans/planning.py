@@ -23,7 +23,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
 from seamark.metaserver.api.formats.pieces import send
 from seamark.metaserver.api.http.describe import BodySize
-from seamark.metaserver.api.http.dispatch import Answer, Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.keys import BOUNDS, CATALOG, CLOCK, KEYRING, PLANNER, SETTINGS
 from seamark.metaserver.api.http.observability.metrics import METRICS
 from seamark.metaserver.api.http.parameters.snapshots import by_schema
@@ -489,11 +489,10 @@ async def _opened(app: web.Application) -> AsyncIterator[None]:
         app[POINTERS].close()
 
 
-def add_routes(app: web.Application) -> None:
+def add_parts(app: web.Application) -> None:
     app[PENDING] = PendingPlans()
     budget_bytes = app[SETTINGS].plan_answers_bytes
     app[PARTITION_TEXTS] = PartitionTextCache(int(budget_bytes * _TEXTS_SHARE))
     app[ANSWERS] = MemoryCache(int(budget_bytes * _ANSWERS_SHARE), "answers")
     app.cleanup_ctx.append(_opened)
     app.on_cleanup.append(app[PENDING].close)
-    add_endpoints(app, plan_table_scan, fetch_planning_result, cancel_planning, fetch_scan_tasks)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiohttp import web
-
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.endpoints import served_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.render import PLANNING_MODE
@@ -58,7 +56,3 @@ def _check_warehouse(call: Call) -> None:
     if location != ours:
         named = f"{prefix!r} ({ours})" if prefix else ours
         raise NoSuchWarehouse(f"Warehouse {warehouse[:200]!r} does not exist; set {named}, or leave it out")
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, get_config)

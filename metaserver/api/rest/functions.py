@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.catalog.values import LoadedFunction
@@ -62,12 +62,3 @@ def _loaded(loaded: LoadedFunction) -> web.Response:
     location = encode_json(loaded.entry.metadata_location)
     body = b'{"metadata":' + loaded.document + b',"metadata-location":' + location + b"}"
     return web.Response(body=body, content_type="application/json")
-
-
-def add_own_routes(app: web.Application) -> None:
-    """The routes in addition to those of the specification."""
-    add_endpoints(app, put_function, drop_function)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, list_functions, load_function)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints, json_answer
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, json_answer
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
@@ -89,15 +89,3 @@ async def update_properties(call: Call, body: _UpdateProperties) -> web.Response
 
 def _described(namespace: Namespace) -> dict[str, Any]:
     return {"namespace": namespace.path, "properties": namespace.properties}
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(
-        app,
-        list_namespaces,
-        create_namespace,
-        load_namespace_metadata,
-        namespace_exists,
-        drop_namespace,
-        update_properties,
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.catalog.tables import Tables
@@ -39,7 +39,3 @@ async def _rename(call: Call, body: _Rename, entries: Tables | Views) -> web.Res
         await entries.rename(caller, body.source, body.destination)
 
     return await once(call, work)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, rename_table, rename_view)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints, json_answer
+from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
 from seamark.metaserver.deferred import Deferred, load
 
@@ -41,7 +41,3 @@ async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
     response = json_answer(signed)
     response.headers["Cache-Control"] = signing.cache_control(s3_request)
     return response
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, sign_request)

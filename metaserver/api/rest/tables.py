@@ -9,7 +9,7 @@ from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
 from seamark.metaserver.api.http.describe import BodySize
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STOCK_COMMITS
 from seamark.metaserver.api.http.parameters.requests import boolean_query, page_query
@@ -86,19 +86,6 @@ async def create_table(call: Call, body: _CreateTable) -> web.Response:
     return await once(call, work, answer, replayed=LoadedTable)
 
 
-@Route("POST", f"{_NAMESPACE}/register", "registerTable", is_idempotent=True).takes(_RegisterTable)
-async def register_table(call: Call, body: _RegisterTable) -> web.Response:
-    async def work(caller: Caller) -> LoadedTable:
-        return await call.app[CATALOG].tables.register(
-            caller, call.namespace, body.name, body.metadata_location, overwrite=bool(body.overwrite)
-        )
-
-    async def answer(loaded: LoadedTable) -> web.Response:
-        return await table_answer(call, loaded, call.namespace, body.name, compress=False)
-
-    return await once(call, work, answer, replayed=LoadedTable)
-
-
 @Route("GET", _TABLE, "loadTable")
 async def load_table(call: Call) -> web.Response:
     namespace, name, mode = call.namespace, call.name, snapshot_mode(call)
@@ -157,6 +144,19 @@ async def table_exists(call: Call) -> None:
         raise NoSuchTable(f"Table does not exist: {show(call.namespace, call.name)}")
 
 
+@Route("POST", f"{_NAMESPACE}/register", "registerTable", is_idempotent=True).takes(_RegisterTable)
+async def register_table(call: Call, body: _RegisterTable) -> web.Response:
+    async def work(caller: Caller) -> LoadedTable:
+        return await call.app[CATALOG].tables.register(
+            caller, call.namespace, body.name, body.metadata_location, overwrite=bool(body.overwrite)
+        )
+
+    async def answer(loaded: LoadedTable) -> web.Response:
+        return await table_answer(call, loaded, call.namespace, body.name, compress=False)
+
+    return await once(call, work, answer, replayed=LoadedTable)
+
+
 @Route("POST", f"{_TABLE}/unregister", "unregisterTable", is_idempotent=True)
 async def unregister_table(call: Call) -> web.Response:
     async def work(caller: Caller) -> LoadedTable:
@@ -197,18 +197,5 @@ async def report_metrics(call: Call, data: bytes) -> None:
             usage.add(read)
 
 
-def add_routes(app: web.Application) -> None:
+def add_parts(app: web.Application) -> None:
     app[GZIPS] = SingleFlight()
-    add_endpoints(
-        app,
-        list_tables,
-        create_table,
-        load_table,
-        update_table,
-        drop_table,
-        table_exists,
-        register_table,
-        unregister_table,
-        load_credentials,
-        report_metrics,
-    )

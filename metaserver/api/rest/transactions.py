@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from seamark.metaserver.api.http.describe import BodySize
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import STOCK_COMMITS
 from seamark.metaserver.catalog.values import Caller, TableChange
@@ -57,7 +57,3 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
         await call.app[STOCK_COMMITS].commit_transaction(caller, changes)
 
     return await once(call, work)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, commit_transaction)

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from seamark.metaserver.api.http.describe import BodySize
-from seamark.metaserver.api.http.dispatch import Call, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
@@ -59,12 +59,6 @@ async def create_view(call: Call, body: _CreateView) -> web.Response:
     return await _once(call, lambda caller: call.app[CATALOG].views.create(caller, call.namespace, new))
 
 
-@Route("POST", f"{_NAMESPACE}/register-view", "registerView", is_idempotent=True).takes(_RegisterView)
-async def register_view(call: Call, body: _RegisterView) -> web.Response:
-    views = call.app[CATALOG].views
-    return await _once(call, lambda caller: views.register(caller, call.namespace, body.name, body.metadata_location))
-
-
 @Route("GET", _VIEW, "loadView")
 async def load_view(call: Call) -> web.Response:
     catalog = call.app[CATALOG]
@@ -94,12 +88,14 @@ async def view_exists(call: Call) -> None:
         raise NoSuchView(f"View does not exist: {show(call.namespace, call.name)}")
 
 
+@Route("POST", f"{_NAMESPACE}/register-view", "registerView", is_idempotent=True).takes(_RegisterView)
+async def register_view(call: Call, body: _RegisterView) -> web.Response:
+    views = call.app[CATALOG].views
+    return await _once(call, lambda caller: views.register(caller, call.namespace, body.name, body.metadata_location))
+
+
 async def _once(call: Call, work: Callable[[Caller], Awaitable[LoadedView]]) -> web.Response:
     async def answer(loaded: LoadedView) -> web.Response:
         return view_answer(call, loaded)
 
     return await once(call, work, answer, replayed=LoadedView)
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, list_views, create_view, load_view, replace_view, drop_view, view_exists, register_view)

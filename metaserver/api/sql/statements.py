@@ -24,7 +24,7 @@ from seamark.metaserver.access.guard import is_loopback
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.statement_tokens import PREFIX
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
-from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
 from seamark.metaserver.api.http.keys import AUTHENTICATOR, CLOCK, SETTINGS
 from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.api.sql.protocol import (
@@ -333,6 +333,5 @@ async def _opened(app: web.Application) -> AsyncIterator[None]:
         await app[RUNNING].workers.close()
 
 
-def add_routes(app: web.Application) -> None:
+def add_parts(app: web.Application) -> None:
     app.cleanup_ctx.append(_opened)
-    add_endpoints(app, load_sql_state, run_statement, cancel_statement)

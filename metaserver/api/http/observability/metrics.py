@@ -17,7 +17,7 @@ import prometheus_client as prometheus
 from aiohttp import web
 from prometheus_client import multiprocess
 
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, add_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.observability.metric_groups import (
     CacheMetrics,
     CommitMetrics,
@@ -77,7 +77,3 @@ METRICS: web.AppKey[ServerMetrics] = web.AppKey("metrics", ServerMetrics)
 @Route("GET", "/metrics", "metrics", "Metrics in the text exposition format", check=Check.LOGIN)
 async def metrics(call: Call) -> web.Response:
     return web.Response(body=call.app[METRICS].render(), headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
-
-
-def add_routes(app: web.Application) -> None:
-    add_endpoints(app, metrics)
