@@ -53,6 +53,12 @@ def from_values(value: object, kind: Any) -> Any:
     return msgspec.convert(value, kind)
 
 
+def from_attributes(value: object, kind: type[T]) -> T:
+    """A `kind` with the attributes of `value` that have the names of its fields."""
+    _msgpack_decoder(kind)
+    return msgspec.convert(value, kind, from_attributes=True)
+
+
 def _msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     decoder = _msgpack.get(kind)
     if decoder is None:

@@ -15,10 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from seamark.metaserver.api.admin.admin import AUDIT_SCHEMA, GRANT_SCHEMA, TOKEN_SCHEMA
-from seamark.metaserver.api.commits.commits import COMMITTED_SCHEMA
-from seamark.metaserver.api.commits.dropped import DROPPED_SCHEMA, REPORT_SCHEMA
-from seamark.metaserver.api.commits.timeline import EVENT_STREAM, INSTANT_SCHEMA
+from seamark.metaserver.api.commits.timeline import EVENT_STREAM
 from seamark.metaserver.api.http.describe import Description, Parameter, ResponseSpec, description_of
 from seamark.metaserver.api.http.dispatch import Route, json_answer
 from seamark.metaserver.api.indexes.build_state import BUILD_SCHEMA
@@ -82,18 +79,11 @@ def build_document(app: web.Application) -> dict[str, Any]:
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": {
-                "Instant": INSTANT_SCHEMA,
-                "DroppedEntry": DROPPED_SCHEMA,
-                "MetricsReport": REPORT_SCHEMA,
                 "ContentFile": FILE_SCHEMA,
                 "ColumnStats": COLUMN_STATS_SCHEMA,
                 "Partition": PARTITION_SCHEMA,
-                "CommitResult": COMMITTED_SCHEMA,
                 "Index": INDEX_SCHEMA,
                 "IndexBuild": BUILD_SCHEMA,
-                "Token": TOKEN_SCHEMA,
-                "Grant": GRANT_SCHEMA,
-                "AuditRecord": AUDIT_SCHEMA,
                 "Error": _ERROR_SCHEMA,
                 **derived,
             },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -255,15 +255,15 @@ class Replica(msgspec.Struct, frozen=True):
     """The rest of its lease by the clock of the database. Set when it is read."""
 
 
-class AuditRecord(msgspec.Struct, frozen=True):
+class AuditRecord(msgspec.Struct, frozen=True, rename="kebab"):
+    """An entry of the audit log, as the API returns it."""
+
     id: str
     at_ms: int
     who: str
-    action: str
-    """Operation name, e.g. commitTable."""
-    resource: str
-    outcome: str
-    """allowed, denied or failed:<kind>."""
+    action: Annotated[str, msgspec.Meta(description="Operation id, e.g. commitTable.")]
+    resource: Annotated[str, msgspec.Meta(description="Path of the request.")]
+    outcome: Annotated[str, msgspec.Meta(description="allowed, denied, or failed:<kind>.")]
     status: int
     request_id: str
     remote: str = ""

@@ -17,17 +17,19 @@ import hmac
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
+import msgspec
 import structlog
 
 from seamark.metaserver.background import running
 from seamark.metaserver.clock import Clock
+from seamark.metaserver.decoding import from_attributes
 from seamark.metaserver.errors import CommitConflict, SeamarkError
 from seamark.metaserver.settings import Settings, redact_url
 from seamark.metaserver.store.lease import Lease, LeaseLost
-from seamark.metaserver.store.model import Instant
+from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import SaveCursor
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
@@ -51,30 +53,29 @@ def cloud_event(instant: Instant, source: str) -> dict[str, Any]:
         "type": f"io.seamark.{instant.kind.value}.{instant.action}.{instant.state.value}",
         "time": datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "datacontenttype": "application/json",
-        "data": instant_json(instant),
+        "data": from_attributes(instant, InstantAnswer),
     }
     subject = "/".join(part for part in (*instant.namespace, instant.name) if part)
     return {**event, "subject": subject} if subject else event
 
 
-def instant_json(instant: Instant) -> dict[str, Any]:
+class InstantAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     """An instant in answers and events. The fingerprint is internal."""
-    return {
-        "id": instant.id,
-        "position": instant.position,
-        "action": instant.action,
-        "state": instant.state.value,
-        "kind": instant.kind.value,
-        "namespace": list(instant.namespace),
-        "name": instant.name,
-        "uuid": instant.uuid,
-        "requested-ms": instant.requested_ms,
-        "completed-ms": instant.completed_ms,
-        "who": instant.who,
-        "snapshot-id": instant.snapshot_id,
-        "metadata-location": instant.metadata_location,
-        "summary": instant.summary,
-    }
+
+    id: Annotated[str, msgspec.Meta(extra_json_schema={"format": "uuid"})]
+    position: Annotated[str, msgspec.Meta(description="Opaque; pass it as `since` to continue from here.")]
+    action: Annotated[str, msgspec.Meta(examples=["create", "commit", "drop", "undrop", "purge", "rename"])]
+    state: InstantState
+    kind: EntryKind
+    namespace: list[str]
+    name: str
+    uuid: str
+    requested_ms: int
+    completed_ms: int | None
+    who: str
+    snapshot_id: int | None
+    metadata_location: str | None
+    summary: dict[str, Any]
 
 
 def signature(secret: str, at_s: int, body: bytes) -> str:

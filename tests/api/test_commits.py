@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from seamark.metaserver.commit.changes.change import ChangeBody
+from seamark.metaserver.commit.changes.change_body import ChangeBody
 from seamark.metaserver.store.model import IndexFileState
 from seamark.metaserver.wire import decode_as
 from tests.api.client import Api, new_key

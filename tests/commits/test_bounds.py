@@ -12,7 +12,7 @@ from seamark.metaserver import turns
 from seamark.metaserver.api.commits import commits
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.commit.changes import change
-from seamark.metaserver.commit.changes.change import Remove
+from seamark.metaserver.commit.changes.change_body import Remove
 from seamark.metaserver.commit.conflicts import conflicts, history, key_comparison, overwrite, row_counts, undo
 from seamark.metaserver.commit.native import change_application
 from seamark.metaserver.commit.snapshots import manifest_filter, manifests, snapshot_writer

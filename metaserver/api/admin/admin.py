@@ -7,69 +7,26 @@ in the answer that creates it; digests are never returned.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from seamark.metaserver.access.principal import RANKS, Role, make_grant
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
-from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
+from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, STORE
-from seamark.metaserver.api.http.parameters.paging import PAGING, page_schema
+from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.store.model import AuditRecord, Grant, Token
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 from seamark.metaserver.wire import check_name, parse_namespace
 
-_NAMES: dict[str, Any] = {
-    "type": "array",
-    "items": {"type": "string"},
-    "description": "The levels; none for the whole catalog.",
-}
+T = TypeVar("T")
+
 _PRINCIPAL = "A token's name, or oidc:<subject>."
 _ROLE = {"enum": list(RANKS)}
-TOKEN_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["id", "name", "live", "created-ms", "expires-ms", "revoked-ms"],
-    "properties": {
-        "id": {"type": "string"},
-        "name": {"type": "string", "description": "The principal."},
-        "live": {"type": "boolean"},
-        "created-ms": {"type": "integer"},
-        "expires-ms": {"type": ["integer", "null"]},
-        "revoked-ms": {"type": ["integer", "null"]},
-    },
-}
-GRANT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["principal", "role", "namespace"],
-    "properties": {
-        "principal": {"type": "string", "description": _PRINCIPAL},
-        "role": _ROLE,
-        "namespace": _NAMES,
-    },
-}
-AUDIT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["id", "at-ms", "who", "action", "resource", "outcome", "status", "request-id", "remote"],
-    "properties": {
-        "id": {"type": "string"},
-        "at-ms": {"type": "integer"},
-        "who": {"type": "string"},
-        "action": {"type": "string", "description": "Operation id."},
-        "resource": {"type": "string", "description": "Path of the request."},
-        "outcome": {"type": "string", "description": "allowed, denied, or failed:<kind>."},
-        "status": {"type": "integer"},
-        "request-id": {"type": "string"},
-        "remote": {"type": "string"},
-    },
-}
-_CREATED_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["name", "token"],
-    "properties": {"name": {"type": "string"}, "token": {"type": "string", "description": "Shown only here."}},
-}
 _GRANT_QUERY = (
     Parameter("principal", "query", "Whose.", {"type": "string"}, True),
     Parameter("role", "query", "Which.", _ROLE, True),
@@ -81,7 +38,36 @@ _FORBIDDEN = ResponseSpec(403, "Requires the role admin")
 
 
 _RoleName = Annotated[str, msgspec.Meta(extra_json_schema=_ROLE)]
-_Levels = Annotated[tuple[str, ...], msgspec.Meta(description=_NAMES["description"])]
+_Levels = Annotated[tuple[str, ...], doc("The levels; none for the whole catalog.")]
+
+
+class TokenAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    id: str
+    name: Annotated[str, doc("The principal.")]
+    live: bool
+    created_ms: int
+    expires_ms: int | None
+    revoked_ms: int | None
+
+
+class TokenPage(msgspec.Struct, frozen=True, rename="kebab"):
+    tokens: list[TokenAnswer]
+    next_page_token: str | None
+
+
+class CreatedToken(msgspec.Struct, frozen=True):
+    name: str
+    token: Annotated[str, doc("Shown only here.")]
+
+
+class GrantPage(msgspec.Struct, frozen=True, rename="kebab"):
+    grants: list[Grant]
+    next_page_token: str | None
+
+
+class AuditPage(msgspec.Struct, frozen=True, rename="kebab"):
+    records: list[AuditRecord]
+    next_page_token: str | None
 
 
 class TokenGrant(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,9 +82,7 @@ class CreateTokenRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=T
     ] = None
     grants: Annotated[
         list[TokenGrant] | None,
-        msgspec.Meta(
-            description="All grants of the name from now on. Null or absent: its grants stay unchanged.",
-        ),
+        doc("All grants of the name from now on. Null or absent: its grants stay unchanged."),
     ] = None
 
 
@@ -116,19 +100,14 @@ class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
     check=Check.CATALOG,
     tags=("access",),
     parameters=PAGING,
-    answers=(ResponseSpec(200, "One page, by name", page_schema("tokens", "Token")), _FORBIDDEN),
+    answers=(ResponseSpec(200, "One page, by name", TokenPage), _FORBIDDEN),
 )
-async def list_tokens(call: Call) -> dict[str, Any]:
+async def list_tokens(call: Call) -> TokenPage:
     now_ms = call.app[CLOCK].now_ms()
-    after, size = _paging(call)
     # A name contains no space, so that the pairs sort like the text.
-    tokens = sorted((f"{token.name} {token.id}", token) for token in await call.app[STORE].tokens())
-    rest = [(key, token) for key, token in tokens if after is None or key > after]
-    page, more = rest[:size], len(rest) > size
-    return {
-        "tokens": [_token(token, now_ms) for _, token in page],
-        "next-page-token": call.app[PAGES].encode(page[-1][0]) if more else None,
-    }
+    tokens = {f"{token.name} {token.id}": token for token in await call.app[STORE].tokens()}
+    page, next_page_token = _page(call, tokens)
+    return TokenPage([_token(token, now_ms) for token in page], next_page_token)
 
 
 @Route(
@@ -140,19 +119,19 @@ async def list_tokens(call: Call) -> dict[str, Any]:
     tags=("access",),
     is_secret=True,
     answers=(
-        ResponseSpec(201, "The token; no later request shows it", _CREATED_SCHEMA),
+        ResponseSpec(201, "The token; no later request shows it", CreatedToken),
         _FORBIDDEN,
         ResponseSpec(409, "A valid token of this name exists"),
     ),
 ).takes(CreateTokenRequest)
-async def create(call: Call, body: CreateTokenRequest) -> dict[str, Any]:
+async def create(call: Call, body: CreateTokenRequest) -> CreatedToken:
     grants = None
     if body.grants is not None:
         if len(body.grants) > _GRANTS_MAX:
             raise BadRequest(f"The token would have {len(body.grants):,} grants; the limit is {_GRANTS_MAX:,}")
         grants = [make_grant(body.name, spec.role, spec.namespace) for spec in body.grants]
     secret = await create_token(call.app[STORE], call.app[CLOCK], body.name, body.expires_in_s, grants)
-    return {"name": body.name, "token": secret}
+    return CreatedToken(body.name, secret)
 
 
 @Route(
@@ -177,26 +156,20 @@ async def revoke(call: Call) -> None:
     check=Check.CATALOG,
     tags=("access",),
     parameters=(Parameter("principal", "query", "Only grants of this principal.", {"type": "string"}), *PAGING),
-    answers=(ResponseSpec(200, "One page, by principal", page_schema("grants", "Grant")),),
+    answers=(ResponseSpec(200, "One page, by principal", GrantPage),),
 )
-async def list_grants(call: Call) -> dict[str, Any]:
+async def list_grants(call: Call) -> GrantPage:
     me, authorizer = call.principal, call.app[AUTHORIZER]
     principal = call.query.get("principal")
     if principal is not None:
         check_name(principal, "principal")
-    after, size = _paging(call)
-    rows = [
-        grant
+    grants = {
+        # No part contains a control character.
+        "\x1f".join((grant.principal, grant.role, *grant.namespace)): grant
         for grant in await call.app[STORE].grants(principal)
         if grant.principal == me.name or authorizer.holds(me, Role.ADMIN, grant.namespace)
-    ]
-    keyed = sorted((_grant_key(grant), grant) for grant in rows)
-    rest = [(key, grant) for key, grant in keyed if after is None or key > after]
-    page, more = rest[:size], len(rest) > size
-    return {
-        "grants": [_grant(grant) for _, grant in page],
-        "next-page-token": call.app[PAGES].encode(page[-1][0]) if more else None,
     }
+    return GrantPage(*_page(call, grants))
 
 
 @Route(
@@ -247,16 +220,12 @@ async def remove_grant(call: Call) -> None:
     check=Check.CATALOG,
     tags=("access",),
     parameters=PAGING,
-    answers=(ResponseSpec(200, "One page", page_schema("records", "AuditRecord")), _FORBIDDEN),
+    answers=(ResponseSpec(200, "One page", AuditPage), _FORBIDDEN),
 )
-async def list_audit(call: Call) -> dict[str, Any]:
+async def list_audit(call: Call) -> AuditPage:
     after, size = _paging(call)
     records = await call.app[STORE].audit(after, size + 1)
-    page, more = records[:size], len(records) > size
-    return {
-        "records": [_audit(record) for record in page],
-        "next-page-token": call.app[PAGES].encode(page[-1].id) if more else None,
-    }
+    return AuditPage(records[:size], call.app[PAGES].encode(records[size - 1].id) if len(records) > size else None)
 
 
 def _paging(call: Call) -> tuple[str | None, int]:
@@ -265,35 +234,14 @@ def _paging(call: Call) -> tuple[str | None, int]:
     return call.app[PAGES].decode(token or ""), size
 
 
-def _token(token: Token, now_ms: int) -> dict[str, Any]:
-    return {
-        "id": token.id,
-        "name": token.name,
-        "live": is_live(token, now_ms),
-        "created-ms": token.created_ms,
-        "expires-ms": token.expires_ms,
-        "revoked-ms": token.revoked_ms,
-    }
+def _page(call: Call, by_key: Mapping[str, T]) -> tuple[list[T], str | None]:
+    """One page of the values, in order of their keys, and the token of the next page."""
+    after, size = _paging(call)
+    keys = sorted(key for key in by_key if after is None or key > after)
+    page = keys[:size]
+    return [by_key[key] for key in page], call.app[PAGES].encode(page[-1]) if len(keys) > size else None
 
 
-def _grant(grant: Grant) -> dict[str, Any]:
-    return {"principal": grant.principal, "role": grant.role, "namespace": list(grant.namespace)}
-
-
-def _grant_key(grant: Grant) -> str:
-    """A unique sort key: no part contains a control character."""
-    return "\x1f".join((grant.principal, grant.role, *grant.namespace))
-
-
-def _audit(record: AuditRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "at-ms": record.at_ms,
-        "who": record.who,
-        "action": record.action,
-        "resource": record.resource,
-        "outcome": record.outcome,
-        "status": record.status,
-        "request-id": record.request_id,
-        "remote": record.remote,
-    }
+def _token(token: Token, now_ms: int) -> TokenAnswer:
+    live = is_live(token, now_ms)
+    return TokenAnswer(token.id, token.name, live, token.created_ms, token.expires_ms, token.revoked_ms)

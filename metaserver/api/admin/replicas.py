@@ -9,6 +9,7 @@ import msgspec
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import STORE
+from seamark.metaserver.decoding import from_attributes
 
 
 class ReplicaAnswer(msgspec.Struct, frozen=True, rename="kebab"):
@@ -34,16 +35,5 @@ class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     answers=(ResponseSpec(200, "All replicas", ReplicasAnswer), ResponseSpec(403, "Requires the role admin")),
 )
 async def list_replicas(call: Call) -> ReplicasAnswer:
-    return ReplicasAnswer(
-        [
-            ReplicaAnswer(
-                address=replica.address,
-                weight=replica.weight,
-                version=replica.version,
-                protocol=replica.protocol,
-                started_ms=replica.started_ms,
-                expires_in_ms=replica.expires_in_ms,
-            )
-            for replica in await call.app[STORE].replicas()
-        ]
-    )
+    replicas = await call.app[STORE].replicas()
+    return ReplicasAnswer([from_attributes(replica, ReplicaAnswer) for replica in replicas])

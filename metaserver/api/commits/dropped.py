@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import CATALOG
-from seamark.metaserver.api.http.parameters.paging import PAGING, page_schema
+from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.catalog.dropped import no_such_dropped
-from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, MetricsReport
+from seamark.metaserver.decoding import from_attributes
+from seamark.metaserver.store.model import DroppedEntry, EntryKind
 from seamark.metaserver.wire import check_name, check_namespace, parse_namespace
 
-_ENTRY: dict[str, Any] = {
-    "kind": {"enum": [kind.value for kind in EntryKind]},
-    "namespace": {"type": "array", "items": {"type": "string"}},
-    "name": {"type": "string"},
-    "uuid": {"type": "string"},
-    "metadata-location": {"type": "string"},
-}
-DROPPED_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["id", *_ENTRY, "dropped-ms", "expires-ms", "purge", "who"],
-    "properties": {
-        "id": {"type": "string"},
-        **_ENTRY,
-        "dropped-ms": {"type": "integer"},
-        "expires-ms": {"type": "integer", "description": "The end of the retention; until then undrop is possible."},
-        "purge": {"type": "boolean", "description": "Whether the files are deleted after the retention."},
-        "who": {"type": "string"},
-    },
-}
-REPORT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["id", "report-type", "received-ms", "who", "report"],
-    "properties": {
-        "id": {"type": "string"},
-        "report-type": {"enum": ["scan-report", "commit-report"]},
-        "snapshot-id": {"type": ["integer", "null"]},
-        "received-ms": {"type": "integer"},
-        "who": {"type": "string"},
-        "report": {"type": "object", "description": "The report as the engine sent it."},
-    },
-}
 _NOT_FOUND = ResponseSpec(404, "No dropped entry has this id, or its retention has ended")
+
+
+class EntryAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    kind: EntryKind
+    namespace: list[str]
+    name: str
+    uuid: str
+    metadata_location: str
+
+
+class DroppedAnswer(EntryAnswer, frozen=True, rename="kebab"):
+    id: str
+    dropped_ms: int
+    expires_ms: Annotated[int, doc("The end of the retention; until then undrop is possible.")]
+    purge: Annotated[bool, doc("Whether the files are deleted after the retention.")]
+    who: str
+
+
+class DroppedPage(msgspec.Struct, frozen=True, rename="kebab"):
+    dropped: list[DroppedAnswer]
+    next_page_token: str | None
+
+
+class MetricsReportAnswer(msgspec.Struct, frozen=True, rename="kebab"):
+    id: str
+    report_type: Literal["scan-report", "commit-report"]
+    snapshot_id: int | None
+    received_ms: int
+    who: str
+    report: Annotated[dict[str, Any], doc("The report as the engine sent it.")]
+
+
+class MetricsReportPage(msgspec.Struct, frozen=True, rename="kebab"):
+    reports: list[MetricsReportAnswer]
+    next_page_token: str | None
 
 
 class UndropRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,14 +69,14 @@ class UndropRequest(msgspec.Struct, forbid_unknown_fields=True):
         Parameter("namespace", "query", "Only from this namespace; levels joined by 0x1F.", {"type": "string"}),
         *PAGING,
     ),
-    answers=(ResponseSpec(200, "One page, in order of dropping", page_schema("dropped", "DroppedEntry")),),
+    answers=(ResponseSpec(200, "One page, in order of dropping", DroppedPage),),
 )
-async def list_dropped(call: Call) -> dict[str, Any]:
+async def list_dropped(call: Call) -> DroppedPage:
     namespace = call.query.get("namespace")
     path = parse_namespace(namespace) if namespace is not None else None
     call.allow(path or ())
     page = await call.app[CATALOG].dropped.list(path, *call.paging())
-    return {"dropped": [_dropped(row) for row in page.items], "next-page-token": page.next_token}
+    return DroppedPage([_dropped(row) for row in page.items], page.next_token)
 
 
 @Route(
@@ -83,19 +88,18 @@ async def list_dropped(call: Call) -> dict[str, Any]:
     check=Check.SOMEWHERE,
     is_body_optional=True,
     answers=(
-        ResponseSpec(200, "The restored entry", {"type": "object", "required": list(_ENTRY), "properties": _ENTRY}),
+        ResponseSpec(200, "The restored entry", EntryAnswer),
         _NOT_FOUND,
         ResponseSpec(409, "The name is taken"),
     ),
 ).takes(UndropRequest)
-async def undrop(call: Call, change: UndropRequest) -> dict[str, Any]:
+async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
     namespace = check_namespace(tuple(change.namespace)) if change.namespace is not None else None
     name = check_name(change.name, "name") if change.name is not None else None
     dropped = call.app[CATALOG].dropped
     row = await _row(call)
     call.allow(row.entry.namespace, namespace if namespace is not None else row.entry.namespace)
-    entry = await dropped.restore(call.caller, row.id, namespace, name)
-    return _entry(entry)
+    return from_attributes(await dropped.restore(call.caller, row.id, namespace, name), EntryAnswer)
 
 
 @Route(
@@ -122,13 +126,13 @@ async def purge_dropped(call: Call) -> None:
     tags=("metrics",),
     parameters=PAGING,
     answers=(
-        ResponseSpec(200, "One page, oldest first", page_schema("reports", "MetricsReport")),
+        ResponseSpec(200, "One page, oldest first", MetricsReportPage),
         ResponseSpec(404, "No such table"),
     ),
 )
-async def list_table_metrics(call: Call) -> dict[str, Any]:
+async def list_table_metrics(call: Call) -> MetricsReportPage:
     page = await call.app[CATALOG].metrics.list(call.namespace, call.name, *call.paging())
-    return {"reports": [_report(row) for row in page.items], "next-page-token": page.next_token}
+    return MetricsReportPage([from_attributes(row, MetricsReportAnswer) for row in page.items], page.next_token)
 
 
 async def _row(call: Call) -> DroppedEntry:
@@ -139,33 +143,17 @@ async def _row(call: Call) -> DroppedEntry:
     return row
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
-    return {
-        "kind": entry.kind.value,
-        "namespace": list(entry.namespace),
-        "name": entry.name,
-        "uuid": entry.uuid,
-        "metadata-location": entry.metadata_location,
-    }
-
-
-def _dropped(row: DroppedEntry) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        **_entry(row.entry),
-        "dropped-ms": row.dropped_ms,
-        "expires-ms": row.expires_ms,
-        "purge": row.purge,
-        "who": row.who,
-    }
-
-
-def _report(row: MetricsReport) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "report-type": row.report_type,
-        "snapshot-id": row.snapshot_id,
-        "received-ms": row.received_ms,
-        "who": row.who,
-        "report": row.report,
-    }
+def _dropped(row: DroppedEntry) -> DroppedAnswer:
+    entry = row.entry
+    return DroppedAnswer(
+        entry.kind,
+        list(entry.namespace),
+        entry.name,
+        entry.uuid,
+        entry.metadata_location,
+        row.id,
+        row.dropped_ms,
+        row.expires_ms,
+        row.purge,
+        row.who,
+    )

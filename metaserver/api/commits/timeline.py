@@ -10,23 +10,24 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
-from typing import Any
+from typing import Annotated
 
 import msgspec
 import structlog
 from aiohttp import web
 
 from seamark.metaserver.access.principal import Role
-from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
+from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
 from seamark.metaserver.api.http.errors import error_body
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.http.parameters.paging import page_size
+from seamark.metaserver.decoding import from_attributes
 from seamark.metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
 from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline, Watcher
-from seamark.metaserver.timeline.webhooks import instant_json
+from seamark.metaserver.timeline.webhooks import InstantAnswer
 from seamark.metaserver.wire import check_name, encode_json, show
 
 _log = structlog.get_logger("seamark.timeline")
@@ -38,38 +39,18 @@ HEARTBEAT_S = 15.0
 DEFAULT_LIMIT = 100
 _SSE_BATCH = 100
 
-INSTANT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["id", "position", "action", "state", "kind", "namespace", "name", "uuid", "requested-ms", "who"],
-    "properties": {
-        "id": {"type": "string", "format": "uuid"},
-        "position": {"type": "string", "description": "Opaque; pass it as `since` to continue from here."},
-        "action": {"type": "string", "examples": ["create", "commit", "drop", "undrop", "purge", "rename"]},
-        "state": {"enum": [state.value for state in InstantState]},
-        "kind": {"enum": [kind.value for kind in EntryKind]},
-        "namespace": {"type": "array", "items": {"type": "string"}},
-        "name": {"type": "string"},
-        "uuid": {"type": "string"},
-        "requested-ms": {"type": "integer"},
-        "completed-ms": {"type": ["integer", "null"]},
-        "who": {"type": "string"},
-        "snapshot-id": {"type": ["integer", "null"]},
-        "metadata-location": {"type": ["string", "null"]},
-        "summary": {"type": "object"},
-    },
-}
-_PAGE_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["instants", "next-since"],
-    "properties": {
-        "instants": {"type": "array", "items": {"$ref": "#/components/schemas/Instant"}},
-        "next-since": {
-            "type": ["string", "null"],
-            "description": "Pass it as `since` to continue. Null: the first instant was reached (newest first), "
-            "or there is none yet (oldest first).",
-        },
-    },
-}
+
+class InstantPage(msgspec.Struct, frozen=True, rename="kebab"):
+    instants: list[InstantAnswer]
+    next_since: Annotated[
+        str | None,
+        doc(
+            "Pass it as `since` to continue. Null: the first instant was reached (newest first), or there is none yet "
+            "(oldest first)."
+        ),
+    ]
+
+
 _FILTERS = (
     Parameter(
         "since",
@@ -92,7 +73,7 @@ _FILTERS = (
     Parameter("Last-Event-ID", "header", "Event streams only: the same as `since`.", {"type": "string"}),
 )
 _ANSWERS = (
-    ResponseSpec(200, "Instants in order; with `Accept: text/event-stream` a stream of events instead.", _PAGE_SCHEMA),
+    ResponseSpec(200, "Instants in order; with `Accept: text/event-stream` a stream of events instead.", InstantPage),
 )
 
 
@@ -154,21 +135,22 @@ async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) ->
         instants = await timeline.read(where, limit)
     next_since = instants[-1].position if instants else (None if where.newest_first else where.since)
     shown = [_shown(call, instant) for instant in instants if call.may(instant.namespace)]
-    return {"instants": shown, "next-since": next_since}
+    return InstantPage(shown, next_since)
 
 
-def _shown(call: Call, instant: Instant) -> dict[str, Any]:
+def _shown(call: Call, instant: Instant) -> InstantAnswer:
     """The instant, without the new name of a table that was moved to a namespace that the caller may not see."""
-    made = instant_json(instant)
+    answer = from_attributes(instant, InstantAnswer)
     if "to" not in instant.summary:
-        return made
+        return answer
     # Older instants lack the levels; then only readers of the whole catalog see the name.
     levels = instant.summary.get("to-namespace")
     authorizer, principal = call.app[AUTHORIZER], call.principal
     visible = authorizer.holds(principal, Role.READER, ()) if levels is None else call.sees(tuple(levels))
-    if not visible:
-        made["summary"] = {name: value for name, value in instant.summary.items() if name not in ("to", "to-namespace")}
-    return made
+    if visible:
+        return answer
+    summary = {name: value for name, value in answer.summary.items() if name not in ("to", "to-namespace")}
+    return msgspec.structs.replace(answer, summary=summary)
 
 
 def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, float]:

@@ -9,10 +9,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from seamark.metaserver.commit.changes.change_body import (
+    APPEND,
+    DELETE,
+    ISOLATIONS,
+    OPERATIONS,
+    OVERWRITE,
+    REPLACE,
+    UNSET,
+    WRITTEN,
+    ChangeBody,
+    ChangeFields,
+    ChangeReplace,
+    ChangeScope,
+    GivenPartition,
+)
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.binding import bind
@@ -28,16 +43,9 @@ from seamark.metaserver.iceberg.manifests.content_file import (
 )
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.iceberg.types.reading import Int32, Int64
 from seamark.metaserver.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
 from seamark.metaserver.wire import INDEX_FILES_MAX, check_name
 
-APPEND, OVERWRITE, DELETE, REPLACE = "append", "overwrite", "delete", "replace"
-OPERATIONS = (APPEND, OVERWRITE, DELETE, REPLACE)
-SERIALIZABLE, SNAPSHOT = "serializable", "snapshot"
-ISOLATIONS = (SERIALIZABLE, SNAPSHOT)
-WRITTEN = "written"
 _OWN_PREFIX = "seamark."
 _OWN_KEYS = frozenset({"operation", "changed-partition-count"})
 _OWN_BEGINNINGS = ("added-", "deleted-", "removed-", "total-", "partitions.", "manifests-")
@@ -45,79 +53,9 @@ _SUMMARY_KEYS_MAX = 100
 _SUMMARY_BYTES_MAX = 16 << 10
 
 Partition = tuple[Value | None, ...]
-UNSET = msgspec.UNSET
 
 
-class Producer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    id: str
-    sequence: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-
-
-class Remove(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """Names a live file. A deletion vector is named by its path and its offset."""
-
-    file_path: str
-    content_offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
-
-    def __str__(self) -> str:
-        return self.file_path if self.content_offset is None else f"{self.file_path} (at {self.content_offset})"
-
-
-class GivenPartition(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    spec_id: Int32
-    values: list[Any]
-
-
-class _Scope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    filter: msgspec.Raw = msgspec.Raw()
-    partitions: list[GivenPartition] | None = None
-
-
-class _Replaced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    filter: msgspec.Raw = msgspec.Raw()
-    partitions: str | None = None
-
-
-class IndexFileGiven(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    location: str
-    size_in_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-
-
-class _ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    table_uuid: str | None = None
-    branch: str = MAIN
-    producer: Producer | None = None
-    repeats_only: bool = False
-    """Whether only a repeat is answered, and nothing is ever committed."""
-    change_id: str | None = None
-    """All attempts of one change share it. It identifies the change that has priority (`commit_priority.py`)."""
-    fence: Int64 | None = None
-    """The fencing number of the table services' lease, for the change of a job; None: of no job."""
-    operation: str | None = None
-    """None: the operation follows from the files that are added and removed."""
-    isolation: str = SERIALIZABLE
-    schema_id: Int32 | None = None
-    """The schema that resolves the names in filters. None: the current schema of the table."""
-    format_version: Int32 | None = None
-    """The table's format version when files were rewritten: from version 3 on, rewritten rows keep their ids."""
-    add: list[msgspec.Raw] = []
-    """Decoded file by file (`read_change`): all at once would hold the interpreter for a second."""
-    remove: tuple[Remove, ...] = ()
-    index_files: tuple[IndexFileGiven, ...] = ()
-    undo_snapshot_id: Int64 | None = None
-    """The snapshot whose replacement of files is undone; the change then has no other files."""
-    summary: dict[str, str] = {}
-
-
-class ChangeBody(_ChangeFields, frozen=True, kw_only=True):
-    """The JSON body of the request."""
-
-    read_snapshot_id: Int64 | msgspec.UnsetType | None = UNSET
-    scope: _Scope | None = None
-    replace: _Replaced | None = None
-
-
-class ChangeRequest(_ChangeFields, frozen=True, kw_only=True):
+class ChangeRequest(ChangeFields, frozen=True, kw_only=True):
     """A checked request. Its filters are unbound."""
 
     reads: bool
@@ -206,7 +144,7 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
     if repeated:
         raise BadRequest(f"remove names {repeated[0][:500]} twice")
     request = ChangeRequest(
-        **{name: getattr(body, name) for name in _ChangeFields.__struct_fields__},
+        **{name: getattr(body, name) for name in ChangeFields.__struct_fields__},
         reads=body.read_snapshot_id is not UNSET,
         read_snapshot_id=None if body.read_snapshot_id is UNSET else body.read_snapshot_id,
         scope_filter=scope_filter,
@@ -255,7 +193,7 @@ def _check_summary(summary: dict[str, str]) -> None:
             raise BadRequest(f"summary: the server writes {key[:100]!r}; choose another key")
 
 
-def _scope(given: _Scope | None) -> tuple[Expression | None, tuple[GivenPartition, ...] | None]:
+def _scope(given: ChangeScope | None) -> tuple[Expression | None, tuple[GivenPartition, ...] | None]:
     if given is None:
         return None, None
     if bool(given.filter) == (given.partitions is not None):
@@ -265,7 +203,7 @@ def _scope(given: _Scope | None) -> tuple[Expression | None, tuple[GivenPartitio
     return _expression(given.filter, "scope"), None
 
 
-def _replaced(given: _Replaced | None) -> tuple[Expression | None, bool]:
+def _replaced(given: ChangeReplace | None) -> tuple[Expression | None, bool]:
     if given is None:
         return None, False
     if bool(given.filter) == (given.partitions is not None):

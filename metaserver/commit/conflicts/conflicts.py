@@ -15,7 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from seamark.metaserver.commit.changes.change import SERIALIZABLE, Change, ReadScope, partitions_of
+from seamark.metaserver.commit.changes.change import Change, ReadScope, partitions_of
+from seamark.metaserver.commit.changes.change_body import SERIALIZABLE
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.conflicts.history import AddedFiles, History, HistoryTooLong, rows_of, since
 from seamark.metaserver.commit.conflicts.key_comparison import (

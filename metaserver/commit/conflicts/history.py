@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamark.metaserver.commit.changes.change import APPEND, DELETE, OVERWRITE, REPLACE
+from seamark.metaserver.commit.changes.change_body import APPEND, DELETE, OVERWRITE, REPLACE
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata

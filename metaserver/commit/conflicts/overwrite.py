@@ -11,7 +11,8 @@ import asyncio
 
 import numpy as np
 
-from seamark.metaserver.commit.changes.change import ReadScope, Remove
+from seamark.metaserver.commit.changes.change import ReadScope
+from seamark.metaserver.commit.changes.change_body import Remove
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
 from seamark.metaserver.errors import BadRequest, RetryLater
 from seamark.metaserver.iceberg.expressions.binding import OPPOSITE, bind

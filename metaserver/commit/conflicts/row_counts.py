@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamark.metaserver.commit.changes.change import REPLACE, Change
+from seamark.metaserver.commit.changes.change import Change
+from seamark.metaserver.commit.changes.change_body import REPLACE
 from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, live
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.errors import BadRequest

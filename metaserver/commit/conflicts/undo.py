@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from seamark.metaserver.commit.changes.change import REPLACE, Remove
+from seamark.metaserver.commit.changes.change_body import REPLACE, Remove
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import first_between
 from seamark.metaserver.commit.snapshots.manifest_filter import key_of, live

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -15,7 +17,9 @@ class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab")
     sequence_number: int | None
     operation: str | None
     table_uuid: str
-    duplicate: bool
+    duplicate: Annotated[
+        bool, msgspec.Meta(description="The producer had committed this change before; null fields have expired since.")
+    ]
     summary: dict[str, str]
 
 

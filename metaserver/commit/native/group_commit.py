@@ -21,7 +21,8 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change import REPLACE, ChangeRequest
+from seamark.metaserver.commit.changes.change import ChangeRequest
+from seamark.metaserver.commit.changes.change_body import REPLACE
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.native.change_application import ChangeApplication, head_of
 from seamark.metaserver.commit.native.commit_priority import ChangeId, CommitPriority

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from seamark.metaserver.commit.changes.change import Remove
+from seamark.metaserver.commit.changes.change_body import Remove
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from seamark.metaserver.commit.changes.change import Producer
+from seamark.metaserver.commit.changes.change_body import Producer
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import run_by_count

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from seamark.metaserver.commit.changes.change import Producer
+from seamark.metaserver.commit.changes.change_body import Producer
 from seamark.metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
 from seamark.metaserver.iceberg.types.values import LONG_MAX, partition_key
 from seamark.metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY

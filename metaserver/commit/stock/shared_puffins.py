@@ -17,7 +17,7 @@ from msgspec import structs
 
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.commit.changes.change import APPEND
+from seamark.metaserver.commit.changes.change_body import APPEND
 from seamark.metaserver.commit.snapshots.manifest_filter import key_of, puffins_in_use
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any
 
 import msgspec
 
@@ -58,18 +57,6 @@ def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int |
             f"Snapshot {token.snapshot_id}, which page-token refers to, has expired; start again without it"
         )
     return token.snapshot_id, token.place
-
-
-def page_schema(items: str, name: str) -> dict[str, Any]:
-    """JSON schema of the component `name`, a page whose list is called `items`."""
-    return {
-        "type": "object",
-        "required": [items, "next-page-token"],
-        "properties": {
-            items: {"type": "array", "items": {"$ref": f"#/components/schemas/{name}"}},
-            "next-page-token": {"type": ["string", "null"]},
-        },
-    }
 
 
 def page_size(text: str, name: str, most: int) -> int:
