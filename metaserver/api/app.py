@@ -19,9 +19,7 @@ from seamark.metaserver.api.admin.readiness import Readiness
 from seamark.metaserver.api.commits import (
     commits,
     dropped,
-    expiration,
-    manifests,
-    orphan_files,
+    maintenance,
     rewrite_lease,
     timeline,
 )
@@ -92,9 +90,7 @@ def add_routes(app: web.Application) -> None:
         explain,
         explain_query,
         commits,
-        expiration,
-        manifests,
-        orphan_files,
+        maintenance,
         rewrite_lease,
         table_policy,
         indexes,

@@ -180,7 +180,7 @@ class Tables:
             caller, EntryKind.TABLE, namespace, request.name, uuid, request.location
         )
         await check_unclaimed(self._parts, location, "The table's location", (namespace, request.name))
-        await self._parts.check_properties(caller, request.properties, {}, namespace)
+        await self._parts.check_properties(caller, request.properties or {}, {}, namespace)
         work = partial(
             new_table,
             uuid=uuid,
@@ -188,7 +188,7 @@ class Tables:
             schema=request.schema,
             partition_spec=request.partition_spec,
             sort_order=request.write_order,
-            properties=request.properties,
+            properties=request.properties or {},
             now_ms=self._parts.clock.now_ms(),
         )
         return await self._parts.large.run_by_size(caller.who, caller.request_bytes, lambda: indexed(work()))

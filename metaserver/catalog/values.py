@@ -65,7 +65,7 @@ class TableIdentifier(msgspec.Struct, frozen=True):
     name: str
 
 
-class CreateTable(msgspec.Struct, frozen=True):
+class CreateTable(msgspec.Struct, frozen=True, rename="kebab"):
     """The body of POST …/tables; schema, spec and order are JSON objects of the specification."""
 
     name: str
@@ -73,15 +73,17 @@ class CreateTable(msgspec.Struct, frozen=True):
     location: str | None = None
     partition_spec: dict[str, Any] | None = None
     write_order: dict[str, Any] | None = None
-    properties: dict[str, str] = {}
+    properties: dict[str, str] | None = None
 
 
-class CreateView(msgspec.Struct, frozen=True):
+class CreateView(msgspec.Struct, frozen=True, rename="kebab"):
+    """The body of POST …/views."""
+
     name: str
     schema: dict[str, Any]
     view_version: dict[str, Any]
     location: str | None = None
-    properties: dict[str, str] = {}
+    properties: dict[str, str] | None = None
 
 
 class TableChange(msgspec.Struct, frozen=True):

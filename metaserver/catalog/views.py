@@ -95,14 +95,14 @@ class Views:
             caller, EntryKind.VIEW, namespace, request.name, uuid, request.location
         )
         await check_unclaimed(self._parts, location, "The view's location", (namespace, request.name))
-        await self._parts.check_properties(caller, request.properties, {}, namespace)
+        await self._parts.check_properties(caller, request.properties or {}, {}, namespace)
         work = partial(
             new_view,
             uuid=uuid,
             location=location,
             schema=request.schema,
             view_version=request.view_version,
-            properties=owned_properties(caller, request.properties, {}, rewritten=True),
+            properties=owned_properties(caller, request.properties or {}, {}, rewritten=True),
             now_ms=requested_ms,
         )
         metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, work)

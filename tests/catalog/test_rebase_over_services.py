@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRequest
+from seamark.metaserver.commit.rewriting.manifest_rewrite import RewriteManifestsRequest
 from seamark.metaserver.errors import CommitConflict
 from seamark.metaserver.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
 from seamark.metaserver.iceberg.metadata.manifest_policy import MARK
@@ -46,7 +46,7 @@ class Table:
         await self.parts.stock_commits.commit_table(CALLER, DB, "t", *made)
 
     async def rewrite(self) -> bool:
-        done = await self.parts.manifest_rewrite.rewrite(CALLER, DB, "t", ManifestRequest())
+        done = await self.parts.manifest_rewrite.rewrite(CALLER, DB, "t", RewriteManifestsRequest())
         return done.snapshot_id is not None
 
 

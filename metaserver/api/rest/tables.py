@@ -35,14 +35,8 @@ _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
 
 
-class _CreateTable(msgspec.Struct, rename="kebab"):
-    name: str
-    schema: dict[str, Any]
-    location: str | None = None
-    partition_spec: dict[str, Any] | None = None
-    write_order: dict[str, Any] | None = None
+class _CreateTable(CreateTable, frozen=True, rename="kebab"):
     stage_create: bool | None = None
-    properties: dict[str, str] | None = None
 
 
 class _RegisterTable(msgspec.Struct, rename="kebab"):
@@ -67,18 +61,10 @@ async def list_tables(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_NAMESPACE}/tables", "createTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateTable)
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
-    new = CreateTable(
-        name=body.name,
-        schema=body.schema,
-        location=body.location,
-        partition_spec=body.partition_spec,
-        write_order=body.write_order,
-        properties=body.properties or {},
-    )
     tables = call.app[CATALOG].tables
 
     async def work(caller: Caller) -> LoadedTable:
-        return await (tables.stage if body.stage_create else tables.create)(caller, call.namespace, new)
+        return await (tables.stage if body.stage_create else tables.create)(caller, call.namespace, body)
 
     async def answer(loaded: LoadedTable) -> web.Response:
         return await table_answer(call, loaded, call.namespace, body.name, compress=False)

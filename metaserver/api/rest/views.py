@@ -22,14 +22,6 @@ _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _VIEW = f"{_NAMESPACE}/views/{{view}}"
 
 
-class _CreateView(msgspec.Struct, rename="kebab"):
-    name: str
-    schema: dict[str, Any]
-    view_version: dict[str, Any]
-    location: str | None = None
-    properties: dict[str, str] | None = None
-
-
 class _RegisterView(msgspec.Struct, rename="kebab"):
     name: str
     metadata_location: str
@@ -47,16 +39,9 @@ async def list_views(call: Call) -> dict[str, Any]:
     return {"identifiers": identifiers, "next-page-token": page.next_token}
 
 
-@Route("POST", f"{_NAMESPACE}/views", "createView", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateView)
-async def create_view(call: Call, body: _CreateView) -> web.Response:
-    new = CreateView(
-        name=body.name,
-        schema=body.schema,
-        view_version=body.view_version,
-        location=body.location,
-        properties=body.properties or {},
-    )
-    return await _once(call, lambda caller: call.app[CATALOG].views.create(caller, call.namespace, new))
+@Route("POST", f"{_NAMESPACE}/views", "createView", body_size=BodySize.MEDIUM, is_idempotent=True).takes(CreateView)
+async def create_view(call: Call, body: CreateView) -> web.Response:
+    return await _once(call, lambda caller: call.app[CATALOG].views.create(caller, call.namespace, body))
 
 
 @Route("GET", _VIEW, "loadView")

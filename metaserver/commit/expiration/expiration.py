@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import structlog
@@ -56,12 +56,22 @@ METADATA_BEFORE, _REMOVED, _IDS = "metadata-location-before", "removed-snapshots
 _log = structlog.get_logger("seamark.expiration")
 
 
-class ExpirationRequest(msgspec.Struct, frozen=True):
-    """None: the table's property, or Iceberg's default."""
-
-    older_than_ms: int | None = None
-    retain_last: int | None = None
-    dry_run: bool = False
+class ExpireSnapshotsRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    older_than_ms: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None,
+        msgspec.Meta(
+            description="In ms since the epoch: snapshots that were replaced before expire. Default: the table "
+            "property history.expire.max-snapshot-age-ms, or 5 days."
+        ),
+    ] = None
+    retain_last: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] | None,
+        msgspec.Meta(
+            description="How many snapshots of each branch stay in any case. Default: the table property "
+            "history.expire.min-snapshots-to-keep, or 1."
+        ),
+    ] = None
+    dry_run: Annotated[bool, msgspec.Meta(description="Only report what would be removed.")] = False
 
 
 class ExpirationReport(msgspec.Struct, frozen=True, rename="kebab"):
@@ -107,7 +117,7 @@ class Expiration:
         self._manifests = Manifests.of(self._parts.objects, self._parts.settings, _SHARE)
 
     async def expire(
-        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpirationRequest
+        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
     ) -> ExpirationReport:
         """NoSuchTable; BadRequest if the table's properties forbid the deletion of files or are invalid; Corrupt if a
         manifest cannot be read; CommitConflict after too many lost races. Nothing is removed after an error."""
@@ -115,7 +125,7 @@ class Expiration:
             return await self._attempts(caller, namespace, name, request)
 
     async def _attempts(
-        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpirationRequest
+        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
     ) -> ExpirationReport:
         retries = self._parts.settings.commit_retries
         for attempt in range(retries + 1):
@@ -135,7 +145,7 @@ class Expiration:
         raise AssertionError("the loop returns or raises")
 
     async def _attempt(
-        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpirationRequest, number: int
+        self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest, number: int
     ) -> tuple[_Removal, Instant | None]:
         """No instant if nothing is to be committed."""
         if number < _LOCKED_FROM:
@@ -171,7 +181,7 @@ class Expiration:
     def _is_given_up(self, instant: Instant) -> bool:
         return self._parts.clock.now_ms() - instant.requested_ms > _GIVEN_UP_AFTER_MS
 
-    async def _plan(self, namespace: NamespacePath, name: str, request: ExpirationRequest) -> _Removal:
+    async def _plan(self, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest) -> _Removal:
         parts = self._parts
         entry = await parts.require_entry(EntryKind.TABLE, namespace, name)
         before = await parts.documents.table(entry.metadata_location)

@@ -18,7 +18,7 @@ import asyncio
 import unicodedata
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote
 
 import msgspec
@@ -76,11 +76,15 @@ _SHARE = 8
 _log = structlog.get_logger("seamark.orphans")
 
 
-class OrphanRequest(msgspec.Struct, frozen=True):
-    """None: the table's property, or three days before now."""
-
-    older_than_ms: int | None = None
-    dry_run: bool = False
+class RemoveOrphanFilesRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    older_than_ms: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None,
+        msgspec.Meta(
+            description="In ms since the epoch: files that were last modified before are removed; at least one day "
+            "ago. Default: by the table property seamark.orphan-files.min-age-ms, or 3 days ago."
+        ),
+    ] = None
+    dry_run: Annotated[bool, msgspec.Meta(description="Only report what would be removed.")] = False
 
 
 class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
@@ -115,7 +119,9 @@ class OrphanRemoval:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._manifests = Manifests.of(self._parts.objects, self._parts.settings, _SHARE)
 
-    async def remove(self, caller: Caller, namespace: NamespacePath, name: str, request: OrphanRequest) -> OrphanReport:
+    async def remove(
+        self, caller: Caller, namespace: NamespacePath, name: str, request: RemoveOrphanFilesRequest
+    ) -> OrphanReport:
         """NoSuchTable; BadRequest if the table's properties forbid the deletion of files or are invalid, and while
         several names share its files; Corrupt if a manifest cannot be read: then nothing is removed."""
         async with self._slots:
@@ -149,7 +155,7 @@ class OrphanRemoval:
             raise BadRequest(f"Cannot remove orphan files of {show(namespace, name)}: {why}")
         return entry, metadata
 
-    def _checked_age(self, metadata: TableMetadata, request: OrphanRequest, now_ms: int) -> int:
+    def _checked_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, now_ms: int) -> int:
         if request.older_than_ms is None:
             return now_ms - least_age_ms(metadata)
         if request.older_than_ms > now_ms - AGE_LEAST_MS:

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -65,11 +65,15 @@ _SHARE = 8
 """Part of `commit_memory_bytes` for the manifests that are read here."""
 
 
-class ManifestRequest(msgspec.Struct, frozen=True):
-    """`min_count`: manifests of a group from which on it is rewritten; None: by the table's property."""
-
-    min_count: int | None = None
-    dry_run: bool = False
+class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    min_count: Annotated[
+        Annotated[int, msgspec.Meta(ge=2, lt=1 << 31)] | None,
+        msgspec.Meta(
+            description="Manifests of one partition spec and content from which on they are rewritten. Default: the "
+            "table property seamark.manifests.min-count, or 20."
+        ),
+    ] = None
+    dry_run: Annotated[bool, msgspec.Meta(description="Only report what would be replaced.")] = False
 
 
 class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
@@ -123,7 +127,7 @@ class ManifestRewrite:
         self._manifests = Manifests.of(self._parts.objects, self._parts.settings, _SHARE)
 
     async def rewrite(
-        self, caller: Caller, namespace: NamespacePath, name: str, request: ManifestRequest
+        self, caller: Caller, namespace: NamespacePath, name: str, request: RewriteManifestsRequest
     ) -> ManifestReport:
         """NoSuchTable; BadRequest for a table of version 1 or an invalid property; Corrupt if a manifest cannot be
         read; CommitUnknown. If other commits are faster, nothing is changed, and the report counts a conflict."""
@@ -136,7 +140,7 @@ class ManifestRewrite:
             return report
 
     async def _attempt(
-        self, caller: Caller, namespace: NamespacePath, name: str, request: ManifestRequest
+        self, caller: Caller, namespace: NamespacePath, name: str, request: RewriteManifestsRequest
     ) -> ManifestReport:
         entry, metadata = await self._load(namespace, name)
         head = metadata.current_snapshot

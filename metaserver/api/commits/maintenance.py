@@ -1,0 +1,63 @@
+"""Routes that maintain the files of a table: expire snapshots, remove orphan files, rewrite manifests."""
+
+from __future__ import annotations
+
+from seamark.metaserver.api.http.describe import ResponseSpec
+from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.keys import EXPIRATION, MANIFEST_REWRITE, ORPHAN_REMOVAL
+from seamark.metaserver.commit.expiration.expiration import SNAPSHOTS_MAX, ExpirationReport, ExpireSnapshotsRequest
+from seamark.metaserver.commit.expiration.orphan_files import FILES_MAX, OrphanReport, RemoveOrphanFilesRequest
+from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestReport, RewriteManifestsRequest
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/expire-snapshots",
+    "expireSnapshots",
+    f"Removes expired snapshots and references, at most {SNAPSHOTS_MAX:,} snapshots a request, and deletes the files "
+    "that no other snapshot needs",
+    tags=("commits",),
+    is_body_optional=True,
+    answers=(
+        ResponseSpec(200, "What was removed; repeat while snapshots-left is not 0", ExpirationReport),
+        ResponseSpec(400, "The table's properties forbid the deletion of files, or are invalid"),
+        ResponseSpec(404, "No such table"),
+        ResponseSpec(409, "Other commits were faster each time; nothing was removed"),
+    ),
+).takes(ExpireSnapshotsRequest)
+async def expire_snapshots(call: Call, body: ExpireSnapshotsRequest) -> ExpirationReport:
+    return await call.app[EXPIRATION].expire(call.caller, call.namespace, call.name, body)
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/rewrite-manifests",
+    "rewriteManifests",
+    "Lists the files of the main branch in fewer manifests, sorted by partition; the files stay the same",
+    tags=("commits",),
+    is_body_optional=True,
+    answers=(
+        ResponseSpec(200, "What was replaced; nothing if other commits were faster (conflicts)", ManifestReport),
+        ResponseSpec(400, "The table has format version 1, or an invalid property"),
+        ResponseSpec(404, "No such table"),
+    ),
+).takes(RewriteManifestsRequest)
+async def rewrite_manifests(call: Call, body: RewriteManifestsRequest) -> ManifestReport:
+    return await call.app[MANIFEST_REWRITE].rewrite(call.caller, call.namespace, call.name, body)
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/remove-orphan-files",
+    "removeOrphanFiles",
+    f"Removes files in the table's folders that no snapshot names, at most {FILES_MAX:,} a request",
+    tags=("commits",),
+    is_body_optional=True,
+    answers=(
+        ResponseSpec(200, "What was removed; repeat while files-left is true", OrphanReport),
+        ResponseSpec(400, "The table's properties forbid deletion or are invalid, or the time is too late"),
+        ResponseSpec(404, "No such table"),
+    ),
+).takes(RemoveOrphanFilesRequest)
+async def remove_orphan_files(call: Call, body: RemoveOrphanFilesRequest) -> OrphanReport:
+    return await call.app[ORPHAN_REMOVAL].remove(call.caller, call.namespace, call.name, body)
