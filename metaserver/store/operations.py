@@ -25,14 +25,18 @@ from seamark.metaserver.store.model import (
 )
 
 
-class CreateNamespace(msgspec.Struct, frozen=True):
+class Operation(msgspec.Struct, frozen=True):
+    """A part of a transaction."""
+
+
+class CreateNamespace(Operation, frozen=True):
     """AlreadyExists; NoSuchNamespace if its parent does not exist."""
 
     path: NamespacePath
     properties: dict[str, str]
 
 
-class ReplaceNamespaceProperties(msgspec.Struct, frozen=True):
+class ReplaceNamespaceProperties(Operation, frozen=True):
     """CommitConflict unless the stored version is `expected_version`; NoSuchNamespace if it does not exist."""
 
     path: NamespacePath
@@ -40,19 +44,19 @@ class ReplaceNamespaceProperties(msgspec.Struct, frozen=True):
     properties: dict[str, str]
 
 
-class DropNamespace(msgspec.Struct, frozen=True):
+class DropNamespace(Operation, frozen=True):
     """NamespaceNotEmpty while it has entries or child namespaces; NoSuchNamespace if it does not exist."""
 
     path: NamespacePath
 
 
-class CreateEntry(msgspec.Struct, frozen=True):
+class CreateEntry(Operation, frozen=True):
     """AlreadyExists (the message names the existing kind); NoSuchNamespace without its namespace."""
 
     entry: Entry
 
 
-class SwapPointer(msgspec.Struct, frozen=True):
+class SwapPointer(Operation, frozen=True):
     """CommitConflict unless the entry exists with this uuid and points at `expected_location`.
 
     NoSuchTable / NoSuchView if the name does not exist."""
@@ -66,7 +70,7 @@ class SwapPointer(msgspec.Struct, frozen=True):
     now_ms: int
 
 
-class RenameEntry(msgspec.Struct, frozen=True):
+class RenameEntry(Operation, frozen=True):
     """AlreadyExists at the destination, NoSuchNamespace without its namespace.
 
     NoSuchTable / NoSuchView at the source."""
@@ -80,7 +84,7 @@ class RenameEntry(msgspec.Struct, frozen=True):
     """If set: CommitConflict when the name refers to another table."""
 
 
-class DropEntry(msgspec.Struct, frozen=True):
+class DropEntry(Operation, frozen=True):
     """Removes the name. Index files and producers are removed with the last name of the table, live or dropped.
 
     With `keep`, keeps it as a DroppedEntry (the store sets its `entry` from the row).
@@ -95,7 +99,7 @@ class DropEntry(msgspec.Struct, frozen=True):
     """If set: CommitConflict when the name refers to another table."""
 
 
-class RestoreEntry(msgspec.Struct, frozen=True):
+class RestoreEntry(Operation, frozen=True):
     """Restores a dropped entry as (namespace, name).
 
     NotFound if expired or unknown; AlreadyExists / NoSuchNamespace as for CreateEntry; CommitConflict when another
@@ -106,7 +110,7 @@ class RestoreEntry(msgspec.Struct, frozen=True):
     name: str
 
 
-class ForgetDropped(msgspec.Struct, frozen=True):
+class ForgetDropped(Operation, frozen=True):
     """Removes a dropped entry permanently (before its purge). NotFound if it is gone: another replica was faster.
     With `unshared`, CommitConflict while another entry, live or dropped, has its UUID: it uses the same files."""
 
@@ -114,7 +118,7 @@ class ForgetDropped(msgspec.Struct, frozen=True):
     unshared: bool = False
 
 
-class ClaimLocations(msgspec.Struct, frozen=True):
+class ClaimLocations(Operation, frozen=True):
     """Adds locations to the claims of the UUID. BadRequest for one that overlaps (is equal to, contains, or is within)
     a claim of another UUID: live, dropped, or being purged."""
 
@@ -131,20 +135,20 @@ class ClaimLocations(msgspec.Struct, frozen=True):
     """If set: the entry may be restored by this. CommitConflict when a live entry has the same location."""
 
 
-class AllowLocations(msgspec.Struct, frozen=True):
+class AllowLocations(Operation, frozen=True):
     """The table may name files at these locations, which others may own; replaces the earlier list."""
 
     uuid: str
     locations: tuple[ClaimedLocation, ...]
 
 
-class ReleaseLocations(msgspec.Struct, frozen=True):
+class ReleaseLocations(Operation, frozen=True):
     """Removes the claims of a UUID without any name, live or dropped."""
 
     uuid: str
 
 
-class ReplaceIndexFiles(msgspec.Struct, frozen=True):
+class ReplaceIndexFiles(Operation, frozen=True):
     """Adds live index files of one definition and supersedes others. CommitConflict unless all of `remove` are live.
 
     A repeat, whose `add` is registered in any state, changes nothing. NoSuchTable if no live name refers to the table.
@@ -158,7 +162,7 @@ class ReplaceIndexFiles(msgspec.Struct, frozen=True):
     now_ms: int
 
 
-class QuarantineIndexFile(msgspec.Struct, frozen=True):
+class QuarantineIndexFile(Operation, frozen=True):
     """A live file is not used any longer; the state of others does not change. NotFound if it is not registered."""
 
     uuid: str
@@ -167,7 +171,7 @@ class QuarantineIndexFile(msgspec.Struct, frozen=True):
     now_ms: int
 
 
-class ForgetIndexFile(msgspec.Struct, frozen=True):
+class ForgetIndexFile(Operation, frozen=True):
     """Removes the row of an index file that is not live (the file is deleted, or will be). CommitConflict if live."""
 
     uuid: str
@@ -175,7 +179,7 @@ class ForgetIndexFile(msgspec.Struct, frozen=True):
     now_ms: int
 
 
-class AdvanceProducer(msgspec.Struct, frozen=True):
+class AdvanceProducer(Operation, frozen=True):
     """The producer has committed `sequence`. CommitConflict unless it is above the last sequence; the first may be any.
 
     NoSuchTable if no live name refers to the table. Rows stay until the table's last name is removed. They do not
@@ -191,7 +195,7 @@ class AdvanceProducer(msgspec.Struct, frozen=True):
     now_ms: int
 
 
-class KeepPlanTable(msgspec.Struct, frozen=True):
+class KeepPlanTable(Operation, frozen=True):
     """Stores the plan, unless another has its name: then that plan's lease is extended to the new lease.
 
     The result is the PlanTable that has the name."""
@@ -199,14 +203,14 @@ class KeepPlanTable(msgspec.Struct, frozen=True):
     plan: PlanTable
 
 
-class RenewPlanTable(msgspec.Struct, frozen=True):
+class RenewPlanTable(Operation, frozen=True):
     """Extends the lease to at least that time. The result is a bool: False when the plan is retired or removed."""
 
     id: str
     expires_ms: int
 
 
-class LeasePlanSnapshots(msgspec.Struct, frozen=True):
+class LeasePlanSnapshots(Operation, frozen=True):
     """Sets the leases of an audience's plan snapshots of one table. Leases become no shorter, except that `withdraw`
     ends them at `expires_ms`. The result is the number of existing plans."""
 
@@ -218,7 +222,7 @@ class LeasePlanSnapshots(msgspec.Struct, frozen=True):
     withdraw: bool = False
 
 
-class DropPlanSnapshots(msgspec.Struct, frozen=True):
+class DropPlanSnapshots(Operation, frozen=True):
     """Retires the plan snapshots of a table with these ids, of all audiences. The result is their number."""
 
     namespace: NamespacePath
@@ -226,24 +230,24 @@ class DropPlanSnapshots(msgspec.Struct, frozen=True):
     shown_ids: tuple[int, ...]
 
 
-class RetirePlanTables(msgspec.Struct, frozen=True):
+class RetirePlanTables(Operation, frozen=True):
     """Retires plans whose lease ended before that time, oldest first. The result is their number."""
 
     before_ms: int
     limit: int
 
 
-class ForgetPlanTable(msgspec.Struct, frozen=True):
+class ForgetPlanTable(Operation, frozen=True):
     """Removes the row of a retired plan whose files are deleted. A plan with a name stays."""
 
     id: str
 
 
-class RecordInstant(msgspec.Struct, frozen=True):
+class RecordInstant(Operation, frozen=True):
     instant: Instant
 
 
-class MoveInstant(msgspec.Struct, frozen=True):
+class MoveInstant(Operation, frozen=True):
     """Changes the state and the fields that depend on it.
 
     CommitConflict unless the stored state is `expected`. The instant gets a new position."""
@@ -256,7 +260,7 @@ class MoveInstant(msgspec.Struct, frozen=True):
     summary: dict[str, Any] | None = None
 
 
-class SaveIdempotency(msgspec.Struct, frozen=True):
+class SaveIdempotency(Operation, frozen=True):
     """Raises IdempotencyTaken if the key exists.
 
     Then the whole transaction is rolled back, and the first answer applies."""
@@ -264,14 +268,14 @@ class SaveIdempotency(msgspec.Struct, frozen=True):
     record: IdempotencyRecord
 
 
-class SaveMetricsReport(msgspec.Struct, frozen=True):
+class SaveMetricsReport(Operation, frozen=True):
     """Keeps the newest `keep` reports of the table; None keeps all."""
 
     report: MetricsReport
     keep: int | None = None
 
 
-class AddColumnReads(msgspec.Struct, frozen=True):
+class AddColumnReads(Operation, frozen=True):
     """Adds reads of columns of the table on one day. NoSuchTable if the table has no live name.
 
     `reads`: (column id, age of the oldest partition in days, number of reads), each column once."""
@@ -281,36 +285,36 @@ class AddColumnReads(msgspec.Struct, frozen=True):
     reads: tuple[tuple[int, int, int], ...]
 
 
-class SaveToken(msgspec.Struct, frozen=True):
+class SaveToken(Operation, frozen=True):
     """AlreadyExists if a live token has this name."""
 
     token: Token
 
 
-class RevokeToken(msgspec.Struct, frozen=True):
+class RevokeToken(Operation, frozen=True):
     """NotFound if no live token has this name."""
 
     name: str
     now_ms: int
 
 
-class SaveGrant(msgspec.Struct, frozen=True):
+class SaveGrant(Operation, frozen=True):
     """Idempotent."""
 
     grant: Grant
 
 
-class RemoveGrant(msgspec.Struct, frozen=True):
+class RemoveGrant(Operation, frozen=True):
     """NotFound if it does not exist."""
 
     grant: Grant
 
 
-class SaveAudit(msgspec.Struct, frozen=True):
+class SaveAudit(Operation, frozen=True):
     records: tuple[AuditRecord, ...]
 
 
-class SaveCursor(msgspec.Struct, frozen=True):
+class SaveCursor(Operation, frozen=True):
     """Saves the position of a named consumer of the timeline (a webhook).
 
     CommitConflict unless the stored position is `expected` (None: no row yet), so that two replicas cannot both
@@ -325,7 +329,7 @@ REWRITE = "rewrite "
 """Followed by the UUID of a table: the lease of a job that rewrites its files. Its row is removed with the table's."""
 
 
-class TakeLease(msgspec.Struct, frozen=True):
+class TakeLease(Operation, frozen=True):
     """`holder` gets or renews the named lease until `until_ms`.
 
     CommitConflict while the lease of another holder is valid at `now_ms`.
@@ -339,14 +343,14 @@ class TakeLease(msgspec.Struct, frozen=True):
     state: str = ""
 
 
-class CheckFence(msgspec.Struct, frozen=True):
+class CheckFence(Operation, frozen=True):
     """CommitConflict unless `fence` is the fencing number of the named lease: the sender no longer has the lease."""
 
     name: str
     fence: int
 
 
-class RenewReplica(msgspec.Struct, frozen=True):
+class RenewReplica(Operation, frozen=True):
     """Adds the replica, or renews its lease, for `lease_ms` from now, by the clock of the database.
 
     The result is the list of all replicas with live leases. Removes rows that expired long ago."""
@@ -355,48 +359,7 @@ class RenewReplica(msgspec.Struct, frozen=True):
     lease_ms: int
 
 
-class RemoveReplica(msgspec.Struct, frozen=True):
+class RemoveReplica(Operation, frozen=True):
     """Ends the lease of the replica; nothing happens when there is none."""
 
     address: str
-
-
-Operation = (
-    CreateNamespace
-    | ReplaceNamespaceProperties
-    | DropNamespace
-    | CreateEntry
-    | SwapPointer
-    | RenameEntry
-    | DropEntry
-    | RestoreEntry
-    | ForgetDropped
-    | ClaimLocations
-    | AllowLocations
-    | ReleaseLocations
-    | ReplaceIndexFiles
-    | QuarantineIndexFile
-    | ForgetIndexFile
-    | AdvanceProducer
-    | KeepPlanTable
-    | RenewPlanTable
-    | LeasePlanSnapshots
-    | DropPlanSnapshots
-    | RetirePlanTables
-    | ForgetPlanTable
-    | RecordInstant
-    | MoveInstant
-    | SaveIdempotency
-    | SaveMetricsReport
-    | AddColumnReads
-    | SaveToken
-    | RevokeToken
-    | SaveGrant
-    | RemoveGrant
-    | SaveAudit
-    | SaveCursor
-    | TakeLease
-    | CheckFence
-    | RenewReplica
-    | RemoveReplica
-)

@@ -9,6 +9,7 @@ row lock.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from seamark.metaserver.errors import BadRequest, CommitConflict
 from seamark.metaserver.store import model, operations
@@ -56,17 +57,17 @@ def release(op: operations.ReleaseLocations, now_ms: int) -> Steps[None]:
     yield Statement(f"DELETE FROM claims WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
 
 
-def overlapping(keys: list[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
+def overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
     """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
     return (yield from _overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
 
 
-def allowed_overlapping(keys: list[str], uuid: str, limit: int) -> Steps[list[model.Claim]]:
+def allowed_overlapping(keys: Sequence[str], uuid: str, limit: int) -> Steps[list[model.Claim]]:
     """As `overlapping`, of the locations that other UUIDs are allowed to name files in."""
     return (yield from _overlapping(keys, uuid, limit, _ALLOWED, _ALLOWED))
 
 
-def _overlapping(keys: list[str], uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
+def _overlapping(keys: Sequence[str], uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
     claims: dict[tuple[str, str], model.Claim] = {}
     for key in keys:
         above = yield from _above(key, uuid, first, last)

@@ -88,17 +88,17 @@ def entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Entry | None
     return _first(NAMED.decode, sql, pack(path), space_of(kind), name, kind.value)
 
 
-def entries(kind: EntryKind, path: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:
+def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:
     sql = f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND kind = $2 AND name > $3 ORDER BY name LIMIT $4"  # noqa: S608
-    return _all(NAMED.decode, sql, pack(path), kind.value, after or "", limit)
+    return _all(NAMED.decode, sql, pack(namespace), kind.value, after or "", limit)
 
 
-def dropped(path: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
-    if path is None:
+def dropped(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
+    if namespace is None:
         sql = f"SELECT {DROPPED} FROM dropped WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
         return _all(to_dropped, sql, after or "", limit)
     sql = f"SELECT {DROPPED} FROM dropped WHERE namespace = $1 AND id > $2 ORDER BY id LIMIT $3"  # noqa: S608
-    return _all(to_dropped, sql, pack(path), after or "", limit)
+    return _all(to_dropped, sql, pack(namespace), after or "", limit)
 
 
 def dropped_entry(dropped_id: str) -> Steps[DroppedEntry | None]:
@@ -136,19 +136,19 @@ def producer(uuid: str, name: str) -> Steps[ProducerState | None]:
     return _first(PRODUCER.decode, sql, uuid, name)
 
 
-def plan_table(path: NamespacePath, name: str) -> Steps[PlanTable | None]:
+def plan_table(namespace: NamespacePath, name: str) -> Steps[PlanTable | None]:
     sql = f"SELECT {PLAN_TABLE} FROM plan_tables WHERE namespace = $1 AND name = $2"  # noqa: S608
-    return _first(PLAN_TABLE.decode, sql, pack(path), name)
+    return _first(PLAN_TABLE.decode, sql, pack(namespace), name)
 
 
 def plan_snapshots(
-    path: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
+    namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
 ) -> Steps[list[ShownPlan]]:
     rows = yield Statement(
         "SELECT shown_id, shown FROM plan_tables WHERE namespace = $1 AND of_name = $2 AND audience = $3 AND uuid = $4 "
         "AND expires_ms > $5 AND audience IS NOT NULL AND name IS NOT NULL AND shown IS NOT NULL "
         "ORDER BY expires_ms DESC LIMIT $6",
-        (pack(path), of_name, audience, uuid, now_ms, limit),
+        (pack(namespace), of_name, audience, uuid, now_ms, limit),
     )
     return sorted((ShownPlan(int(row[0]), str(row[1])) for row in rows), key=lambda plan: plan.shown_id)
 
@@ -178,7 +178,7 @@ def instant(instant_id: str) -> Steps[Instant | None]:
     return _first(INSTANT.decode, sql, instant_id)
 
 
-def names_of(uuid: str, dropped: bool, namespace: NamespacePath | None) -> Steps[int]:
+def names_of(uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> Steps[int]:
     tables = ("entries", "dropped") if dropped else ("entries",)
     inside = "" if namespace is None else " AND namespace = $2"
     counts = (f"(SELECT count(*) FROM {table} WHERE uuid = $1{inside})" for table in tables)  # noqa: S608

@@ -111,13 +111,13 @@ def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
     return int(rows[0][0])
 
 
-def lease_state(name: str, now_ms: int) -> Steps[str]:
-    rows = yield Statement("SELECT state FROM leases WHERE name = $1 AND until_ms > $2", (name, now_ms))
+def lease_state(lease: str, now_ms: int) -> Steps[str]:
+    rows = yield Statement("SELECT state FROM leases WHERE name = $1 AND until_ms > $2", (lease, now_ms))
     return str(rows[0][0] or "") if rows else ""
 
 
-def fence_of(name: str) -> Steps[int]:
-    rows = yield Statement("SELECT fence FROM leases WHERE name = $1", (name,))
+def fence_of(lease: str) -> Steps[int]:
+    rows = yield Statement("SELECT fence FROM leases WHERE name = $1", (lease,))
     return int(rows[0][0]) if rows else 0
 
 
@@ -138,7 +138,7 @@ def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]
     return bytes(rows[0][0]) if rows else b""
 
 
-def prune(now_ms: int, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
+def prune(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
     """Removes at most `limit` rows in total, oldest first."""
     removed = 0
     for table, key, time, before_ms in (
