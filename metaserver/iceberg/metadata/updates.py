@@ -8,8 +8,8 @@ metadata; updates are applied all or none.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -73,13 +73,6 @@ class AddSchema(Update, frozen=True):
         builder.add_schema(self.schema)
 
 
-class SetCurrentSchema(Update, frozen=True):
-    schema_id: Int32
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.set_current_schema(self.schema_id)
-
-
 class AddSpec(Update, frozen=True):
     spec: PartitionSpecInput
 
@@ -87,25 +80,11 @@ class AddSpec(Update, frozen=True):
         builder.add_spec(partition.checked(self.spec))
 
 
-class SetDefaultSpec(Update, frozen=True):
-    spec_id: Int32
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.set_default_spec(self.spec_id)
-
-
 class AddSortOrder(Update, frozen=True):
     sort_order: SortOrder
 
     def apply(self, builder: TableBuilder) -> None:
         builder.add_sort_order(sort_order.checked(self.sort_order))
-
-
-class SetDefaultSortOrder(Update, frozen=True):
-    sort_order_id: Int32
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.set_default_sort_order(self.sort_order_id)
 
 
 class AddSnapshot(Update, frozen=True):
@@ -126,27 +105,6 @@ class SetSnapshotRef(Update, frozen=True):
     def apply(self, builder: TableBuilder) -> None:
         limits = self.min_snapshots_to_keep, self.max_snapshot_age_ms, self.max_ref_age_ms
         builder.set_ref(self.ref_name, checked_ref(SnapshotRef(self.snapshot_id, self.type, *limits)))
-
-
-class RemoveSnapshots(Update, frozen=True):
-    snapshot_ids: tuple[Int64, ...]
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.remove_snapshots(self.snapshot_ids)
-
-
-class RemoveSnapshotRef(Update, frozen=True):
-    ref_name: str
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.remove_ref(self.ref_name)
-
-
-class SetLocation(Update, frozen=True):
-    location: str
-
-    def apply(self, builder: Any) -> None:
-        builder.set_location(self.location)
 
 
 class SetProperties(Update, frozen=True):
@@ -173,48 +131,6 @@ class RemoveProperties(Update, frozen=True):
         builder.remove_properties(names)
 
 
-class SetStatistics(Update, frozen=True):
-    statistics: StatisticsFile
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.set_statistics(self.statistics)
-
-
-class RemoveStatistics(Update, frozen=True):
-    snapshot_id: Int64
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.remove_statistics(self.snapshot_id)
-
-
-class SetPartitionStatistics(Update, frozen=True):
-    partition_statistics: PartitionStatisticsFile
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.set_partition_statistics(self.partition_statistics)
-
-
-class RemovePartitionStatistics(Update, frozen=True):
-    snapshot_id: Int64
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.remove_partition_statistics(self.snapshot_id)
-
-
-class RemovePartitionSpecs(Update, frozen=True):
-    spec_ids: tuple[Int32, ...]
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.remove_specs(self.spec_ids)
-
-
-class RemoveSchemas(Update, frozen=True):
-    schema_ids: tuple[Int32, ...]
-
-    def apply(self, builder: TableBuilder) -> None:
-        builder.remove_schemas(self.schema_ids)
-
-
 class EnableRowLineage(Update, frozen=True):
     def apply(self, builder: TableBuilder) -> None:
         # every version 3 table tracks row lineage; the action predates this rule of the spec
@@ -230,38 +146,44 @@ class AddEncryptionKey(Update, frozen=True):
         builder.add_encryption_key(checked_key(self.encryption_key))
 
 
-class RemoveEncryptionKey(Update, frozen=True):
-    key_id: str
+def simple_action(change: Callable[[Any, Any], None], field: str, kind: Any) -> type[Update]:
+    """An action with one field, a `kind`, which is the argument of this method of the working copy."""
 
-    def apply(self, builder: TableBuilder) -> None:
-        builder.remove_encryption_key(self.key_id)
+    def apply(self: Update, builder: Any) -> None:
+        change(builder, getattr(self, field))
+
+    namespace = {"apply": apply}
+    made: Any = msgspec.defstruct(change.__name__, [(field, kind)], bases=(Update,), frozen=True, namespace=namespace)
+    return cast(type[Update], made)
 
 
 TABLE_ACTIONS: dict[str, type[Update]] = {
     "assign-uuid": AssignUuid,
     "upgrade-format-version": UpgradeFormatVersion,
     "add-schema": AddSchema,
-    "set-current-schema": SetCurrentSchema,
+    "set-current-schema": simple_action(TableBuilder.set_current_schema, "schema_id", Int32),
     "add-spec": AddSpec,
-    "set-default-spec": SetDefaultSpec,
+    "set-default-spec": simple_action(TableBuilder.set_default_spec, "spec_id", Int32),
     "add-sort-order": AddSortOrder,
-    "set-default-sort-order": SetDefaultSortOrder,
+    "set-default-sort-order": simple_action(TableBuilder.set_default_sort_order, "sort_order_id", Int32),
     "add-snapshot": AddSnapshot,
     "set-snapshot-ref": SetSnapshotRef,
-    "remove-snapshots": RemoveSnapshots,
-    "remove-snapshot-ref": RemoveSnapshotRef,
-    "set-location": SetLocation,
+    "remove-snapshots": simple_action(TableBuilder.remove_snapshots, "snapshot_ids", tuple[Int64, ...]),
+    "remove-snapshot-ref": simple_action(TableBuilder.remove_ref, "ref_name", str),
+    "set-location": simple_action(TableBuilder.set_location, "location", str),
     "set-properties": SetProperties,
     "remove-properties": RemoveProperties,
-    "set-statistics": SetStatistics,
-    "remove-statistics": RemoveStatistics,
-    "set-partition-statistics": SetPartitionStatistics,
-    "remove-partition-statistics": RemovePartitionStatistics,
-    "remove-partition-specs": RemovePartitionSpecs,
-    "remove-schemas": RemoveSchemas,
+    "set-statistics": simple_action(TableBuilder.set_statistics, "statistics", StatisticsFile),
+    "remove-statistics": simple_action(TableBuilder.remove_statistics, "snapshot_id", Int64),
+    "set-partition-statistics": simple_action(
+        TableBuilder.set_partition_statistics, "partition_statistics", PartitionStatisticsFile
+    ),
+    "remove-partition-statistics": simple_action(TableBuilder.remove_partition_statistics, "snapshot_id", Int64),
+    "remove-partition-specs": simple_action(TableBuilder.remove_specs, "spec_ids", tuple[Int32, ...]),
+    "remove-schemas": simple_action(TableBuilder.remove_schemas, "schema_ids", tuple[Int32, ...]),
     "enable-row-lineage": EnableRowLineage,
     "add-encryption-key": AddEncryptionKey,
-    "remove-encryption-key": RemoveEncryptionKey,
+    "remove-encryption-key": simple_action(TableBuilder.remove_encryption_key, "key_id", str),
 }
 
 VIEW_ONLY_ACTIONS = ("add-view-version", "set-current-view-version")

@@ -18,11 +18,11 @@ from seamark.metaserver.iceberg.metadata.updates import (
     AddSchema,
     AssignUuid,
     RemoveProperties,
-    SetLocation,
     SetProperties,
     Update,
     UpgradeFormatVersion,
     parse_update,
+    simple_action,
 )
 from seamark.metaserver.iceberg.metadata.work import Work
 from seamark.metaserver.iceberg.types import schema as schemas
@@ -48,13 +48,6 @@ class AddViewVersion(Update, frozen=True):
 
     def apply(self, builder: _ViewBuilder) -> None:
         builder.add_version(self.view_version)
-
-
-class SetCurrentViewVersion(Update, frozen=True):
-    view_version_id: Int32
-
-    def apply(self, builder: _ViewBuilder) -> None:
-        builder.set_current_version(self.view_version_id)
 
 
 class _ViewBuilder:
@@ -230,11 +223,11 @@ VIEW_ACTIONS: dict[str, type[Update]] = {
     "assign-uuid": AssignUuid,
     "upgrade-format-version": UpgradeFormatVersion,
     "add-schema": AddSchema,
-    "set-location": SetLocation,
+    "set-location": simple_action(_ViewBuilder.set_location, "location", str),
     "set-properties": SetProperties,
     "remove-properties": RemoveProperties,
     "add-view-version": AddViewVersion,
-    "set-current-view-version": SetCurrentViewVersion,
+    "set-current-view-version": simple_action(_ViewBuilder.set_current_version, "view_version_id", Int32),
 }
 
 
