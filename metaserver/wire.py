@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -64,6 +65,16 @@ def decode_as(body: bytes, shape: type[T], what: str) -> T:
         return from_json(body, shape)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"{what} is malformed: {error}") from None
+
+
+def to_base64url(data: bytes) -> str:
+    """Without padding (RFC 4648, 5)."""
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def from_base64url(text: str) -> bytes:
+    """ValueError for other text, also if it has characters outside the alphabet, which Python would ignore."""
+    return base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
 
 
 def parse_namespace(text: str) -> tuple[str, ...]:

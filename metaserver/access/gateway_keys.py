@@ -12,7 +12,6 @@ reuse the first (HTTP 304), and keys are valid for at least half of the lifetime
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 
@@ -24,6 +23,7 @@ from seamark.metaserver.clock import Clock
 from seamark.metaserver.decoding import from_msgpack
 from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.objects.credentials import VendedKeys
+from seamark.metaserver.wire import from_base64url, to_base64url
 
 TOKEN_CHARS_MAX = 12_288
 """Characters of a token: a location has at most 4,096 characters of up to four bytes, which base64 makes a third
@@ -74,7 +74,7 @@ class GatewayKeys:
         payload = key_id + msgspec.msgpack.encode(grant)
         token = payload + _mac(key, b"token", payload)
         access_key, secret = _pair(key, payload)
-        return VendedKeys(access_key, secret, base64.urlsafe_b64encode(token).decode().rstrip("="), grant.expires_ms)
+        return VendedKeys(access_key, secret, to_base64url(token), grant.expires_ms)
 
     def stamp(self) -> str:
         """Equal for two times if the keys that are issued at these times for the same grant are equal."""
@@ -95,13 +95,13 @@ class GatewayKeys:
         try:
             if len(token) > TOKEN_CHARS_MAX:
                 raise ValueError
-            raw = base64.b64decode(token.encode("ascii") + b"=" * (-len(token) % 4), altchars=b"-_", validate=True)
+            raw = from_base64url(token)
             payload, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
             key = self._keyring.verifying(_PURPOSE, payload[:ID_BYTES])
             if key is None or not hmac.compare_digest(mac, _mac(key, b"token", payload)):
                 raise ValueError
             grant = from_msgpack(payload[ID_BYTES:], ObjectGrant)
-        except (binascii.Error, ValueError, msgspec.MsgspecError):
+        except (ValueError, msgspec.MsgspecError):
             raise Forbidden("The session token was not issued by this catalog; load the table again") from None
         expected, secret = _pair(key, payload)
         if not hmac.compare_digest(expected.encode(), access_key_id.encode("utf-8", "surrogatepass")):
@@ -122,7 +122,7 @@ class ExpiredGrant(Forbidden):
 def _pair(key: bytes, payload: bytes) -> tuple[str, str]:
     """(access key id of 20 characters, secret)."""
     access = base64.b32encode(_mac(key, b"access key", payload)[:10]).decode()
-    secret = base64.urlsafe_b64encode(_mac(key, b"secret", payload)).decode().rstrip("=")
+    secret = to_base64url(_mac(key, b"secret", payload))
     return f"SMKA{access}", secret
 
 

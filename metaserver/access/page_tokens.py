@@ -6,15 +6,13 @@ plain text is padded to a multiple of 64 bytes, because its length would reveal 
 
 from __future__ import annotations
 
-import base64
-import binascii
-
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.wire import from_base64url, to_base64url
 
 _PURPOSE = "page-token"
 _NONCE_BYTES = 12
@@ -32,20 +30,20 @@ class PageTokens:
         nonce = self._clock.random_bytes(_NONCE_BYTES)
         text = after.encode()
         padded = text + bytes(-len(text) % _PADDING)
-        return base64.urlsafe_b64encode(key_id + nonce + AESGCM(key).encrypt(nonce, padded, None)).decode().rstrip("=")
+        return to_base64url(key_id + nonce + AESGCM(key).encrypt(nonce, padded, None))
 
     def decode(self, token: str) -> str | None:
         """None for the empty token, which requests the first page. BadRequest for a token from another server."""
         if not token:
             return None
         try:
-            raw = base64.b64decode(token.encode() + b"=" * (-len(token) % 4), altchars=b"-_", validate=True)
+            raw = from_base64url(token)
             key = self._keyring.verifying(_PURPOSE, raw[:ID_BYTES])
             if key is None:
                 raise ValueError
             nonce, sealed = raw[ID_BYTES : ID_BYTES + _NONCE_BYTES], raw[ID_BYTES + _NONCE_BYTES :]
             return AESGCM(key).decrypt(nonce, sealed, None).rstrip(b"\x00").decode()
-        except (binascii.Error, ValueError, InvalidTag):
+        except (ValueError, InvalidTag):
             raise BadRequest(
                 f"pageToken is {token[:40]!r}, which this server did not issue; start again without it"
             ) from None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import hmac
 
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
+from seamark.metaserver.wire import from_base64url, to_base64url
 
 _MAC_BYTES = 32
 
@@ -15,16 +14,12 @@ _MAC_BYTES = 32
 def signed(keyring: Keyring, purpose: str, claims: bytes) -> str:
     key_id, key = keyring.signing(purpose)
     whole = key_id + claims
-    return base64.urlsafe_b64encode(whole + _mac(key, whole)).decode().rstrip("=")
+    return to_base64url(whole + _mac(key, whole))
 
 
 def opened(keyring: Keyring, purpose: str, text: str) -> bytes:
     """The claims. ValueError if this server did not sign them for this purpose."""
-    try:
-        encoded = text.encode("ascii")
-        raw = base64.b64decode(encoded + b"=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, UnicodeError):
-        raise ValueError("not base64") from None
+    raw = from_base64url(text)
     whole, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
     key = keyring.verifying(purpose, whole[:ID_BYTES])
     if key is None or not hmac.compare_digest(mac, _mac(key, whole)):

@@ -10,7 +10,6 @@ replace the grants of the name, so that a new token never inherits more than was
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Sequence
 
@@ -20,6 +19,7 @@ from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound
 from seamark.metaserver.store.model import Grant, Token
 from seamark.metaserver.store.operations import Operation, RemoveGrant, RevokeToken, SaveGrant, SaveToken
 from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.wire import to_base64url
 
 PREFIX = "smk_"
 """Makes leaked tokens recognisable for secret scanners and people."""
@@ -47,7 +47,7 @@ async def create_token(
     check_token_name(name)
     if ttl_s is not None and not 0 < ttl_s <= TTL_S_MAX:
         raise BadRequest(f"The lifetime is {ttl_s} seconds; it must be 1 to {TTL_S_MAX}, or absent for no expiry")
-    secret = PREFIX + base64.urlsafe_b64encode(clock.random_bytes(SECRET_BYTES)).rstrip(b"=").decode()
+    secret = PREFIX + to_base64url(clock.random_bytes(SECRET_BYTES))
     now_ms = clock.now_ms()
     token = Token(
         id=str(clock.uuid7()),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from urllib.parse import quote
 from seamark.metaserver.gateway.folder_files import etag_of
 from seamark.metaserver.gateway.s3_errors import S3Error, xml_text
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX
+from seamark.metaserver.wire import from_base64url, to_base64url
 
 PAGE_MAX = 1000
 XML_HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -123,12 +122,12 @@ def _bytes(key: str) -> bytes:
 
 
 def _token(key: str) -> str:
-    return base64.urlsafe_b64encode(_bytes(key)).decode().rstrip("=")
+    return to_base64url(_bytes(key))
 
 
 def _read_token(token: str) -> str:
     try:
-        raw = base64.b64decode(token.encode("ascii") + b"=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        raw = from_base64url(token)
         return raw.decode("utf-8", "surrogateescape")
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise S3Error("InvalidArgument", "The continuation token provided is incorrect") from None

@@ -13,8 +13,6 @@ token, is invalid. Nothing is unpacked before the MAC is verified.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import hmac
 import struct
@@ -24,6 +22,7 @@ import msgspec
 
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.decoding import from_msgpack
+from seamark.metaserver.wire import from_base64url, to_base64url
 
 VERSION = 2
 _PURPOSE = "scan-planning"
@@ -91,12 +90,12 @@ class Tokens:
     def _seal(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
         key_id, key = self._keyring.signing(_PURPOSE)
         sealed = bytes((VERSION,)) + key_id + _mac(key, purpose, table_uuid, body) + body
-        return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+        return to_base64url(sealed)
 
     def _open(self, purpose: bytes, token: str, table_uuid: str) -> bytes | None:
         try:
-            raw = base64.b64decode(token.encode() + b"=" * (-len(token) % 4), altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError):
+            raw = from_base64url(token)
+        except ValueError:
             return None
         signed = 1 + ID_BYTES
         mac, body = raw[signed : signed + _MAC_BYTES], raw[signed + _MAC_BYTES :]

@@ -6,15 +6,13 @@ refer to the same snapshot, regardless of commits in between.
 
 from __future__ import annotations
 
-import base64
-import binascii
-
 import msgspec
 
 from seamark.metaserver.api.http.describe import Parameter
 from seamark.metaserver.decoding import from_msgpack
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.wire import from_base64url, to_base64url
 
 _TOKEN_VERSION = 1
 _PLACE_MAX = 2**63 - 1
@@ -36,15 +34,15 @@ def write_token(checksum: int, snapshot_id: int | None, place: int) -> str:
     """`checksum`: CRC-32 of everything else that the pages depend on. `place`: the position of the next item, from
     0."""
     packed = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, checksum, snapshot_id, place))
-    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+    return to_base64url(packed)
 
 
 def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int | None, int]:
     """(snapshot, place). BadRequest for a token of another request, or after the snapshot has expired."""
     try:
-        packed = base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        packed = from_base64url(text)
         token = from_msgpack(packed, _Token)
-    except (binascii.Error, ValueError, msgspec.DecodeError):
+    except (ValueError, msgspec.DecodeError):
         token = None
     if (
         token is None
