@@ -6,20 +6,15 @@ from seamark.metaserver.iceberg.metadata.bucket_counts import coarser_specs
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
 from seamark.metaserver.iceberg.metadata.service_switches import BUCKET_SPLITTING_ENABLED
-from seamark.metaserver.services.service import NEVER, Job, rewrite_pause_s
+from seamark.metaserver.services.service import Job, Service, rewrite_pause_s
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 6
 """Before compaction, which would merge the files first."""
 
 
-class BucketSplitting:
-    """`default`: whether the files of tables without the property are split."""
-
+class BucketSplitting(Service):
     name = "bucket-splitting"
-
-    def __init__(self, *, default: bool) -> None:
-        self._default = default
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """While the table has a spec with fewer buckets; the job plans the table and finds its files."""
@@ -34,6 +29,3 @@ class BucketSplitting:
             return None
         files = count_of(snapshot.summary_map(), "total-data-files", 0)
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, rewrite_pause_s(files))
-
-    def recheck_after_s(self, metadata: TableMetadata) -> float:
-        return NEVER

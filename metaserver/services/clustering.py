@@ -9,7 +9,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
 from seamark.metaserver.iceberg.metadata.service_switches import CLUSTERING_ENABLED
 from seamark.metaserver.services.launching.launchers import rewrite_job
-from seamark.metaserver.services.service import NEVER, Job
+from seamark.metaserver.services.service import Job, Service
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 8
@@ -21,13 +21,8 @@ def is_clustered(properties: Mapping[str, str], default: bool) -> bool:
     return bool(properties.get(COLUMNS, "").strip()) and as_bool(properties, CLUSTERING_ENABLED, default)
 
 
-class TableClustering:
-    """`default`: whether tables with clustering columns are clustered without the property."""
-
+class TableClustering(Service):
     name = "clustering"
-
-    def __init__(self, *, default: bool) -> None:
-        self._default = default
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """For each change of the files; the job plans the table and finds what is worth a rewrite."""
@@ -36,6 +31,3 @@ class TableClustering:
             return None
         files = count_of(snapshot.summary_map(), "total-data-files", 0)
         return rewrite_job(self.name, entry, metadata, _PRIORITY, files, CLUSTERED_BY)
-
-    def recheck_after_s(self, metadata: TableMetadata) -> float:
-        return NEVER

@@ -8,7 +8,7 @@ from seamark.metaserver.iceberg.metadata.column_ttl import TtlPolicy
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
 from seamark.metaserver.iceberg.metadata.service_switches import COLUMN_TTL_ENABLED
-from seamark.metaserver.services.service import NEVER, Job
+from seamark.metaserver.services.service import NEVER, Job, Service
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 6
@@ -18,14 +18,12 @@ _PAUSE_S, _PAUSE_MAX_S = 600.0, 6 * 3600.0
 partitions."""
 
 
-class ColumnTtl:
-    """`default`: whether the columns of tables without the property expire."""
-
+class ColumnTtl(Service):
     name = "column-ttl"
 
     def __init__(self, clock: Clock, *, default: bool) -> None:
+        super().__init__(default=default)
         self._clock = clock
-        self._default = default
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """Again and again, because partitions expire by time alone; the job finds those that have expired."""

@@ -18,21 +18,22 @@ from seamark.metaserver.iceberg.metadata.properties import (
 from seamark.metaserver.iceberg.metadata.service_switches import COMPACTION_ENABLED
 from seamark.metaserver.services.clustering import is_clustered
 from seamark.metaserver.services.launching.launchers import rewrite_job
-from seamark.metaserver.services.service import NEVER, Job
+from seamark.metaserver.services.service import Job, Service
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 7
 """After indexes, which queries miss more."""
 
 
-class Compaction:
-    """`default`: whether tables without the property are compacted; `clusters`: whether tables with clustering columns
-    are clustered without the property. Their files are rewritten by that service."""
+class Compaction(Service):
+    """`clusters`: whether tables with clustering columns are clustered without the property. Their files are rewritten
+    by that service."""
 
     name = "compaction"
 
     def __init__(self, *, default: bool, clusters: bool) -> None:
-        self._default, self._clusters = default, clusters
+        super().__init__(default=default)
+        self._clusters = clusters
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """By the totals of the current snapshot; the job plans the table and finds what is worth a rewrite."""
@@ -52,6 +53,3 @@ class Compaction:
             if files < min_files or is_large:
                 return None
         return rewrite_job(self.name, entry, metadata, _PRIORITY, files, COMPACTED_BY)
-
-    def recheck_after_s(self, metadata: TableMetadata) -> float:
-        return NEVER

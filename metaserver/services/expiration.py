@@ -9,7 +9,7 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
 from seamark.metaserver.iceberg.metadata.service_switches import EXPIRATION_ENABLED
-from seamark.metaserver.services.service import NEVER, RECHECK_S, Job
+from seamark.metaserver.services.service import NEVER, RECHECK_S, Job, Service
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 9
@@ -19,14 +19,12 @@ _PAUSE_S, _PAUSE_MAX_S = 60.0, 3600.0
 manifests of the remaining snapshots."""
 
 
-class SnapshotExpiration:
-    """`default`: whether the snapshots of tables without the property expire."""
-
+class SnapshotExpiration(Service):
     name = "expiration"
 
     def __init__(self, clock: Clock, *, default: bool) -> None:
+        super().__init__(default=default)
         self._clock = clock
-        self._default = default
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """By the age of the oldest snapshot; the server determines what has expired when the job runs."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import read_definitions
-from seamark.metaserver.services.service import NEVER, RECHECK_S, Job
+from seamark.metaserver.services.service import NEVER, RECHECK_S, Job, Service
 from seamark.metaserver.store.model import Entry
 
 
-class Indexing:
+class Indexing(Service):
     """Proposes a job for each table with enabled indexes. The job asks which files lack an index: that needs the
     manifests, which this decision does not read."""
 

@@ -6,7 +6,7 @@ from seamark.metaserver.iceberg.metadata.manifest_policy import MARK, MIN_COUNT,
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
 from seamark.metaserver.iceberg.metadata.service_switches import MANIFESTS_ENABLED
-from seamark.metaserver.services.service import NEVER, Job, rewrite_pause_s
+from seamark.metaserver.services.service import Job, Service, rewrite_pause_s
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 8
@@ -16,13 +16,8 @@ _PAUSE_S = 600.0
 few, less: a table that is fed fast has hundreds ten minutes later."""
 
 
-class ManifestRewriting:
-    """`default`: whether the manifests of tables without the property are rewritten."""
-
+class ManifestRewriting(Service):
     name = "manifests"
-
-    def __init__(self, *, default: bool) -> None:
-        self._default = default
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """For each change since the last rewrite; metadata does not say how many manifests there are, but each lists at
@@ -42,6 +37,3 @@ class ManifestRewriting:
         idle_pause_s = min(_PAUSE_S, rewrite_pause_s(files))
         key = (self.name, entry.namespace, entry.name, entry.uuid)
         return Job(*key, _PRIORITY, _PAUSE_S, idle_pause_s=idle_pause_s)
-
-    def recheck_after_s(self, metadata: TableMetadata) -> float:
-        return NEVER

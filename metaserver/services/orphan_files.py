@@ -8,7 +8,7 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool
 from seamark.metaserver.iceberg.metadata.service_switches import ORPHAN_FILES_ENABLED
-from seamark.metaserver.services.service import NEVER, Job
+from seamark.metaserver.services.service import NEVER, Job, Service
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 10
@@ -17,13 +17,8 @@ _PAUSE_S = 24 * 3600.0
 """Least time between two removals of a table: each lists all of its files."""
 
 
-class OrphanFileRemoval:
-    """`default`: whether the orphan files of tables without the property are removed."""
-
+class OrphanFileRemoval(Service):
     name = "orphan-files"
-
-    def __init__(self, *, default: bool) -> None:
-        self._default = default
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """Once a day after a change; metadata does not list files that nothing names."""

@@ -7,8 +7,9 @@ commits is atomic. So the queue needs no storage: a new leader looks at every ta
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -77,11 +78,16 @@ class JobFailed(Exception):
     """The job will be tried again later. The message is one line."""
 
 
-class Service(Protocol):
-    @property
-    def name(self) -> str:
-        """A noun, as in metrics and logs."""
+class Service(ABC):
+    """`default`: whether the service runs for tables that do not say so in their policy."""
 
+    name: ClassVar[str]
+    """A noun, as in metrics and logs."""
+
+    def __init__(self, *, default: bool = True) -> None:
+        self._default = default
+
+    @abstractmethod
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """The job that the current state of the table may need; None: none. Pure and cheap: it runs for every change
         of every table."""
@@ -89,6 +95,7 @@ class Service(Protocol):
     def recheck_after_s(self, metadata: TableMetadata) -> float:
         """Seconds after which `propose` may answer otherwise although the table has not changed, or its answer be due
         again; NEVER if that depends on changes alone."""
+        return NEVER
 
 
 class Launcher(Protocol):

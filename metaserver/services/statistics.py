@@ -7,20 +7,15 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_bool, count_of
 from seamark.metaserver.iceberg.metadata.service_switches import STATISTICS_ENABLED
 from seamark.metaserver.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
-from seamark.metaserver.services.service import NEVER, Job, rewrite_pause_s
+from seamark.metaserver.services.service import Job, Service, rewrite_pause_s
 from seamark.metaserver.store.model import Entry
 
 _PRIORITY = 11
 """After what rewrites files: a replacement of files needs new statistics only once."""
 
 
-class TableStatistics:
-    """`default`: whether tables without the property get statistics."""
-
+class TableStatistics(Service):
     name = "statistics"
-
-    def __init__(self, *, default: bool) -> None:
-        self._default = default
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """By the summaries of the snapshots since the newest statistics."""
@@ -35,6 +30,3 @@ class TableStatistics:
             return None
         files = count_of(snapshot.summary_map(), "total-data-files", 0)
         return Job(self.name, entry.namespace, entry.name, entry.uuid, _PRIORITY, rewrite_pause_s(files))
-
-    def recheck_after_s(self, metadata: TableMetadata) -> float:
-        return NEVER
