@@ -13,7 +13,7 @@ import pyarrow as pa
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.formats.arrow_stream import RecordBatchWriter
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.values import MICROS_PER_DAY, NANOS_PER_MICRO, Value, encode_json
+from seamark.metaserver.iceberg.types.values import Value, encode_json, promoted
 from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, value_of
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings
 from seamark.metaserver.planner.lookup.partitions import FilesByPartition, PartitionTuple, group_by_partition
@@ -321,16 +321,8 @@ def partition_json(metadata: TableMetadata, partition: PartitionTuple) -> dict[s
             made[field.name] = None
             continue
         kind = field_kind(metadata, field) or value.kind
-        made[field.name] = bound_json(*_promoted(value.kind, kind, value.value))
+        made[field.name] = bound_json(kind, promoted(value.kind, kind, value.value))
     return made
-
-
-def _promoted(stored: str, kind: str, value: Value) -> tuple[str, Value]:
-    """Converts a date of a column that is a timestamp now (specification, "Schema Evolution")."""
-    if stored == "date" and kind in ("timestamp", "timestamp_ns"):
-        assert isinstance(value, int)
-        return kind, value * MICROS_PER_DAY * (NANOS_PER_MICRO if kind == "timestamp_ns" else 1)
-    return kind, value
 
 
 def bound_json(kind: str, value: Value) -> object:

@@ -20,7 +20,7 @@ import numpy as np
 
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
 from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, defined_index
 from seamark.metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
@@ -28,8 +28,7 @@ from seamark.metaserver.index.files.definitions import IndexDefinition, read_def
 from seamark.metaserver.index.files.headers import IndexFileSummary
 from seamark.metaserver.index.files.index_file import UnknownVersion
 from seamark.metaserver.objects.port import ObjectInfo
-from seamark.metaserver.store.model import EntryKind, IndexFileState, Instant, InstantState, RegisteredIndexFile
-from seamark.metaserver.store.operations import RecordInstant
+from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 
 REASON_MAX = 1000
@@ -152,23 +151,14 @@ def _registered(table: TableIndexes, definition: IndexDefinition, location: str)
 async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAuditResponse:
     table = await load(call)
     definition = defined_index(table.metadata, call.names[1])
-    clock = call.app[CLOCK]
-    now_ms = clock.now_ms()
-    instant = Instant(
-        id=str(clock.uuid7()),
-        action=AUDITING,
-        state=InstantState.COMPLETED,
-        kind=EntryKind.TABLE,
-        namespace=call.namespace,
-        name=table.entry.name,
-        uuid=table.entry.uuid,
+    now_ms = call.app[CLOCK].now_ms()
+    record = call.app[CATALOG].parts.instant(
+        call.caller,
+        table.entry,
+        AUDITING,
         requested_ms=now_ms,
-        completed_ms=now_ms,
-        who=call.caller.who,
         snapshot_id=table.metadata.current_snapshot_id,
-        metadata_location=table.entry.metadata_location,
         summary={
-            "request-id": call.caller.request_id,
             "index": call.names[1],
             "definition": definition.id,
             "index-files": body.index_files,
@@ -176,9 +166,9 @@ async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAudi
             "size-in-bytes": body.size_in_bytes,
         },
     )
-    await call.app[STORE].transact([RecordInstant(instant=instant)])
+    await call.app[STORE].transact([record])
     call.app[TIMELINE].notify()
-    return RecordAuditResponse(instant.id, now_ms)
+    return RecordAuditResponse(record.instant.id, now_ms)
 
 
 @Route(

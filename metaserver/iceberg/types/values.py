@@ -127,6 +127,14 @@ def decode(kind: str, data: bytes) -> Value:
     raise ValueError(f"{size} bytes are not a value of type {kind}")
 
 
+def promoted(stored: str, kind: str, value: Value) -> Value:
+    """A value of a column of type `stored` that has the type `kind` now (specification, "Schema Evolution")."""
+    if stored == "date" and kind in ("timestamp", "timestamp_ns"):
+        assert isinstance(value, int)
+        return value * (NANOS_PER_DAY if kind == "timestamp_ns" else MICROS_PER_DAY)
+    return value
+
+
 def _promoted_date(data: bytes, units_per_day: int) -> int:
     promoted = int(_INT.unpack(data)[0]) * units_per_day
     if not LONG_MIN <= promoted <= LONG_MAX:

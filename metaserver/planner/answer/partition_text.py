@@ -16,7 +16,7 @@ from seamark.metaserver.errors import Corrupt, NotAcceptable
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.transforms import values_type
 from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import MICROS_PER_DAY, NANOS_PER_MICRO, Value, encode_json
+from seamark.metaserver.iceberg.types.values import Value, encode_json, promoted
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer.block_layout import BlockLayout, keys
@@ -212,17 +212,9 @@ def _fragment(fields: Fields, values: tuple[Value | None, ...], dialect: ClientD
 def _value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
     if isinstance(value, float):
         return _float_text(target, value)
-    promoted = _promoted(kind, target, value)
+    value = promoted(kind, target, value)
     as_number = dialect.numbers_for_times and target in _INT_LIKE
-    return to_json(promoted if as_number else encode_json(target, promoted)).decode()
-
-
-def _promoted(kind: str, target: str, value: Value) -> Value:
-    """A value written before its column was promoted, converted to the new type (spec, "Schema Evolution")."""
-    if kind == "date" and target in ("timestamp", "timestamp_ns"):
-        assert isinstance(value, int)
-        return value * MICROS_PER_DAY * (NANOS_PER_MICRO if target == "timestamp_ns" else 1)
-    return value
+    return to_json(value if as_number else encode_json(target, value)).decode()
 
 
 def _float_text(target: str, value: float) -> str:
