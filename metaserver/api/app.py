@@ -10,9 +10,7 @@ from seamark.metaserver.api.admin import (
     health,
     oauth,
     replicas,
-    running_jobs,
-    table_health,
-    table_policy,
+    table_services,
     ttl_advice,
 )
 from seamark.metaserver.api.admin.readiness import Readiness
@@ -92,7 +90,6 @@ def add_routes(app: web.Application) -> None:
         commits,
         maintenance,
         rewrite_lease,
-        table_policy,
         indexes,
         builds,
         lookups,
@@ -105,9 +102,8 @@ def add_routes(app: web.Application) -> None:
         dropped,
         admin,
         replicas,
-        table_health,
+        table_services,
         statements,
         ttl_advice,
-        running_jobs,
     )
     add_endpoints(app, health, metrics, oauth, console, *iceberg, *own, openapi)

@@ -1,14 +1,20 @@
-"""The routes that list the running and waiting jobs of table services."""
+"""Routes of table services: running and waiting jobs, what is wrong with a table, and its policy."""
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Annotated
 
 import msgspec
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, STORE
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STORE
+from seamark.metaserver.api.indexes.index_state import view_of
+from seamark.metaserver.catalog.policies import load_policies, with_policies
+from seamark.metaserver.services.health import TableHealth, health_of
+from seamark.metaserver.services.policy import TablePolicy, policy_of
 from seamark.metaserver.services.running import RunningJob, WaitingJob, load_jobs
 from seamark.metaserver.store.model import EntryKind
 
@@ -58,3 +64,39 @@ async def list_running_table_jobs(call: Call) -> JobList:
         [job for job in state.waiting if job.uuid == entry.uuid],
         complete=state.is_complete(lambda namespace: namespace == entry.namespace),
     )
+
+
+@Route(
+    "GET",
+    "/api/v1/tables/{namespace}/{table}/health",
+    "loadTableHealth",
+    "Returns counts and sizes of the current snapshot, and what is wrong with them",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "What it costs queries, and which table service corrects it", TableHealth),
+        ResponseSpec(404, "No such table"),
+    ),
+)
+async def load_table_health(call: Call) -> TableHealth:
+    metadata = (await call.app[CATALOG].tables.load(call.namespace, call.name)).metadata
+    view = await view_of(call, metadata, metadata.current_snapshot_id)
+    policies = await load_policies(call.app[CATALOG].parts.store, call.namespace)
+    metadata = with_policies(metadata, policies)
+    return await asyncio.to_thread(partial(health_of, metadata, view, call.app[SETTINGS], call.app[CLOCK].now_ms()))
+
+
+@Route(
+    "GET",
+    "/api/v1/tables/{namespace}/{table}/policy",
+    "loadTablePolicy",
+    "Returns the properties that table services follow, and where each is set",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "Of the table, its namespaces, and the server", TablePolicy),
+        ResponseSpec(404, "No such table"),
+    ),
+)
+async def load_table_policy(call: Call) -> TablePolicy:
+    catalog = call.app[CATALOG]
+    metadata = (await catalog.tables.load(call.namespace, call.name)).metadata
+    return policy_of(metadata, await load_policies(catalog.parts.store, call.namespace), call.app[SETTINGS])
