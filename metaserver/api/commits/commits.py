@@ -19,10 +19,9 @@ from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
 from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.api.indexes.index_state import READER
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
-from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.changes.change import ChangeRequest, read_request
 from seamark.metaserver.commit.changes.change_body import ChangeBody
-from seamark.metaserver.commit.native.commit_result import CommitResult, CommittedChange
+from seamark.metaserver.commit.native.commit_result import CommittedChange
 from seamark.metaserver.commit.publication import pointer_moved
 from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest, NotFound
@@ -72,13 +71,12 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     read = partial(read_request, body, files_max=call.app[SETTINGS].commit_files_limit)
     change = read() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read)
 
-    async def work(caller: Caller) -> CommitResult:
-        return await call.app[COMMITS].commit(caller, namespace, name, change, partial(_index_files, call, change))
-
-    async def answer(result: CommitResult) -> web.Response:
-        return json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location})
-
-    return await _located(call, await once(call, work, answer), namespace, name)
+    response = await once(
+        call,
+        lambda caller: call.app[COMMITS].commit(caller, namespace, name, change, partial(_index_files, call, change)),
+        lambda result: json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location}),
+    )
+    return await _located(call, response, namespace, name)
 
 
 async def _located(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:

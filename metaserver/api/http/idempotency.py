@@ -43,21 +43,20 @@ T = TypeVar("T")
 async def once(
     call: Call,
     work: Callable[[Caller], Awaitable[T]],
-    answer: Callable[[T], Awaitable[web.Response]] | None = None,
+    answer: Callable[[T], web.Response | Awaitable[web.Response]] = lambda _: web.Response(status=204),
     *,
     replayed: type[T] | None = None,
     later: Callable[[], Awaitable[T]] | None = None,
 ) -> web.Response:
-    """`answer(await work(caller))`, or the first answer if the request's key was used before; 204 without `answer`.
+    """`answer` of what `work` returns, or the first answer if the request's key was used before.
 
     `replayed` is the type that `work` returns, if the record may name a metadata file instead of containing the answer.
     `later` returns a value that includes that outcome when the file is gone.
     BadRequest for a key that is not a UUIDv7; Unprocessable for a key that another request has used.
     """
-    answer = answer or _done
     key = await call.idempotency_key()
     if key is None:
-        return await answer(await work(call.caller))
+        return await _sent(answer(await work(call.caller)))
     first = await call.app[STORE].idempotency(key.key, call.app[CLOCK].now_ms())
     if first is None:
         try:
@@ -76,15 +75,15 @@ async def once(
             if first is None:
                 raise
         else:
-            return await answer(done)
+            return await _sent(answer(done))
     if first is None:
         raise RetryLater(f"Another request with the {IDEMPOTENCY_KEY} {key.key} is in progress; try again")
     _check_same(first, key)
     return await _replay(call, first, answer, replayed, later)
 
 
-async def _done(_: object) -> web.Response:
-    return web.Response(status=204)
+async def _sent(answer: web.Response | Awaitable[web.Response]) -> web.Response:
+    return answer if isinstance(answer, web.Response) else await answer
 
 
 async def _keep(call: Call, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
@@ -121,7 +120,7 @@ def _check_same(first: IdempotencyRecord, key: IdempotencyKey) -> None:
 async def _replay(
     call: Call,
     first: IdempotencyRecord,
-    answer: Callable[[T], Awaitable[web.Response]],
+    answer: Callable[[T], web.Response | Awaitable[web.Response]],
     replayed: type[T] | None,
     later: Callable[[], Awaitable[T]] | None,
 ) -> web.Response:
@@ -131,9 +130,9 @@ async def _replay(
         except CommitUnknown:
             if later is None:
                 raise
-            return await answer(await later())
+            return await _sent(answer(await later()))
         assert isinstance(loaded, replayed), f"{first.metadata_location} was recorded by another operation"
-        return await answer(loaded)
+        return await _sent(answer(loaded))
     if first.body is None:
         return web.Response(status=first.status)
     return web.Response(status=first.status, body=first.body, content_type="application/json")

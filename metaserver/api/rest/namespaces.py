@@ -11,7 +11,6 @@ from seamark.metaserver.api.http.dispatch import Call, Check, Route, json_answer
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
-from seamark.metaserver.catalog.values import Caller, PropertyChanges
 from seamark.metaserver.errors import NoSuchNamespace
 from seamark.metaserver.store.model import Namespace
 from seamark.metaserver.wire import check_namespace, parse_namespace, show
@@ -45,14 +44,12 @@ async def list_namespaces(call: Call) -> dict[str, Any]:
 async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
     path = check_namespace(body.namespace)
     call.allow(path)
-
-    async def work(caller: Caller) -> Namespace:
-        return await call.app[CATALOG].namespaces.create(caller, path, body.properties or {})
-
-    async def answer(namespace: Namespace) -> web.Response:
-        return json_answer(_described(namespace))
-
-    return await once(call, work, answer)
+    namespaces = call.app[CATALOG].namespaces
+    return await once(
+        call,
+        lambda caller: namespaces.create(caller, path, body.properties or {}),
+        lambda namespace: json_answer(_described(namespace)),
+    )
 
 
 @Route("GET", _NAMESPACE, "loadNamespaceMetadata")
@@ -68,23 +65,13 @@ async def namespace_exists(call: Call) -> None:
 
 @Route("DELETE", _NAMESPACE, "dropNamespace", is_idempotent=True)
 async def drop_namespace(call: Call) -> web.Response:
-    async def work(caller: Caller) -> None:
-        await call.app[CATALOG].namespaces.drop(caller, call.namespace)
-
-    return await once(call, work)
+    return await once(call, lambda caller: call.app[CATALOG].namespaces.drop(caller, call.namespace))
 
 
 @Route("POST", f"{_NAMESPACE}/properties", "updateProperties", is_idempotent=True).takes(_UpdateProperties)
 async def update_properties(call: Call, body: _UpdateProperties) -> web.Response:
-    async def work(caller: Caller) -> PropertyChanges:
-        return await call.app[CATALOG].namespaces.update_properties(
-            caller, call.namespace, body.removals or [], body.updates or {}
-        )
-
-    async def answer(changes: PropertyChanges) -> web.Response:
-        return json_answer(changes)
-
-    return await once(call, work, answer)
+    update, removals, updates = call.app[CATALOG].namespaces.update_properties, body.removals or [], body.updates or {}
+    return await once(call, lambda caller: update(caller, call.namespace, removals, updates), json_answer)
 
 
 def _described(namespace: Namespace) -> dict[str, Any]:

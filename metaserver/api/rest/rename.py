@@ -9,7 +9,7 @@ from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.catalog.tables import Tables
-from seamark.metaserver.catalog.values import Caller, TableIdentifier
+from seamark.metaserver.catalog.values import TableIdentifier
 from seamark.metaserver.catalog.views import Views
 from seamark.metaserver.wire import check_name, check_namespace
 
@@ -34,8 +34,4 @@ async def _rename(call: Call, body: _Rename, entries: Tables | Views) -> web.Res
         check_namespace(end.namespace)
         check_name(end.name, f"{what} name")
     call.allow(body.source.namespace, body.destination.namespace)
-
-    async def work(caller: Caller) -> None:
-        await entries.rename(caller, body.source, body.destination)
-
-    return await once(call, work)
+    return await once(call, lambda caller: entries.rename(caller, body.source, body.destination))

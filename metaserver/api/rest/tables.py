@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -62,14 +63,8 @@ async def list_tables(call: Call) -> dict[str, Any]:
 @Route("POST", f"{_NAMESPACE}/tables", "createTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateTable)
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
     tables = call.app[CATALOG].tables
-
-    async def work(caller: Caller) -> LoadedTable:
-        return await (tables.stage if body.stage_create else tables.create)(caller, call.namespace, body)
-
-    async def answer(loaded: LoadedTable) -> web.Response:
-        return await table_answer(call, loaded, call.namespace, body.name, compress=False)
-
-    return await once(call, work, answer, replayed=LoadedTable)
+    create = tables.stage if body.stage_create else tables.create
+    return await _once(call, lambda caller: create(caller, call.namespace, body), body.name)
 
 
 @Route("GET", _TABLE, "loadTable")
@@ -103,16 +98,13 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.app[STOCK_COMMITS], call.namespace, call.name
 
-    async def work(caller: Caller) -> LoadedTable:
-        return await commits.commit_table(caller, namespace, name, body.requirements, body.updates)
-
-    async def later() -> LoadedTable:
-        return await commits.after_commit(namespace, name, body.requirements)
-
-    async def answer(loaded: LoadedTable) -> web.Response:
-        return commit_answer(call, loaded, namespace, name)
-
-    return await once(call, work, answer, replayed=LoadedTable, later=later)
+    return await once(
+        call,
+        lambda caller: commits.commit_table(caller, namespace, name, body.requirements, body.updates),
+        lambda loaded: commit_answer(call, loaded, namespace, name),
+        replayed=LoadedTable,
+        later=lambda: commits.after_commit(namespace, name, body.requirements),
+    )
 
 
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)
@@ -132,26 +124,19 @@ async def table_exists(call: Call) -> None:
 
 @Route("POST", f"{_NAMESPACE}/register", "registerTable", is_idempotent=True).takes(_RegisterTable)
 async def register_table(call: Call, body: _RegisterTable) -> web.Response:
-    async def work(caller: Caller) -> LoadedTable:
-        return await call.app[CATALOG].tables.register(
-            caller, call.namespace, body.name, body.metadata_location, overwrite=bool(body.overwrite)
-        )
-
-    async def answer(loaded: LoadedTable) -> web.Response:
-        return await table_answer(call, loaded, call.namespace, body.name, compress=False)
-
-    return await once(call, work, answer, replayed=LoadedTable)
+    register, overwrite = call.app[CATALOG].tables.register, bool(body.overwrite)
+    args = call.namespace, body.name, body.metadata_location
+    return await _once(call, lambda caller: register(caller, *args, overwrite=overwrite), body.name)
 
 
 @Route("POST", f"{_TABLE}/unregister", "unregisterTable", is_idempotent=True)
 async def unregister_table(call: Call) -> web.Response:
-    async def work(caller: Caller) -> LoadedTable:
-        return await call.app[CATALOG].tables.unregister(caller, call.namespace, call.name)
-
-    async def answer(loaded: LoadedTable) -> web.Response:
-        return unregistered_answer(call, loaded)
-
-    return await once(call, work, answer, replayed=LoadedTable)
+    return await once(
+        call,
+        lambda caller: call.app[CATALOG].tables.unregister(caller, call.namespace, call.name),
+        lambda loaded: unregistered_answer(call, loaded),
+        replayed=LoadedTable,
+    )
 
 
 @Route("GET", f"{_TABLE}/credentials", "loadCredentials", is_secret=True)
@@ -181,6 +166,15 @@ async def report_metrics(call: Call, data: bytes) -> None:
         read = read_of_report(entry.uuid, metadata, report, usage, call.app[CLOCK].now_ms())
         if read is not None:
             usage.add(read)
+
+
+async def _once(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], name: str) -> web.Response:
+    """For a new table of this name."""
+
+    async def answer(loaded: LoadedTable) -> web.Response:
+        return await table_answer(call, loaded, call.namespace, name, compress=False)
+
+    return await once(call, work, answer, replayed=LoadedTable)
 
 
 def add_parts(app: web.Application) -> None:

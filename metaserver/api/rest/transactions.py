@@ -11,7 +11,7 @@ from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import STOCK_COMMITS
-from seamark.metaserver.catalog.values import Caller, TableChange
+from seamark.metaserver.catalog.values import TableChange
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.wire import check_namespace
 
@@ -52,8 +52,4 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
         for change in body.table_changes
     ]
     call.allow(*dict.fromkeys(change.namespace for change in changes))
-
-    async def work(caller: Caller) -> None:
-        await call.app[STOCK_COMMITS].commit_transaction(caller, changes)
-
-    return await once(call, work)
+    return await once(call, lambda caller: call.app[STOCK_COMMITS].commit_transaction(caller, changes))

@@ -80,7 +80,4 @@ async def register_view(call: Call, body: _RegisterView) -> web.Response:
 
 
 async def _once(call: Call, work: Callable[[Caller], Awaitable[LoadedView]]) -> web.Response:
-    async def answer(loaded: LoadedView) -> web.Response:
-        return view_answer(call, loaded)
-
-    return await once(call, work, answer, replayed=LoadedView)
+    return await once(call, work, lambda loaded: view_answer(call, loaded), replayed=LoadedView)
