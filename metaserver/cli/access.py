@@ -19,7 +19,6 @@ import click
 from seamark.metaserver.access.principal import OIDC_PREFIX, Role, make_grant, parse_path, show_path
 from seamark.metaserver.access.tokens import create_token, is_live, revoke_token
 from seamark.metaserver.cli.options import (
-    CONTEXT,
     json_option,
     load_settings,
     parse_duration,
@@ -51,18 +50,18 @@ _NAMESPACE = click.option(
 _where = settings_flags(("home", "database"))
 
 
-@click.group(context_settings=CONTEXT)
+@click.group()
 def token() -> None:
     """Creates, lists and revokes bearer tokens."""
 
 
-@click.group(context_settings=CONTEXT)
+@click.group()
 def grant() -> None:
     """Adds, lists and removes grants: reader, writer or admin, on the whole catalog or a namespace and everything
     below it."""
 
 
-@token.command("create", context_settings=CONTEXT)
+@token.command("create")
 @click.argument("name")
 @click.option("--role", type=_ROLES, help="The only role of the token; replaces existing grants of its name.")
 @_NAMESPACE
@@ -103,7 +102,7 @@ def create(
     click.echo(f"Keep it: it is not shown again. {name} may do: {may}", err=True)
 
 
-@token.command("list", context_settings=CONTEXT)
+@token.command("list")
 @json_option
 @_where
 def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
@@ -123,7 +122,7 @@ def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
     _show_rows(("NAME", "STATE", "MADE", "EXPIRES", "ID"), rows, "There are no tokens.", as_json=as_json)
 
 
-@token.command("revoke", context_settings=CONTEXT)
+@token.command("revoke")
 @click.argument("name")
 @json_option
 @_where
@@ -138,7 +137,7 @@ def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
     print_result({"revoked": name}, f"Revoked {name}", as_json=as_json)
 
 
-@grant.command("add", context_settings=CONTEXT)
+@grant.command("add")
 @click.argument("principal")
 @click.argument("role", type=_ROLES)
 @_NAMESPACE
@@ -163,7 +162,7 @@ def add(
         say(f"There is no token {principal} yet: seamark token create {principal}", err=True)
 
 
-@grant.command("remove", context_settings=CONTEXT)
+@grant.command("remove")
 @click.argument("principal")
 @click.argument("role", type=_ROLES)
 @_NAMESPACE
@@ -193,7 +192,7 @@ def _grant_json(grant: Grant) -> dict[str, Any]:
     return {"principal": grant.principal, "role": grant.role, "namespace": list(grant.namespace)}
 
 
-@grant.command("list", context_settings=CONTEXT)
+@grant.command("list")
 @click.argument("principal", required=False)
 @json_option
 @_where

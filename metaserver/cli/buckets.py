@@ -13,8 +13,7 @@ import click
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.terminal import (
     make_table,
     open_console,
@@ -26,7 +25,7 @@ from seamark.metaserver.cli.terminal import (
 )
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.argument("table")
 @click.option(
     "--column", help="Only the buckets of this column. Required for a resize if several columns have buckets."
@@ -41,8 +40,7 @@ from seamark.metaserver.cli.terminal import (
     metavar="BYTES",
     help="Target size of a bucket, for the advice.",
 )
-@json_option
-@server_options
+@server_command
 def buckets(
     client: SeamarkClient,
     table: str,

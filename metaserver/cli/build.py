@@ -32,8 +32,8 @@ from seamark.connector.index.builds import (
     Workers,
     build,
 )
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, Misconfigured, json_option
+from seamark.metaserver.cli.connecting import server_command
+from seamark.metaserver.cli.options import Misconfigured
 from seamark.metaserver.cli.terminal import open_console, print_json, say, show_count, show_size
 from seamark.metaserver.errors import Corrupt
 
@@ -117,12 +117,11 @@ def interruptible() -> Iterator[None]:
             signal.signal(caught, handler)
 
 
-@click.command("build", context_settings=CONTEXT)
+@click.command("build")
 @click.argument("table")
 @click.argument("name", required=False)
 @engine_options
-@json_option
-@server_options
+@server_command
 def build_command(client: IndexClient, table: str, name: str | None, engine: str, master: str, as_json: bool) -> None:
     """Builds the index NAME of TABLE, or all its indexes, for data files that are not covered.
 

@@ -21,7 +21,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_table
-from seamark.metaserver.cli.options import Misconfigured, address_options, load_settings, settings_flags
+from seamark.metaserver.cli.options import Misconfigured, address_options, json_option, load_settings, settings_flags
 from seamark.metaserver.cli.terminal import printable
 from seamark.metaserver.decoding import from_json
 from seamark.metaserver.iceberg.types.near_names import near_names
@@ -81,6 +81,11 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
             command(client=client, **given)
 
     return run
+
+
+def server_command(command: Callable[..., None]) -> Callable[..., None]:
+    """As `server_options`, with `--json`, which the command receives as `as_json`."""
+    return json_option(server_options(command))
 
 
 @contextmanager

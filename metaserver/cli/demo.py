@@ -29,7 +29,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from seamark.connector.client.errors import ClientError, NotFound
 from seamark.connector.client.indexes import IndexClient
-from seamark.metaserver.cli.options import CONTEXT
 from seamark.metaserver.cli.terminal import print_bars, show_count
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.decoding import from_json
@@ -62,7 +61,7 @@ class DemoResult:
     build_s: float
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.option("--files", default=2000, show_default=True, help=f"Data files of the table, at most {FILES_MAX}.")
 @click.option("--keep", is_flag=True, help="Keep the server and the table until Ctrl-C.")
 def demo(files: int, keep: bool) -> None:

@@ -22,8 +22,7 @@ from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.queries import ExplainedQuery, explain_query
 from seamark.connector.client.values import CURRENT, At, Explanation
 from seamark.metaserver.cli.catalog.expression_text import expression_text
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.terminal import make_table, open_console, print_json, printable, show_count, show_size
 from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
@@ -35,7 +34,7 @@ _LAYOUTS_SHOWN = 2
 _QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.argument("table", required=False)
 @click.argument("predicate", required=False)
 @click.option("--sql", "query", metavar="QUERY", help="Explain all tables of a query, instead of TABLE.")
@@ -72,8 +71,7 @@ _QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
     metavar="MS",
     help="The snapshot that was current at this time, in ms since the epoch.",
 )
-@json_option
-@server_options
+@server_command
 def explain(
     client: IndexClient,
     table: str | None,

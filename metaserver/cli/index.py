@@ -16,9 +16,8 @@ from rich.table import Table
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.names import split_table
 from seamark.metaserver import errors
-from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
-from seamark.metaserver.cli.options import CONTEXT, json_option
 from seamark.metaserver.cli.terminal import (
     make_table,
     open_console,
@@ -49,7 +48,7 @@ _COMMANDS = {
 }
 
 
-@click.group(context_settings=CONTEXT, cls=DeferredGroup, deferred=_COMMANDS)
+@click.group(cls=DeferredGroup, deferred=_COMMANDS)
 def index() -> None:
     """Defines, builds and verifies indexes of a table, which prune files in addition to column statistics.
 
@@ -69,7 +68,7 @@ def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@index.command(context_settings=CONTEXT)
+@index.command()
 @click.argument("table")
 @click.option("--kind", required=True, type=click.Choice(list(KINDS)))
 @click.option(
@@ -82,8 +81,7 @@ def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_parameter_options
 @click.option("--name", help="Name of the index. Default: derived from columns and kind.")
-@json_option
-@server_options
+@server_command
 def create(
     client: IndexClient, table: str, kind: str, columns: tuple[str, ...], name: str | None, as_json: bool, **given: Any
 ) -> None:
@@ -101,10 +99,9 @@ def create(
         say(_BUILT_NEXT.format(table=table))
 
 
-@index.command("list", context_settings=CONTEXT)
+@index.command("list")
 @click.argument("table")
-@json_option
-@server_options
+@server_command
 def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
     """Lists the indexes of TABLE and their coverage of the current snapshot."""
     indexes = client.indexes(table)
@@ -118,11 +115,10 @@ def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
             say(_BUILT_NEXT.format(table=table))
 
 
-@index.command(context_settings=CONTEXT)
+@index.command()
 @click.argument("table")
 @click.argument("name")
-@json_option
-@server_options
+@server_command
 def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Shows the index NAME of TABLE with its index files."""
     shown = client.index(table, name)
@@ -145,22 +141,20 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
         console.print(_files(files))
 
 
-@index.command(context_settings=CONTEXT)
+@index.command()
 @click.argument("table")
 @click.argument("name")
-@json_option
-@server_options
+@server_command
 def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Pauses the index NAME of TABLE: plans do not use it, and builds skip it. Its index files stay."""
     paused = client.put_index(table, name, state="paused")
     print_result(paused.json, f"Index {name} is paused", as_json=as_json)
 
 
-@index.command(context_settings=CONTEXT)
+@index.command()
 @click.argument("table")
 @click.argument("name")
-@json_option
-@server_options
+@server_command
 def resume(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Resumes the index NAME of TABLE: plans use it again."""
     resumed = client.put_index(table, name, state="enabled")
@@ -168,11 +162,10 @@ def resume(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     print_result(resumed.json, text, as_json=as_json)
 
 
-@index.command(context_settings=CONTEXT)
+@index.command()
 @click.argument("table")
 @click.argument("name")
-@json_option
-@server_options
+@server_command
 def drop(client: IndexClient, table: str, name: str, as_json: bool) -> None:
     """Drops the index NAME of TABLE."""
     client.drop_index(table, name)

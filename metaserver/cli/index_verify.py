@@ -16,8 +16,8 @@ from rich.progress import Progress as ProgressBar
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.audits import QUARANTINED, Audit, audit_index
 from seamark.connector.index.verification import VerificationResult
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, Misconfigured, json_option
+from seamark.metaserver.cli.connecting import server_command
+from seamark.metaserver.cli.options import Misconfigured
 from seamark.metaserver.cli.terminal import make_table, open_console, print_json, say, show_count, show_size
 from seamark.metaserver.errors import BadRequest, Corrupt
 
@@ -25,7 +25,7 @@ DEFAULT_SAMPLE = 3
 _PROBLEMS_SHOWN = 20
 
 
-@click.command("verify", context_settings=CONTEXT)
+@click.command("verify")
 @click.argument("table")
 @click.argument("name", required=False)
 @click.option(
@@ -38,8 +38,7 @@ _PROBLEMS_SHOWN = 20
 )
 @click.option("--seed", type=int, help="Seed of the sample, to repeat a run.")
 @click.option("--dry-run", is_flag=True, help="Only report problems; do not quarantine.")
-@json_option
-@server_options
+@server_command
 def verify_command(
     client: IndexClient, table: str, name: str | None, sample: int, seed: int | None, dry_run: bool, as_json: bool
 ) -> None:
@@ -148,10 +147,9 @@ def _end_of(location: str) -> str:
     return "/".join(location.split("/")[-2:])
 
 
-@click.command("rebuild-registry", context_settings=CONTEXT)
+@click.command("rebuild-registry")
 @click.argument("table")
-@json_option
-@server_options
+@server_command
 def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> None:
     """Registers index files in TABLE's folder that the server does not list.
 

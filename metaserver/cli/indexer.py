@@ -19,12 +19,12 @@ from seamark.connector.index.indexer import AuditLimits, Indexer
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.cli.build import engine_options, interruptible, open_workers
 from seamark.metaserver.cli.connecting import served_at
-from seamark.metaserver.cli.options import CONTEXT, address_options, load_settings, settings_flags
+from seamark.metaserver.cli.options import address_options, load_settings, settings_flags
 
 _log = structlog.get_logger("seamark.indexer")
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.option(
     "--interval",
     "interval_s",

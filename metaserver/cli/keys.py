@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from seamark.metaserver.access.keyring import REFRESH_S, renew_keys
-from seamark.metaserver.cli.options import CONTEXT, json_option, load_settings, refuse, settings_flags
+from seamark.metaserver.cli.options import json_option, load_settings, refuse, settings_flags
 from seamark.metaserver.cli.terminal import print_result
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import ConfigError, SeamarkError
@@ -19,12 +19,12 @@ from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.open import open_store
 
 
-@click.group(context_settings=CONTEXT)
+@click.group()
 def keys() -> None:
     """Replaces the keys that sign access tokens, and plan and page tokens."""
 
 
-@keys.command("renew", context_settings=CONTEXT)
+@keys.command("renew")
 @json_option
 @settings_flags(("home", "database", "encryption_key", "encryption_key_file"))
 def renew(as_json: bool, config: Path | None, **flags: Any) -> None:

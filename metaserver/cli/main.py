@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
-from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.options import json_option
 from seamark.metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
@@ -110,7 +110,11 @@ _COMMANDS = {
 }
 
 
-@click.group(context_settings=CONTEXT, cls=DeferredGroup, deferred=_COMMANDS)
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+"""Of all commands: click passes it on to subcommands."""
+
+
+@click.group(context_settings=_CONTEXT, cls=DeferredGroup, deferred=_COMMANDS)
 @click.version_option(package_name="seamark", prog_name="seamark")
 def cli() -> None:
     """Seamark: an Iceberg REST catalog that knows where the rows are.
@@ -125,7 +129,7 @@ def cli() -> None:
     """
 
 
-@cli.command(context_settings=CONTEXT)
+@cli.command()
 @json_option
 def version(as_json: bool) -> None:
     """Prints the versions of Seamark and of Python."""

@@ -18,7 +18,6 @@ from seamark.metaserver.settings_sources import exposed_secrets, load
 Command = TypeVar("Command", bound=Callable[..., Any])
 _DURATION = re.compile(r"([1-9][0-9]{0,9})([smhdwy])\Z")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 json_option: Callable[[Command], Command] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

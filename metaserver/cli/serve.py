@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from seamark.metaserver.api.http.observability.logs import configure_logging
-from seamark.metaserver.cli.options import CONTEXT, load_settings, refuse, settings_flags
+from seamark.metaserver.cli.options import load_settings, refuse, settings_flags
 from seamark.metaserver.cli.workers import supervise
 from seamark.metaserver.errors import ConfigError, SeamarkError
 from seamark.metaserver.home import PRIVATE_UMASK, locked_home, prepare_home, write_server_file
@@ -19,7 +19,7 @@ from seamark.metaserver.server import bind, log_repaired, open_certificate, run,
 from seamark.metaserver.settings import Settings, redact_url
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @settings_flags()
 def serve(config: Path | None, **flags: Any) -> None:
     """Runs the server until SIGTERM or Ctrl-C.

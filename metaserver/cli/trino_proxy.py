@@ -23,7 +23,6 @@ from seamark.metaserver.access.guard import is_loopback
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.cli.connecting import served_at
 from seamark.metaserver.cli.options import (
-    CONTEXT,
     Misconfigured,
     address_options,
     load_settings,
@@ -49,7 +48,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     return click.option(flag, name, type=kind, metavar=unit, default=default, show_default=True, help=text)
 
 
-@click.command("trino-proxy", context_settings=CONTEXT)
+@click.command("trino-proxy")
 @click.option(
     "--trino", "coordinators", multiple=True, required=True, metavar="URL", help="URL of a coordinator; repeatable."
 )

@@ -110,7 +110,7 @@ def cli_page() -> str:
     for path, command in _commands(cli, "seamark"):
         if isinstance(command, click.Group) and path != "seamark":
             continue
-        names = command.context_settings["help_option_names"]
+        names = cli.context_settings["help_option_names"]
         context = click.Context(
             command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=names
         )

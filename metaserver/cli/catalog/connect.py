@@ -12,11 +12,10 @@ import click
 from seamark.connector.client.engines import ENGINES, TOKEN, connection_text
 from seamark.connector.client.indexes import IndexClient
 from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT
 from seamark.metaserver.cli.terminal import say
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.argument("engine", type=click.Choice(ENGINES))
 @click.option("--catalog", default="sea", show_default=True, help="Name of the catalog in the engine.")
 @click.option("--s3", "on_s3", is_flag=True, help="Tables are in S3, and Trino has its own keys for it.")

@@ -11,8 +11,7 @@ import click
 from seamark.connector.client.catalog import dropped_entries
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name, split_table
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say, time_text
 
 
@@ -36,12 +35,10 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
 
     @group.command(
         "list",
-        context_settings=CONTEXT,
         help=f"Lists the {plural} of NAMESPACE, or all {plural} that you may see.",
     )
     @click.argument("namespace", required=False)
-    @json_option
-    @server_options
+    @server_command
     def list_command(client: IndexClient, namespace: str | None, as_json: bool) -> None:
         namespaces = client.namespaces() if namespace is None else [split_name(namespace)]
         names = sorted(name for levels in namespaces for name in kind.names(client, levels))
@@ -55,13 +52,11 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
 
     @group.command(
         "rename",
-        context_settings=CONTEXT,
         help=f"Renames {noun.upper()} to NEW_NAME, which has a namespace too. Files stay where they are.",
     )
     @click.argument(noun)
     @click.argument("new_name")
-    @json_option
-    @server_options
+    @server_command
     def rename_command(client: IndexClient, new_name: str, as_json: bool, **given: str) -> None:
         kind.rename(client, given[noun], new_name)
         print_changed(client, kind, new_name, f"{title} {given[noun]} is now {new_name}", as_json=as_json)
@@ -78,13 +73,11 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
         text = f"{title} {name} is dropped; seamark undrop {name} restores it{until}"
         print_result({"dropped": list(split_table(name)), "entry": entry}, text, as_json=as_json)
 
-    command: Any = click.option("--yes", "-y", is_flag=True, help="Do not ask.")(
-        json_option(server_options(drop_command))
-    )
+    command: Any = click.option("--yes", "-y", is_flag=True, help="Do not ask.")(server_command(drop_command))
     if kind.is_purgeable:
         command = click.option("--purge", is_flag=True, help="Delete its files after the retention.")(command)
     text = f"Drops {noun.upper()}. `seamark undrop` restores it within the server's retention."
-    group.command("drop", context_settings=CONTEXT, help=text)(click.argument(noun)(command))
+    group.command("drop", help=text)(click.argument(noun)(command))
 
 
 def print_changed(client: IndexClient, kind: NamedEntries, name: str, text: str, *, as_json: bool) -> None:

@@ -16,8 +16,7 @@ import msgspec
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name
 from seamark.connector.client.values import Instant
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.connecting import server_command, server_options
 from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_count, show_size, time_text
 
 _LIMIT = 20
@@ -26,16 +25,15 @@ _HIDDEN = ("request-id", "definition-id")
 """Parts of an instant's summary for machines, which `--json` has."""
 
 
-@click.group(context_settings=CONTEXT)
+@click.group()
 def snapshot() -> None:
     """Lists and shows snapshots of a table."""
 
 
-@snapshot.command("list", context_settings=CONTEXT)
+@snapshot.command("list")
 @click.argument("table")
 @click.option("--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Number of snapshots.")
-@json_option
-@server_options
+@server_command
 def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -> None:
     """Lists the snapshots of TABLE, newest first, with the branches and tags that name them."""
     snapshots, refs = _snapshots(client, table)
@@ -66,11 +64,10 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
         say(f"{show_count(len(snapshots) - limit, 'older snapshot', 'are')} not shown; set --limit")
 
 
-@snapshot.command(context_settings=CONTEXT)
+@snapshot.command()
 @click.argument("table")
 @click.argument("snapshot")
-@json_option
-@server_options
+@server_command
 def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
     """Shows one SNAPSHOT of TABLE, by its id, or by the name of a branch or tag."""
     snapshots, refs = _snapshots(client, table)
@@ -117,7 +114,7 @@ def _count(snapshot: dict[str, Any], name: str) -> str:
     return f"{int(text):,}" if text.isdecimal() else text
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.argument("table", required=False)
 @click.option("--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Number of instants.")
 @click.option("--action", help="Only this action: commit, create, drop, index, maintenance, …")

@@ -12,12 +12,12 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties
 from seamark.metaserver.cli.catalog.properties import checked_properties
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
+from seamark.metaserver.cli.connecting import server_command
+from seamark.metaserver.cli.options import parse_properties
 from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say, show_count
 
 
-@click.group(context_settings=CONTEXT)
+@click.group()
 def namespace() -> None:
     """Lists, shows, creates, changes and drops namespaces.
 
@@ -25,9 +25,8 @@ def namespace() -> None:
     """
 
 
-@namespace.command("list", context_settings=CONTEXT)
-@json_option
-@server_options
+@namespace.command("list")
+@server_command
 def list_namespaces(client: IndexClient, as_json: bool) -> None:
     """Lists all namespaces that you may see."""
     names = sorted(client.namespaces())
@@ -40,10 +39,9 @@ def list_namespaces(client: IndexClient, as_json: bool) -> None:
         say(join_name(name))
 
 
-@namespace.command(context_settings=CONTEXT)
+@namespace.command()
 @click.argument("name")
-@json_option
-@server_options
+@server_command
 def show(client: IndexClient, name: str, as_json: bool) -> None:
     """Shows the properties and the tables of the namespace NAME."""
     properties = namespace_properties(client, name)
@@ -57,23 +55,21 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
         say(f"  {join_name(table)}")
 
 
-@namespace.command(context_settings=CONTEXT)
+@namespace.command()
 @click.argument("name")
 @click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="A property; repeatable.")
-@json_option
-@server_options
+@server_command
 def create(client: IndexClient, name: str, properties: tuple[str, ...], as_json: bool) -> None:
     """Creates the namespace NAME. The namespace above it must exist."""
     create_namespace(client, name, checked_properties(parse_properties(properties, "--property")))
     _print_changed(client, name, f"Namespace {name} is created", as_json=as_json)
 
 
-@namespace.command("set", context_settings=CONTEXT)
+@namespace.command("set")
 @click.argument("name")
 @click.argument("properties", metavar="PROPERTY=VALUE...", nargs=-1)
 @click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
-@json_option
-@server_options
+@server_command
 def set_properties(
     client: IndexClient, name: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
 ) -> None:
@@ -90,10 +86,9 @@ def _print_changed(client: IndexClient, name: str, text: str, *, as_json: bool) 
     print_result({"namespace": list(split_name(name)), "properties": properties}, text, as_json=as_json)
 
 
-@namespace.command(context_settings=CONTEXT)
+@namespace.command()
 @click.argument("name")
-@json_option
-@server_options
+@server_command
 def drop(client: IndexClient, name: str, as_json: bool) -> None:
     """Drops the namespace NAME, which must be empty."""
     drop_namespace(client, name)

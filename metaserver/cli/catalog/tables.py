@@ -31,8 +31,8 @@ from seamark.metaserver.cli.catalog.entries import (
     print_properties,
 )
 from seamark.metaserver.cli.catalog.properties import checked_properties
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
+from seamark.metaserver.cli.connecting import server_command
+from seamark.metaserver.cli.options import parse_properties
 from seamark.metaserver.cli.terminal import print_json, print_rows, say, time_text
 from seamark.metaserver.iceberg.types.types import canonical_primitive
 from seamark.metaserver.index.keys.terms import parse_term
@@ -40,7 +40,7 @@ from seamark.metaserver.index.keys.terms import parse_term
 _TOTALS = {"total-records": "rows", "total-data-files": "data files", "total-delete-files": "delete files"}
 
 
-@click.group(context_settings=CONTEXT)
+@click.group()
 def table() -> None:
     """Lists, shows, creates, changes, renames and drops tables.
 
@@ -57,10 +57,9 @@ _TABLES = NamedEntries("table", IndexClient.tables, _load, rename_table, drop_ta
 add_commands(table, _TABLES)
 
 
-@table.command(context_settings=CONTEXT)
+@table.command()
 @click.argument("table")
-@json_option
-@server_options
+@server_command
 def show(client: IndexClient, table: str, as_json: bool) -> None:
     """Shows the schema, the partitions, the properties and the size of TABLE."""
     metadata = _load(client, table)
@@ -108,7 +107,7 @@ def _type_text(kind: Any) -> str:
     return f"struct<{', '.join(fields)}>"
 
 
-@table.command(context_settings=CONTEXT)
+@table.command()
 @click.argument("table")
 @click.option(
     "--column",
@@ -124,8 +123,7 @@ def _type_text(kind: Any) -> str:
 )
 @click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="A property; repeatable.")
 @click.option("--location", help="Default: chosen by the server in its warehouse.")
-@json_option
-@server_options
+@server_command
 def create(
     client: IndexClient,
     table: str,
@@ -171,12 +169,11 @@ def _spec(terms: Sequence[str], fields: Sequence[dict[str, Any]]) -> dict[str, A
     return {"spec-id": 0, "fields": parts}
 
 
-@table.command("set", context_settings=CONTEXT)
+@table.command("set")
 @click.argument("table")
 @click.argument("properties", metavar="PROPERTY=VALUE...", nargs=-1)
 @click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
-@json_option
-@server_options
+@server_command
 def set_properties(
     client: IndexClient, table: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
 ) -> None:
@@ -188,12 +185,11 @@ def set_properties(
     print_changed(client, _TABLES, table, f"Table {table} is changed", as_json=as_json)
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.argument("table", required=False)
 @click.option("--id", "entry_id", help="The id of the dropped entry, if several had the name.")
 @click.option("--to", metavar="NAME", help="Restore it under another name, with its namespace.")
-@json_option
-@server_options
+@server_command
 def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str | None, as_json: bool) -> None:
     """Restores the dropped table or view TABLE; without TABLE, lists what can be restored.
 

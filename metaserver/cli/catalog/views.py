@@ -10,12 +10,11 @@ import click
 from seamark.connector.client.catalog import drop_view, list_views, load_view, rename_view
 from seamark.connector.client.indexes import IndexClient
 from seamark.metaserver.cli.catalog.entries import NamedEntries, add_commands, print_properties
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.terminal import print_json, print_rows, say
 
 
-@click.group(context_settings=CONTEXT)
+@click.group()
 def view() -> None:
     """Lists, shows, renames and drops views. Engines create views.
 
@@ -26,10 +25,9 @@ def view() -> None:
 add_commands(view, NamedEntries("view", list_views, load_view, rename_view, drop_view))
 
 
-@view.command(context_settings=CONTEXT)
+@view.command()
 @click.argument("view")
-@json_option
-@server_options
+@server_command
 def show(client: IndexClient, view: str, as_json: bool) -> None:
     """Shows the columns, the text in each dialect and the properties of VIEW."""
     metadata = load_view(client, view)

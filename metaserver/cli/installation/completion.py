@@ -5,13 +5,11 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from seamark.metaserver.cli.options import CONTEXT
-
 SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_SEAMARK_COMPLETE"
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

@@ -29,7 +29,6 @@ from seamark.metaserver.cli.installation.engine_files import (
 from seamark.metaserver.cli.installation.java import check_java
 from seamark.metaserver.cli.installation.packages import check_installation, lacking_modules
 from seamark.metaserver.cli.options import (
-    CONTEXT,
     Misconfigured,
     address_options,
     json_option,
@@ -52,7 +51,7 @@ _WEB = ("http://", "https://")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.option(
     "--spark",
     "spark",

@@ -14,17 +14,16 @@ from rich.table import Table
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import advise_ttl
 from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT
 from seamark.metaserver.cli.terminal import open_console, say, show_count, show_size
 from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS
 
 
-@click.group(context_settings=CONTEXT)
+@click.group()
 def advise() -> None:
     """Advises by how a table is used."""
 
 
-@advise.command("ttl", context_settings=CONTEXT)
+@advise.command("ttl")
 @click.argument("table")
 @click.option(
     "--unread-days",

@@ -13,8 +13,7 @@ import click
 
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.values import Instant
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_count, show_size, time_text
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
@@ -33,10 +32,9 @@ _RUNS = 50
 """Latest runs among which the last run of each service is looked for."""
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.argument("table")
-@json_option
-@server_options
+@server_command
 def health(client: IndexClient, table: str, as_json: bool) -> None:
     """Shows what is wrong with TABLE, what it costs queries, and which table service corrects it."""
     found = client.health(table)

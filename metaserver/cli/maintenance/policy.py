@@ -19,8 +19,8 @@ from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties, load_policy
 from seamark.metaserver.catalog.policies import PREFIXES
 from seamark.metaserver.cli.catalog.properties import checked_properties
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option, parse_properties
+from seamark.metaserver.cli.connecting import server_command
+from seamark.metaserver.cli.options import parse_properties
 from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say
 from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
 from seamark.metaserver.iceberg.metadata.clustering import JOINS as CLUSTERING_JOINS
@@ -55,7 +55,7 @@ class _PolicyGroup(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group(context_settings=CONTEXT, cls=_PolicyGroup)
+@click.group(cls=_PolicyGroup)
 def policy() -> None:
     """Lists, shows, sets and drops what table services do with a table.
 
@@ -63,10 +63,9 @@ def policy() -> None:
     """
 
 
-@policy.command("list", context_settings=CONTEXT)
+@policy.command("list")
 @click.argument("namespace", required=False)
-@json_option
-@server_options
+@server_command
 def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> None:
     """Lists what the tables of NAMESPACE, or all tables that you may see, have set or inherit.
 
@@ -89,32 +88,29 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
         print_rows(("table", "property", "value", "set by"), rows)
 
 
-@policy.command(context_settings=CONTEXT)
+@policy.command()
 @click.argument("table")
-@json_option
-@server_options
+@server_command
 def show(client: IndexClient, table: str, as_json: bool) -> None:
     """Shows the policy that TABLE follows, and where each value is set."""
     _show(client, table, as_json)
 
 
-@policy.command("set", context_settings=CONTEXT)
+@policy.command("set")
 @click.argument("name")
 @click.argument("updates", metavar="PROPERTY=VALUE...", nargs=-1, required=True)
 @_SET_BY_NAMESPACE
-@json_option
-@server_options
+@server_command
 def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_namespace: bool, as_json: bool) -> None:
     """Sets properties of the policy of the table NAME, or with --namespace of a namespace."""
     _apply(client, name, _checked(updates, (), "PROPERTY=VALUE"), (), of_namespace, as_json)
 
 
-@policy.command("drop", context_settings=CONTEXT)
+@policy.command("drop")
 @click.argument("name")
 @click.argument("removals", metavar="[PROPERTY]...", nargs=-1)
 @_SET_BY_NAMESPACE
-@json_option
-@server_options
+@server_command
 def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_namespace: bool, as_json: bool) -> None:
     """Drops properties of the policy of the table NAME, or with --namespace of a namespace; without PROPERTY all.
 
@@ -124,13 +120,12 @@ def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_
     _apply(client, name, {}, removals or _own_properties(client, name, of_namespace), of_namespace, as_json)
 
 
-@policy.command("change", context_settings=CONTEXT, hidden=True)
+@policy.command("change", hidden=True)
 @click.argument("name")
 @click.option("--set", "updates", metavar="PROPERTY=VALUE", multiple=True, help="Set a property; repeatable.")
 @click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
 @_SET_BY_NAMESPACE
-@json_option
-@server_options
+@server_command
 def _change(
     client: IndexClient,
     name: str,

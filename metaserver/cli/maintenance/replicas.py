@@ -9,14 +9,12 @@ import click
 
 from seamark.connector.client.catalog import listed_replicas
 from seamark.connector.client.indexes import IndexClient
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.terminal import print_json, print_rows, say, time_text
 
 
-@click.command(context_settings=CONTEXT)
-@json_option
-@server_options
+@click.command()
+@server_command
 def replicas(client: IndexClient, as_json: bool) -> None:
     """Lists the replicas with live leases: servers with --peer-address on one database.
 

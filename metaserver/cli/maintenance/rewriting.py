@@ -13,9 +13,9 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
 from seamark.connector.write.replacements import RewriteReport
 from seamark.metaserver.cli.build import interruptible
-from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.maintenance.launching import PROCESS, launch_options, run_on_spark
-from seamark.metaserver.cli.options import CONTEXT, json_option, parse_duration
+from seamark.metaserver.cli.options import parse_duration
 from seamark.metaserver.cli.terminal import print_result, show_count, show_size
 from seamark.metaserver.errors import SeamarkError
 
@@ -88,9 +88,9 @@ def rewriting_command(
         if on_spark is not None:
             shared.append(launch_options)
         command: Any = run
-        for decorator in reversed([click.argument("table"), *options, *shared, json_option, server_options]):
+        for decorator in reversed([click.argument("table"), *options, *shared, server_command]):
             command = decorator(command)
-        return group.command(name, context_settings=CONTEXT)(command)
+        return group.command(name)(command)
 
     return decorate
 

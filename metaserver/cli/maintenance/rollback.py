@@ -9,19 +9,17 @@ import click
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.rollback import undo_job
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.terminal import print_result, show_count
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
 
-@click.command("rollback-job", context_settings=CONTEXT)
+@click.command("rollback-job")
 @click.argument("table")
 @click.option("--snapshot", "snapshot_id", type=int, help="Snapshot of the job. Default: that of the newest job.")
 @click.option("--branch", default=MAIN, show_default=True, help="Branch that the job changed.")
-@json_option
-@server_options
+@server_command
 def rollback_job(client: IndexClient, table: str, snapshot_id: int | None, branch: str, as_json: bool) -> None:
     """Restores the files that a compaction, a clustering or a split of buckets of TABLE replaced, or the manifests that
     a job rewrote, in a new snapshot.

@@ -26,9 +26,9 @@ from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.replacements import RewriteReport
 from seamark.metaserver.cli.build import interruptible
-from seamark.metaserver.cli.connecting import server_options
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.maintenance.rewriting import rewriting_command, running, wait_option
-from seamark.metaserver.cli.options import CONTEXT, json_option, parse_duration, parse_size
+from seamark.metaserver.cli.options import parse_duration, parse_size
 from seamark.metaserver.cli.terminal import print_result, show_count, show_size
 from seamark.metaserver.clock import SystemClock
 
@@ -52,7 +52,7 @@ _COLUMNS = click.option(
 _FULL = click.option("--full", is_flag=True, help="Also rewrite files that were clustered by other columns.")
 
 
-@click.group(context_settings=CONTEXT)
+@click.group()
 def run() -> None:
     """Runs a maintenance job on a table."""
 
@@ -107,11 +107,10 @@ def column_ttl_command(client: IndexClient, table: str, *, dry_run: bool) -> Rew
     return expire_columns(client, table, dry_run=dry_run)
 
 
-@run.command("statement", context_settings=CONTEXT)
+@run.command("statement")
 @click.argument("statement")
 @wait_option
-@json_option
-@server_options
+@server_command
 def statement_command(client: IndexClient, statement: str, wait_s: float, as_json: bool) -> None:
     """Runs STATEMENT: ALTER TABLE … MERGE FILES, or ALTER TABLE … PARTITION (…) DROP COLUMNS (…).
 
@@ -153,12 +152,11 @@ def split_buckets_command(client: IndexClient, table: str, *, dry_run: bool) -> 
     return split_buckets(client, table, dry_run=dry_run)
 
 
-@run.command("statistics", context_settings=CONTEXT)
+@run.command("statistics")
 @click.argument("table")
 @click.option("--full", is_flag=True, help="Read all files, also those that earlier statistics count.")
 @click.option("--dry-run", is_flag=True, help="Show how much would be read; compute nothing.")
-@json_option
-@server_options
+@server_command
 def statistics_command(client: IndexClient, table: str, full: bool, dry_run: bool, as_json: bool) -> None:
     """Computes the statistics of TABLE: distinct values of its columns, and totals of its partitions.
 
@@ -179,7 +177,7 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
     )
 
 
-@run.command("manifests", context_settings=CONTEXT)
+@run.command("manifests")
 @click.argument("table")
 @click.option(
     "--min-count",
@@ -189,8 +187,7 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
     help="Rewrite from this number of manifests of one partition spec on.",
 )
 @click.option("--dry-run", is_flag=True, help="Show which manifests would be replaced; commit nothing.")
-@json_option
-@server_options
+@server_command
 def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: bool, as_json: bool) -> None:
     """Lists the files of TABLE in fewer manifests, sorted by partition.
 
@@ -218,7 +215,7 @@ def _manifests_text(report: Mapping[str, Any], table: str, *, dry_run: bool) -> 
     return "\n".join(lines)
 
 
-@run.command("expire", context_settings=CONTEXT)
+@run.command("expire")
 @click.argument("table")
 @click.option(
     "--older-than",
@@ -233,8 +230,7 @@ def _manifests_text(report: Mapping[str, Any], table: str, *, dry_run: bool) -> 
     "history.expire.min-snapshots-to-keep, or 1.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
-@json_option
-@server_options
+@server_command
 def expire_command(
     client: IndexClient, table: str, older_than: str | None, retain_last: int | None, dry_run: bool, as_json: bool
 ) -> None:
@@ -272,7 +268,7 @@ def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> 
     return text
 
 
-@run.command("orphan-files", context_settings=CONTEXT)
+@run.command("orphan-files")
 @click.argument("table")
 @click.option(
     "--older-than",
@@ -281,8 +277,7 @@ def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> 
     "Default: the table property seamark.orphan-files.min-age-ms, or 3 days.",
 )
 @click.option("--dry-run", is_flag=True, help="List the files that would be removed; remove nothing.")
-@json_option
-@server_options
+@server_command
 def orphan_files_command(client: IndexClient, table: str, older_than: str | None, dry_run: bool, as_json: bool) -> None:
     """Removes files in the folders of TABLE that no snapshot names.
 
@@ -307,10 +302,9 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
         )
 
 
-@run.command("index", context_settings=CONTEXT)
+@run.command("index")
 @click.argument("table")
-@json_option
-@server_options
+@server_command
 def index_command(client: IndexClient, table: str, as_json: bool) -> None:
     """Builds, merges and audits the indexes of TABLE."""
     with interruptible():

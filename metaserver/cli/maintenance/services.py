@@ -13,19 +13,17 @@ import click
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import service_jobs
 from seamark.connector.client.values import Instant
-from seamark.metaserver.cli.connecting import server_options
-from seamark.metaserver.cli.options import CONTEXT, json_option
+from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_count, show_size, time_text
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
 _DEFAULT_LIMIT = 20
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.argument("table", required=False)
 @click.option("--limit", type=click.IntRange(min=1), default=_DEFAULT_LIMIT, show_default=True, help="Number of runs.")
-@json_option
-@server_options
+@server_command
 def services(client: IndexClient, table: str | None, limit: int, as_json: bool) -> None:
     """Lists the waiting jobs, the running jobs and the latest runs of table services on TABLE, or on all tables.
 

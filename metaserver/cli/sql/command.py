@@ -25,14 +25,14 @@ from seamark.connector.sql.choice import AUTO, ENGINES
 from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
 from seamark.metaserver.cli.connecting import served_at, suggesting
-from seamark.metaserver.cli.options import CONTEXT, Misconfigured, parse_size, settings_flags
+from seamark.metaserver.cli.options import Misconfigured, parse_size, settings_flags
 from seamark.metaserver.cli.terminal import open_console, printable, show_count, show_size
 
 TABLE_ROWS_MAX = 1000
 """Rows that the format `table` prints; it needs all of them for the widths of its columns."""
 
 
-@click.command(context_settings=CONTEXT)
+@click.command()
 @click.argument("statement")
 @click.option(
     "--format",
