@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -161,87 +162,80 @@ def _sizes(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes
     )
 
 
-def _launcher_problems(metadata: TableMetadata, settings: Settings) -> list[Problem]:
+def _launcher_problems(metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
     chosen = metadata.properties.get(LAUNCHER, AUTO)
     why = why_ignored(chosen, settings.services_launchers)
     if why is None:
-        return []
-    return [
-        Problem(
-            "ignored property",
-            f"{LAUNCHER} is {chosen[:100]!r}; {why}",
-            f"its jobs run as with {AUTO!r}, by their size",
-        )
-    ]
+        return
+    yield Problem(
+        "ignored property",
+        f"{LAUNCHER} is {chosen[:100]!r}; {why}",
+        f"its jobs run as with {AUTO!r}, by their size",
+    )
 
 
-def _layout_problems(view: TableView, metadata: TableMetadata, settings: Settings) -> list[Problem]:
+def _layout_problems(view: TableView, metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
     try:
         layout = ClusteringLayout.of(metadata.properties)
     except BadRequest as error:
-        return [Problem("invalid property", error.message, "no files are clustered")]
+        yield Problem("invalid property", error.message, "no files are clustered")
+        return
     if layout is None:
-        return []
+        return
     layers = Counter(layer_of((path or b"").decode()) for path in lookup(view).texts("file_path").values())
     files, loose = layers.total(), layers.pop(None, 0)
     if loose < max(2, count_of(metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)):
-        return []
-    return [
-        Problem(
-            "unclustered files",
-            f"{loose:,} of {files:,} data files are not clustered by {layout.text}; the others form {len(layers):,} "
-            "layers",
-            "a query that filters on these columns opens all of them, and some files of each layer",
-            "clustering",
-            settings.services_workers > 0
-            and metadata.format_version > 1
-            and is_clustered(metadata.properties, settings.services_clustering),
-        )
-    ]
+        return
+    yield Problem(
+        "unclustered files",
+        f"{loose:,} of {files:,} data files are not clustered by {layout.text}; the others form {len(layers):,} layers",
+        "a query that filters on these columns opens all of them, and some files of each layer",
+        "clustering",
+        settings.services_workers > 0
+        and metadata.format_version > 1
+        and is_clustered(metadata.properties, settings.services_clustering),
+    )
 
 
-def _bucket_problems(view: TableView, metadata: TableMetadata, settings: Settings) -> list[Problem]:
+def _bucket_problems(view: TableView, metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
     coarse = coarser_specs(metadata)
     specs = lookup(view).by_segment([segment.block.spec_id for segment in lookup(view).segments])
     shared = int(np.isin(specs, list(coarse)).sum()) if coarse else 0
     if not shared:
-        return []
-    return [
-        Problem(
-            "shared files",
-            f"{shared:,} of {len(specs):,} data files were written before the number of buckets grew",
-            "each belongs to several buckets: engines shuffle joins by the key, and an equality reads all of the file",
-            "bucket-splitting",
-            settings.services_workers > 0
-            and metadata.format_version > 1
-            and as_bool(metadata.properties, BUCKET_SPLITTING_ENABLED, settings.services_bucket_splitting),
-        )
-    ]
+        return
+    yield Problem(
+        "shared files",
+        f"{shared:,} of {len(specs):,} data files were written before the number of buckets grew",
+        "each belongs to several buckets: engines shuffle joins by the key, and an equality reads all of the file",
+        "bucket-splitting",
+        settings.services_workers > 0
+        and metadata.format_version > 1
+        and as_bool(metadata.properties, BUCKET_SPLITTING_ENABLED, settings.services_bucket_splitting),
+    )
 
 
-def _ttl_problems(view: TableView, metadata: TableMetadata, settings: Settings, now_ms: int) -> list[Problem]:
+def _ttl_problems(view: TableView, metadata: TableMetadata, settings: Settings, now_ms: int) -> Iterator[Problem]:
     try:
         policy = TtlPolicy.of(metadata.properties)
         rules = [] if policy is None else policy.rules(metadata, now_ms)
         found = [_expired_files(view, metadata, rule) for rule in rules]
     except BadRequest as error:
-        return [Problem("invalid property", error.message, "no column expires")]
+        yield Problem("invalid property", error.message, "no column expires")
+        return
     files, size_bytes = np.zeros(0, dtype=np.int64), 0
     for left, rule_bytes in found:
         files, size_bytes = np.union1d(files, left), max(size_bytes, rule_bytes)
     if not len(files):
-        return []
-    return [
-        Problem(
-            "expired columns",
-            f"{len(files):,} data files of old partitions have values of columns that have expired",
-            f"their columns take at least {size_bytes:,} bytes of storage",
-            "column-ttl",
-            settings.services_workers > 0
-            and metadata.format_version > 1
-            and as_bool(metadata.properties, COLUMN_TTL_ENABLED, settings.services_column_ttl),
-        )
-    ]
+        return
+    yield Problem(
+        "expired columns",
+        f"{len(files):,} data files of old partitions have values of columns that have expired",
+        f"their columns take at least {size_bytes:,} bytes of storage",
+        "column-ttl",
+        settings.services_workers > 0
+        and metadata.format_version > 1
+        and as_bool(metadata.properties, COLUMN_TTL_ENABLED, settings.services_column_ttl),
+    )
 
 
 def _expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule) -> tuple[Longs, int]:
@@ -273,48 +267,45 @@ def _expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule) -> t
     return np.flatnonzero(holds), size_bytes
 
 
-def _statistics_problems(metadata: TableMetadata, settings: Settings) -> list[Problem]:
+def _statistics_problems(metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
     """Only of tables that have statistics, or whose policy enables them: most queries need none."""
     snapshot = metadata.current_snapshot
     enabled = as_bool(metadata.properties, STATISTICS_ENABLED, settings.services_statistics)
     try:
         policy = StatisticsPolicy.of(metadata.properties)
     except BadRequest as error:
-        return [Problem("invalid property", error.message, "no statistics are computed")]
+        yield Problem("invalid property", error.message, "no statistics are computed")
+        return
     known = None if snapshot is None else known_statistics(metadata, snapshot)
     if known is None or not (enabled or known.file is not None) or not known.is_stale(metadata, policy):
-        return []
+        return
     detail = "no snapshot has the distinct values of all columns"
     if known.file is not None:
         changed, commits = known.added + known.removed, len(known.since)
         detail = f"{changed:,} of {known.rows:,} rows were added or removed in {commits:,} commits since the statistics"
-    return [
-        Problem(
-            "stale statistics",
-            detail,
-            "engines order joins by them",
-            "statistics",
-            settings.services_workers > 0 and enabled,
-        )
-    ]
+    yield Problem(
+        "stale statistics",
+        detail,
+        "engines order joins by them",
+        "statistics",
+        settings.services_workers > 0 and enabled,
+    )
 
 
-def _metadata_problems(health: TableHealth, metadata: TableMetadata) -> list[Problem]:
+def _metadata_problems(health: TableHealth, metadata: TableMetadata) -> Iterator[Problem]:
     if health.metadata_size_in_bytes < _LARGE_METADATA_BYTES:
-        return []
-    return [
-        Problem(
-            "large metadata file",
-            f"the metadata file has {health.metadata_size_in_bytes:,} bytes: {health.snapshots:,} snapshots, "
-            f"{len(metadata.metadata_log):,} earlier metadata files, {len(metadata.schemas):,} schemas, "
-            f"{len(metadata.statistics):,} statistics files",
-            "each commit writes it, and each query of an engine reads it; expire snapshots, and reduce "
-            f"{PREVIOUS_VERSIONS_MAX}",
-        )
-    ]
+        return
+    yield Problem(
+        "large metadata file",
+        f"the metadata file has {health.metadata_size_in_bytes:,} bytes: {health.snapshots:,} snapshots, "
+        f"{len(metadata.metadata_log):,} earlier metadata files, {len(metadata.schemas):,} schemas, "
+        f"{len(metadata.statistics):,} statistics files",
+        "each commit writes it, and each query of an engine reads it; expire snapshots, and reduce "
+        f"{PREVIOUS_VERSIONS_MAX}",
+    )
 
 
-def _replacement_problems(metadata: TableMetadata) -> list[Problem]:
+def _replacement_problems(metadata: TableMetadata) -> Iterator[Problem]:
     found = {}
     for snapshot in metadata.snapshots:
         parent_id = snapshot.parent_snapshot_id
@@ -322,20 +313,17 @@ def _replacement_problems(metadata: TableMetadata) -> list[Problem]:
         if (why := difference(snapshot, parent)) is not None:
             found[snapshot.snapshot_id] = why
     if not found:
-        return []
+        return
     newest, why = list(found.items())[-1]
-    return [
-        Problem(
-            "replacement with other rows",
-            f"{len(found):,} snapshots have the operation replace, but not the rows of the snapshot before; of the "
-            f"newest, {newest}, the summary says that {why}",
-            "readers of changes may miss these rows; find out which program committed it",
-        )
-    ]
+    yield Problem(
+        "replacement with other rows",
+        f"{len(found):,} snapshots have the operation replace, but not the rows of the snapshot before; of the "
+        f"newest, {newest}, the summary says that {why}",
+        "readers of changes may miss these rows; find out which program committed it",
+    )
 
 
-def _problems(health: TableHealth, metadata: TableMetadata, settings: Settings) -> list[Problem]:
-    found: list[Problem] = []
+def _problems(health: TableHealth, metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
     properties, runs = metadata.properties, settings.services_workers > 0
     by_clustering = is_clustered(properties, settings.services_clustering)
     rewrites = by_clustering or as_bool(properties, COMPACTION_ENABLED, settings.services_compaction)
@@ -344,55 +332,43 @@ def _problems(health: TableHealth, metadata: TableMetadata, settings: Settings) 
     least = max(2, count_of(properties, MIN_FILES, MIN_FILES_DEFAULT)) - 1
     # A clustering keeps small layers, until there is as much new data.
     if not by_clustering and health.files - health.files_if_compacted >= least:
-        found.append(
-            Problem(
-                "small files",
-                f"{health.small_files:,} of {health.files:,} data files are smaller than "
-                f"{small_below(metadata):.0%} of {health.target_file_size_in_bytes:,} bytes",
-                f"a scan of the whole table opens {health.files:,} files; {health.files_if_compacted:,} would do",
-                service,
-                compacts,
-            )
+        yield Problem(
+            "small files",
+            f"{health.small_files:,} of {health.files:,} data files are smaller than "
+            f"{small_below(metadata):.0%} of {health.target_file_size_in_bytes:,} bytes",
+            f"a scan of the whole table opens {health.files:,} files; {health.files_if_compacted:,} would do",
+            service,
+            compacts,
         )
     if health.deleted_records >= DELETED * max(1, health.records):
-        found.append(
-            Problem(
-                "deleted rows",
-                f"{health.delete_files:,} delete files delete about {health.deleted_records:,} of {health.records:,} "
-                "rows",
-                "readers open the delete files, and read the deleted rows and drop them",
-                service,
-                compacts,
-            )
+        yield Problem(
+            "deleted rows",
+            f"{health.delete_files:,} delete files delete about {health.deleted_records:,} of {health.records:,} rows",
+            "readers open the delete files, and read the deleted rows and drop them",
+            service,
+            compacts,
         )
     if health.expired_snapshots:
-        found.append(
-            Problem(
-                "expired snapshots",
-                f"{health.expired_snapshots:,} of {health.snapshots:,} snapshots have expired",
-                "they keep files that queries no longer need, and each query of an engine loads their list",
-                "expiration",
-                runs and as_bool(properties, EXPIRATION_ENABLED, settings.services_expiration),
-            )
+        yield Problem(
+            "expired snapshots",
+            f"{health.expired_snapshots:,} of {health.snapshots:,} snapshots have expired",
+            "they keep files that queries no longer need, and each query of an engine loads their list",
+            "expiration",
+            runs and as_bool(properties, EXPIRATION_ENABLED, settings.services_expiration),
         )
     elif health.snapshots > _MANY_SNAPSHOTS:
-        found.append(
-            Problem(
-                "many snapshots",
-                f"{health.snapshots:,} snapshots are within the retention of the table",
-                "each query of an engine loads their list; reduce history.expire.max-snapshot-age-ms",
-            )
+        yield Problem(
+            "many snapshots",
+            f"{health.snapshots:,} snapshots are within the retention of the table",
+            "each query of an engine loads their list; reduce history.expire.max-snapshot-age-ms",
         )
     if health.manifests >= _MANY_MANIFESTS and health.files < _FILES_A_MANIFEST * health.manifests:
-        found.append(
-            Problem(
-                "small manifests",
-                f"{health.manifests:,} manifests list {health.files:,} files",
-                "an engine that plans without the server opens each",
-                "manifests",
-                runs
-                and metadata.format_version > 1
-                and as_bool(properties, MANIFESTS_ENABLED, settings.services_manifests),
-            )
+        yield Problem(
+            "small manifests",
+            f"{health.manifests:,} manifests list {health.files:,} files",
+            "an engine that plans without the server opens each",
+            "manifests",
+            runs
+            and metadata.format_version > 1
+            and as_bool(properties, MANIFESTS_ENABLED, settings.services_manifests),
         )
-    return found

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from seamark.metaserver.errors import BadRequest
+
 NamespacePath = tuple[str, ...]
 POSITION = re.compile(r"[0-9]{20}|[0-9a-f]{36}")
 """A complete timeline position of SQLite or PostgreSQL: a truncated position would sort wrongly."""
@@ -277,6 +279,14 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
     shown: str = ""
     """The location as the client wrote it, and what it is, for messages."""
     what: str = "The location"
+
+    def taken(self) -> BadRequest:
+        """The error if it overlaps a location of another entry."""
+        return BadRequest(
+            f"{self.what} {self.shown!r} overlaps the files of another table, view or function; choose another, or "
+            "omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "
+            "retention ends"
+        )
 
 
 class Claim(msgspec.Struct, frozen=True):

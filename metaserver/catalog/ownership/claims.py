@@ -91,18 +91,11 @@ async def _check_free(parts: CatalogContext, operation: ClaimLocations) -> None:
                 continue
             if other.location == candidate.key and named and await parts.store.released_name(other.uuid, *named):
                 continue
-            raise _taken(candidate.what, candidate.shown)
+            raise candidate.taken()
 
 
 async def _own_keys(parts: CatalogContext, uuid: str) -> set[str]:
     return {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
-
-
-def _taken(what: str, location: str) -> BadRequest:
-    return BadRequest(
-        f"{what} {location!r} overlaps the files of another table, view or function; choose another, or omit it, "
-        "and the server chooses one. A dropped entry keeps its location until it is purged or its retention ends"
-    )
 
 
 def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | ViewMetadata) -> bool:
@@ -126,7 +119,7 @@ async def check_unclaimed(
 ) -> None:
     """BadRequest if the location overlaps a location of another entry than `uuid`. The transaction checks again."""
     if await _is_taken(parts, location, named, uuid):
-        raise _taken(what, location)
+        raise ClaimedLocation(key="", shown=location, what=what).taken()
 
 
 async def _is_taken(parts: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:

@@ -88,12 +88,7 @@ def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> St
     for claim in overlaps:
         if claim.location == location.key and op.name and (yield from released_name(claim.uuid, op.namespace, op.name)):
             continue
-        raise BadRequest(
-            f"{location.what} {location.shown!r} overlaps the files of another table, view or function; choose "
-            "another, "
-            "or omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "
-            "retention ends"
-        )
+        raise location.taken()
 
 
 def released_name(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
