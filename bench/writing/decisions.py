@@ -16,12 +16,14 @@ from bench.report import OURS, Report, Row
 from seamark.metaserver.catalog.pointers import created_entry
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.services.budgets import wait_s, with_budget
-from seamark.metaserver.services.clustering import TableClustering
-from seamark.metaserver.services.compaction import Compaction
-from seamark.metaserver.services.expiration import SnapshotExpiration
-from seamark.metaserver.services.indexing import Indexing
 from seamark.metaserver.services.jobs import JobQueue
-from seamark.metaserver.services.orphan_files import OrphanFileRemoval
+from seamark.metaserver.services.proposals import (
+    Compaction,
+    Indexing,
+    OrphanFileRemoval,
+    SnapshotExpiration,
+    TableClustering,
+)
 from seamark.metaserver.services.service import NEVER, Service
 from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.model import Entry, EntryKind

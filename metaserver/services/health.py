@@ -44,9 +44,9 @@ from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.services.budgets import WINDOW, wait_s
-from seamark.metaserver.services.clustering import is_clustered
 from seamark.metaserver.services.launching.launchers import AUTO, why_ignored
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
+from seamark.metaserver.services.proposals import is_clustered
 from seamark.metaserver.settings import Settings
 
 _MANY_SNAPSHOTS = 100

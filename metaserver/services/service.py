@@ -79,13 +79,8 @@ class JobFailed(Exception):
 
 
 class Service(ABC):
-    """`default`: whether the service runs for tables that do not say so in their policy."""
-
     name: ClassVar[str]
     """A noun, as in metrics and logs."""
-
-    def __init__(self, *, default: bool = True) -> None:
-        self._default = default
 
     @abstractmethod
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:

@@ -12,12 +12,6 @@ from seamark.metaserver.access.service_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.objects.locations import parse_location
-from seamark.metaserver.services.bucket_splitting import BucketSplitting
-from seamark.metaserver.services.clustering import TableClustering
-from seamark.metaserver.services.column_ttl import ColumnTtl
-from seamark.metaserver.services.compaction import Compaction
-from seamark.metaserver.services.expiration import SnapshotExpiration
-from seamark.metaserver.services.indexing import Indexing
 from seamark.metaserver.services.launching.launchers import (
     CLUSTER,
     LOCAL,
@@ -28,12 +22,20 @@ from seamark.metaserver.services.launching.launchers import (
 )
 from seamark.metaserver.services.launching.spark_submit import SparkSubmit, local_limits
 from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
-from seamark.metaserver.services.manifests import ManifestRewriting
-from seamark.metaserver.services.orphan_files import OrphanFileRemoval
+from seamark.metaserver.services.proposals import (
+    BucketSplitting,
+    ColumnTtl,
+    Compaction,
+    Indexing,
+    ManifestRewriting,
+    OrphanFileRemoval,
+    SnapshotExpiration,
+    TableClustering,
+    TableStatistics,
+)
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import JobObserver, Scheduler
 from seamark.metaserver.services.service import JOB_S_MAX, Launcher
-from seamark.metaserver.services.statistics import TableStatistics
 from seamark.metaserver.services.watch import Load, TableWatch
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.lease import SERVICES, Lease

@@ -10,14 +10,16 @@ import pytest
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
-from seamark.metaserver.services.bucket_splitting import BucketSplitting
-from seamark.metaserver.services.clustering import TableClustering
-from seamark.metaserver.services.compaction import Compaction
-from seamark.metaserver.services.expiration import SnapshotExpiration
-from seamark.metaserver.services.indexing import Indexing
-from seamark.metaserver.services.manifests import ManifestRewriting
-from seamark.metaserver.services.orphan_files import OrphanFileRemoval
-from seamark.metaserver.services.statistics import TableStatistics
+from seamark.metaserver.services.proposals import (
+    BucketSplitting,
+    Compaction,
+    Indexing,
+    ManifestRewriting,
+    OrphanFileRemoval,
+    SnapshotExpiration,
+    TableClustering,
+    TableStatistics,
+)
 from seamark.metaserver.store.model import Entry, EntryKind
 from tests.catalog.rig import SCHEMA
 from tests.server.rig import LateClock

@@ -20,8 +20,8 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.service_settings import LAUNCHERS
-from seamark.metaserver.services.service import Job, JobProgress, Launcher, Report, rewrite_pause_s
-from seamark.metaserver.store.model import Entry, NamespacePath
+from seamark.metaserver.services.service import Job, JobProgress, Launcher, Report
+from seamark.metaserver.store.model import NamespacePath
 
 PROPERTY = "seamark.services.launcher"
 AUTO = "auto"
@@ -114,20 +114,6 @@ class LauncherChoice:
     async def close(self) -> None:
         for launcher in self._launchers.values():
             await launcher.close()
-
-
-def rewrite_job(service: str, entry: Entry, metadata: TableMetadata, priority: int, files: int, mark: str) -> Job:
-    """A job that rewrites some of the table's `files`. `mark`: a key of the summary of its commits."""
-    return Job(
-        service,
-        entry.namespace,
-        entry.name,
-        entry.uuid,
-        priority,
-        rewrite_pause_s(files),
-        bytes_since(metadata, mark),
-        launcher_of(metadata.properties),
-    )
 
 
 def bytes_since(metadata: TableMetadata, mark: str) -> int:
