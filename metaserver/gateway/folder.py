@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from typing import TypeVar
 from urllib.parse import unquote
@@ -252,19 +252,11 @@ class FolderBackend:
                 finally:
                     os.close(descriptor)
 
-            with self._copying(call):
+            with self._copies.reserved(call.who):
                 await self._copiers.run(f"file://{self._folder}", lambda *_: work())
         finally:
             os.close(source)
         return staged
-
-    @contextlib.contextmanager
-    def _copying(self, call: S3Call) -> Iterator[None]:
-        self._copies.take(call.who)
-        try:
-            yield
-        finally:
-            self._copies.release(call.who)
 
     async def _delete(self, call: S3Call) -> web.StreamResponse:
         await self._delete_object(_location(call))
@@ -346,7 +338,7 @@ class FolderBackend:
         assert call.document is not None
         location, upload_id = _location(call), call.address.query["uploadId"]
         listed, conditions = read_complete(call.document), call.headers
-        with self._copying(call):
+        with self._copies.reserved(call.who):
             published = await self._copiers.run(
                 self._file(location),
                 lambda path, root: self._uploads.complete(location, upload_id, listed, (path, root), conditions),

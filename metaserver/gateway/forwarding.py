@@ -89,47 +89,21 @@ class Forwarding:
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
         """As `caching.store.Store.request`."""
-        url = _url(Address(bucket, key, {}), self._settings)
-        parts = urlsplit(url)
-        keys = await self._server_keys()
-        signed = sign_headers(
-            Target(method, parts.path, parts.query, {**headers, "host": parts.netloc}),
-            access_key_id=keys.access_key_id,
-            secret=keys.secret_access_key,
-            token=keys.token,
-            region=self._settings.s3_region,
-            payload=EMPTY_SHA256,
-            now_ms=self._clock.now_ms(),
-        )
+        url, signed = self._signed(method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._server_keys())
         try:
-            async with self._session.request(
-                method, URL(url, encoded=True), headers=signed, allow_redirects=False
-            ) as found:
-                found_headers = {name.lower(): value for name, value in found.headers.items()}
-                kept = {name: value for name, value in found_headers.items() if name not in _NOT_RETURNED}
-                yield StoreAnswer(found.status, kept, _pieces(found.content))
+            async with self._session.request(method, url, headers=signed, allow_redirects=False) as found:
+                yield StoreAnswer(found.status, _returned_headers(found), _pieces(found.content))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise RetryLater(f"The store did not answer, try again later: {type(error).__name__}") from None
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        url = _url(call.address, self._settings)
-        parts = urlsplit(url)
         headers = _passed_on(call.headers)
-        headers["host"] = parts.netloc
         payload = _payload(call)
         if payload in STREAMING and call.body is not None:
             headers["x-amz-decoded-content-length"] = str(call.body.length)
             headers["content-encoding"] = ",".join(filter(None, ("aws-chunked", headers.get("content-encoding", ""))))
         keys, region = await self._server_keys(), self._settings.s3_region
-        signed = sign_headers(
-            Target(call.method, parts.path, parts.query, headers),
-            access_key_id=keys.access_key_id,
-            secret=keys.secret_access_key,
-            token=keys.token,
-            region=region,
-            payload=payload,
-            now_ms=self._clock.now_ms(),
-        )
+        url, signed = self._signed(call.method, call.address, headers, payload, keys)
         chain = ChunkSigner(
             keys.secret_access_key, signed["x-amz-date"], region, payload, signed["authorization"][-64:]
         )
@@ -138,7 +112,7 @@ class Forwarding:
             signed["content-length"] = str(length)
         try:
             async with self._session.request(
-                call.method, URL(url, encoded=True), headers=signed, data=data, allow_redirects=False
+                call.method, url, headers=signed, data=data, allow_redirects=False
             ) as found:
                 return await self._returned(call, found)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -146,6 +120,23 @@ class Forwarding:
             if isinstance(cause, S3Error):  # of the body, which the session wraps
                 raise cause from None
             raise RetryLater(f"The store did not answer, try again later: {type(error).__name__}") from None
+
+    def _signed(
+        self, method: str, address: Address, headers: Mapping[str, str], payload: str, keys: S3Keys
+    ) -> tuple[URL, dict[str, str]]:
+        """(URL, signed headers) of a request to the store."""
+        url = _url(address, self._settings)
+        parts = urlsplit(url)
+        signed = sign_headers(
+            Target(method, parts.path, parts.query, {**headers, "host": parts.netloc}),
+            access_key_id=keys.access_key_id,
+            secret=keys.secret_access_key,
+            token=keys.token,
+            region=self._settings.s3_region,
+            payload=payload,
+            now_ms=self._clock.now_ms(),
+        )
+        return URL(url, encoded=True), signed
 
     async def _returned(self, call: S3Call, found: aiohttp.ClientResponse) -> web.StreamResponse:
         if found.status == 403 and call.method != "HEAD":
@@ -334,5 +325,9 @@ async def _pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
 
 def _headers(found: aiohttp.ClientResponse) -> dict[str, str]:
     """Each once: some stores send the id of a request under two spellings of its name."""
+    return {name: value for name, value in _returned_headers(found).items() if name != "content-length"}
+
+
+def _returned_headers(found: aiohttp.ClientResponse) -> dict[str, str]:
     headers = {name.lower(): value for name, value in found.headers.items()}
-    return {name: value for name, value in headers.items() if name not in _NOT_RETURNED and name != "content-length"}
+    return {name: value for name, value in headers.items() if name not in _NOT_RETURNED}

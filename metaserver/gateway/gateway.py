@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -268,7 +268,7 @@ class Gateway:
 
     async def _answer(self, request: web.Request, admitted: _Admitted, request_id: str) -> web.StreamResponse:
         address, headers, grant = admitted.address, admitted.headers, admitted.grant
-        with _taken(self._slots, grant.who, 1), contextlib.ExitStack() as kept:
+        with self._slots.reserved(grant.who), contextlib.ExitStack() as kept:
             await self._ownership.check(grant)
             table, deletes_many = parse_location(grant.location), "delete" in address.query
             if not deletes_many:
@@ -276,7 +276,7 @@ class Gateway:
             body = self._open_body(request, admitted)
             document = None
             if body is not None and (request.method == "POST" or "tagging" in address.query):
-                kept.enter_context(_taken(self._documents, grant.who, body.length))
+                kept.enter_context(self._documents.reserved(grant.who, body.length))
                 document = await body.read(DELETE_BODY_MAX if deletes_many else PARTS_XML_BYTES_MAX)
                 body = None
             if deletes_many:
@@ -320,18 +320,6 @@ class Gateway:
             limit_bytes=settings.gateway_put_limit_bytes,
             timeout_s=settings.body_timeout_s,
         )
-
-
-@contextlib.contextmanager
-def _taken(limit: HolderLimit, who: str, amount: int) -> Iterator[None]:
-    if not amount:  # an entry of zero would never be released
-        yield
-        return
-    limit.take(who, amount)
-    try:
-        yield
-    finally:
-        limit.release(who, amount)
 
 
 def _text(document: bytes | None) -> str | None:

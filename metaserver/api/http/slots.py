@@ -8,6 +8,8 @@ slow senders take no slots from processing. No clock and no input or output.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from seamark.metaserver.errors import RetryLater, TooManyRequests
@@ -46,6 +48,18 @@ class HolderLimit:
                 self._held[holder] = left
             else:
                 del self._held[holder]
+
+    @contextmanager
+    def reserved(self, holder: str | None, amount: int = 1) -> Iterator[None]:
+        """Takes as `take`, and releases at the end. Nothing for an amount of 0, which would leave an empty entry."""
+        if not amount:
+            yield
+            return
+        self.take(holder, amount)
+        try:
+            yield
+        finally:
+            self.release(holder, amount)
 
     def check_invariants(self) -> None:
         assert 0 <= sum(self._held.values()) <= self.taken <= self.limit

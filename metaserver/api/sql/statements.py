@@ -93,19 +93,18 @@ class RunningStatements:
         self._cancelled: dict[tuple[str, str], asyncio.Event] = {}
 
     @asynccontextmanager
-    async def place(self, who: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
-        """A place for a statement; the event is set when it is cancelled. RetryLater and TooManyRequests as for
+    async def slot(self, who: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
+        """A slot for a statement; the event is set when it is cancelled. RetryLater and TooManyRequests as for
         `HolderLimit`; BadRequest for an id in use."""
         key, holder = (who, statement_id), None if who == ANONYMOUS.name else who
         if key in self._cancelled:
             raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
-        self.limit.take(holder)
-        event = self._cancelled[key] = asyncio.Event()
-        try:
-            yield event
-        finally:
-            del self._cancelled[key]
-            self.limit.release(holder)
+        with self.limit.reserved(holder):
+            event = self._cancelled[key] = asyncio.Event()
+            try:
+                yield event
+            finally:
+                del self._cancelled[key]
 
     def cancel(self, who: str, statement_id: str) -> bool:
         event = self._cancelled.get((who, statement_id))
@@ -141,7 +140,7 @@ async def run_statement(call: Call, body: StatementBody) -> Answer:
     running = call.app[RUNNING]
     _check_on(call, running)
     request = _request(call, body)
-    async with running.place(call.principal.name, request.id) as cancelled:
+    async with running.slot(call.principal.name, request.id) as cancelled:
         worker = await running.workers.start()
         try:
             async with asyncio.timeout(request.time_s):
