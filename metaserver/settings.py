@@ -494,7 +494,7 @@ def flag_name(name: str) -> str:
 
 
 _PARTS = (GatewaySettings, FleetSettings, ServiceSettings)
-_LAST = {field.name: place for place, part in enumerate(_PARTS, 1) for field in dataclasses.fields(part)}
+_LAST = {field.name: position for position, part in enumerate(_PARTS, 1) for field in dataclasses.fields(part)}
 FIELDS: dict[str, dataclasses.Field[Any]] = {
     field.name: field for field in sorted(dataclasses.fields(Settings), key=lambda field: _LAST.get(field.name, 0))
 }

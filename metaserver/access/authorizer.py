@@ -111,13 +111,13 @@ class Authorizer:
             return
         rule = RULES.get(operation, _UNKNOWN)
         wide = rule.scope is Scope.CATALOG or not namespace
-        place = "the whole catalog" if wide else f"namespace {show_path(namespace)} or one above it"
+        scope = "the whole catalog" if wide else f"namespace {show_path(namespace)} or one above it"
         command = f"seamark grant add {shlex.quote(principal.name)} {rule.role.value}"
         if not wide:
             command += f" --namespace {shlex.quote(show_path(namespace))}"
         where = f" in {show_path(namespace)}" if namespace else ""
         raise Forbidden(
-            f"{principal.name} may not {operation}{where}: it needs the role {rule.role.value} on {place}. "
+            f"{principal.name} may not {operation}{where}: it needs the role {rule.role.value} on {scope}. "
             f"An admin grants it with: {command}"
         )
 

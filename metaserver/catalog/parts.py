@@ -104,7 +104,7 @@ class CatalogContext:
         not place a table over the files of another. `within` is the namespace of the new entry, where the caller may
         write; its location may be outside those of its parents.
         """
-        place = self.warehouse.parse(location, what)
+        parsed = self.warehouse.parse(location, what)
         if caller.confined_to is None:
             return
         for path in caller.confined_to if within is None else (*caller.confined_to, within):
@@ -113,10 +113,10 @@ class CatalogContext:
             root = parse_location(
                 location_property or self.warehouse.namespace_location(path), "location of the namespace"
             )
-            if root != place and root.holds(place):
+            if root != parsed and root.holds(parsed):
                 return
         raise Forbidden(
-            f"{what} {str(place)!r} is outside the namespaces that {caller.who} may write; omit it, and the server "
+            f"{what} {str(parsed)!r} is outside the namespaces that {caller.who} may write; omit it, and the server "
             "chooses a location"
         )
 

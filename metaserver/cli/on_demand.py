@@ -17,7 +17,7 @@ import click
 
 @dataclass(frozen=True)
 class DeferredCommand:
-    place: str
+    target: str
     """`module:attribute` of the command."""
     help: str
     """What the list of commands says: the first sentence of the command's own help."""
@@ -26,7 +26,7 @@ class DeferredCommand:
 
     def load(self) -> click.Command:
         """UsageError naming the extra where one of its libraries is not installed."""
-        module, _, attribute = self.place.partition(":")
+        module, _, attribute = self.target.partition(":")
         # What imports make stays; to look through all of it for garbage, again and again, takes a sixth of their time.
         collecting = gc.isenabled()
         gc.disable()

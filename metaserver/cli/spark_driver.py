@@ -29,10 +29,10 @@ def main() -> None:
     _leave(answer, folder / ANSWER)
 
 
-def _leave(value: JobAnswer | JobProgress, place: Path) -> None:
-    part = place.with_suffix(".part")
+def _leave(value: JobAnswer | JobProgress, path: Path) -> None:
+    part = path.with_suffix(".part")
     part.write_bytes(msgspec.json.encode(value))
-    part.rename(place)
+    part.rename(path)
 
 
 def _end_with_server(pipe: Path) -> None:

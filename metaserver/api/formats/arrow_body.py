@@ -67,8 +67,8 @@ def _field(message: memoryview, table: int, number: int) -> int:
     vtable = table - _I32.unpack_from(message, table)[0]
     if vtable < 0:
         raise ValueError("the table of a message is outside the message")
-    place = 4 + 2 * number
-    if place >= _U16.unpack_from(message, vtable)[0]:
+    entry = 4 + 2 * number
+    if entry >= _U16.unpack_from(message, vtable)[0]:
         return 0
-    offset = _U16.unpack_from(message, vtable + place)[0]
+    offset = _U16.unpack_from(message, vtable + entry)[0]
     return table + offset if offset else 0

@@ -71,17 +71,17 @@ class RecordBatchWriter:
     def _write(self, body: memoryview, offsets: Sequence[tuple[int, int]]) -> list[int]:
         """Writes the columns and returns the number of nulls of each."""
         nulls = []
-        places = iter(offsets)
+        spans = iter(offsets)
         for (_, kind), part in zip(self._fields, self._parts, strict=True):
             if isinstance(part, IntegerColumn):
-                bits, values = next(places), next(places)
+                bits, values = next(spans), next(spans)
                 nulls.append(part.write(_slice(body, values), kind.bit_width // 8, _slice(body, bits)))
             else:
                 nulls.append(part.null_count)
                 for buffer in _buffers(part):
-                    place = next(places)
+                    span = next(spans)
                     if buffer is not None:
-                        _slice(body, place)[:] = memoryview(buffer).cast("B")
+                        _slice(body, span)[:] = memoryview(buffer).cast("B")
         for at, size in offsets:
             padding = -size % _ALIGNMENT
             if padding:
@@ -94,8 +94,8 @@ def _buffers(array: pa.Array) -> list[pa.Buffer | None]:
     return [] if pa.types.is_null(array.type) else array.buffers()
 
 
-def _slice(body: memoryview, place: tuple[int, int]) -> memoryview:
-    return body[place[0] : place[0] + place[1]]
+def _slice(body: memoryview, span: tuple[int, int]) -> memoryview:
+    return body[span[0] : span[0] + span[1]]
 
 
 @lru_cache(maxsize=256)
@@ -119,6 +119,6 @@ def _head(rows: int, nulls: Sequence[int], offsets: Sequence[tuple[int, int]], b
     nodes = np.empty((len(nulls), 2), dtype="<i8")
     nodes[:, 0] = rows
     nodes[:, 1] = nulls
-    places = np.array(offsets, dtype="<i8")
-    message = b"".join((tables, nodes.tobytes(), bytes(4), len(offsets).to_bytes(4, "little"), places.tobytes()))
+    spans = np.array(offsets, dtype="<i8")
+    message = b"".join((tables, nodes.tobytes(), bytes(4), len(offsets).to_bytes(4, "little"), spans.tobytes()))
     return _CONTINUATION + len(message).to_bytes(4, "little") + message

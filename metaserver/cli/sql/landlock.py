@@ -50,7 +50,7 @@ def forbid_reads_except(folders: Iterable[str]) -> bool:
         return False
     variables = (os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "SEAMARK_CA"))
     python = (sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isabs(path)))
-    packages = [os.path.realpath(place) for name in _PACKAGES for place in sys.modules[name].__path__]
+    packages = [os.path.realpath(path) for name in _PACKAGES for path in sys.modules[name].__path__]
     return _restrict(_READ_FILE | _READ_DIR, [*folders, *python, *packages, *filter(None, variables), *_SYSTEM])
 
 
@@ -78,14 +78,14 @@ def _restrict(handled: int, allowed: Iterable[str]) -> bool:
 
 
 def _allow(ruleset: int, handled: int, path: str) -> None:
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         access = handled if os.path.isdir(path) else handled & ~_READ_DIR
-        rule = struct.pack("=Qi", access, place)
+        rule = struct.pack("=Qi", access, descriptor)
         if _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)) != 0:
             raise OSError(ctypes.get_errno(), f"Landlock: no rule for {path}")
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def _call(number: int, *arguments: object) -> int:

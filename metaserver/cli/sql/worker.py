@@ -251,13 +251,13 @@ def _confine(tables: list[OpenTable]) -> None:
     folders = []
     for table in tables:
         properties = table.metadata.properties
-        places = [table.metadata.location, *(properties[name] for name in _LOCATIONS if name in properties)]
-        if places[0].partition(":")[0] in S3_SCHEMES and "s3.access-key-id" not in table.storage.properties:
+        locations = [table.metadata.location, *(properties[name] for name in _LOCATIONS if name in properties)]
+        if locations[0].partition(":")[0] in S3_SCHEMES and "s3.access-key-id" not in table.storage.properties:
             raise BadRequest(
                 f"The statement cannot read {'.'.join(table.name)}: the server hands out no keys for its storage; an "
                 "operator sets s3_client_access to gateway or static"
             )
-        folders += [place.removeprefix("file://").removeprefix("file:") for place in places]
+        folders += [location.removeprefix("file://").removeprefix("file:") for location in locations]
     confine(folders)
     landlock.forbid_reads_except(one for one in folders if one.startswith("/"))
 

@@ -212,10 +212,10 @@ class OrphanRemoval:
         for folder in _outermost(own_folders(self._parts, metadata)):
             try:
                 async for upload in self._parts.objects.uploads(folder):
-                    place = upload.location
-                    name = place[len(folder) + 1 :]
-                    is_file = place.startswith(f"{folder}/") and place.endswith(_SUFFIXES) and not _is_hidden(name)
-                    if is_file and upload.begun_ms < older_than_ms and allowed(place):
+                    path = upload.location
+                    name = path[len(folder) + 1 :]
+                    is_file = path.startswith(f"{folder}/") and path.endswith(_SUFFIXES) and not _is_hidden(name)
+                    if is_file and upload.begun_ms < older_than_ms and allowed(path):
                         found.append(upload)
                     if len(found) == UPLOADS_MAX:
                         return found
@@ -295,8 +295,8 @@ class _NeededNames:
         wanted = _name_hash(location)
         if wanted in self._later:
             return True
-        place = int(self._first.searchsorted(wanted))
-        return place < len(self._first) and int(self._first[place]) == wanted
+        position = int(self._first.searchsorted(wanted))
+        return position < len(self._first) and int(self._first[position]) == wanted
 
     def add_name(self, location: str) -> None:
         self._later.add(_name_hash(location))

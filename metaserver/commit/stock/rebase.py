@@ -269,12 +269,12 @@ class _Rebase:
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
             manifests, next_row_id = assign_first_row_ids(manifests, next_row_id)
         listed = tuple(manifests)
-        place = await self._writer.manifest_list(listed, self._base, parent.snapshot_id, self._sequence_number)
+        location = await self._writer.manifest_list(listed, self._base, parent.snapshot_id, self._sequence_number)
         summary = self._commit.snapshot.summary or {}
         summary = rebased_summary(summary, parent.summary_map(), kept)
         if undone:
             summary[REPLACEMENTS_UNDONE] = ",".join(str(snapshot.snapshot_id) for snapshot in undone[:_UNDONE_MAX])
-        updates = self._updates(parent, place, summary, next_row_id - self._base.next_row_id)
+        updates = self._updates(parent, location, summary, next_row_id - self._base.next_row_id)
         return Rebased(updates, self._held.files, listed)
 
     async def _lists(self) -> _Lists:

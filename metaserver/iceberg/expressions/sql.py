@@ -116,9 +116,9 @@ def syntax_message(error: ParseError, what: str) -> str:
     for detail in error.errors:
         if detail.get("line") is not None:
             text = detail.get("highlight") or "the end"
-            place = f"line {detail['line']}, column {detail['col']}"
+            position = f"line {detail['line']}, column {detail['col']}"
             why = str(detail.get("description", "")).partition(" for <class")[0]
-            return f"{what} is not valid SQL: {why} at {place}, near {text[:40]!r}"
+            return f"{what} is not valid SQL: {why} at {position}, near {text[:40]!r}"
     return f"{what} is not valid SQL: {error if error.errors else 'it is empty'}"[:_SHOWN_MAX]
 
 

@@ -59,10 +59,10 @@ def _by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, Any]:
         if len(at) == of:  # each row has one
             by_column[column] = (np.arange(len(rows), dtype=at.dtype), *(array[rows] for array in values))
             continue
-        places = at.searchsorted(rows)
-        here = np.flatnonzero(at.take(places, mode="clip") == rows) if len(at) else places[:0]
+        positions = at.searchsorted(rows)
+        here = np.flatnonzero(at.take(positions, mode="clip") == rows) if len(at) else positions[:0]
         if len(here):
-            by_column[column] = (here.astype(at.dtype), *(array[places[here]] for array in values))
+            by_column[column] = (here.astype(at.dtype), *(array[positions[here]] for array in values))
     return by_column
 
 

@@ -25,8 +25,8 @@ def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
     else:
         values = _decoded(column, rows)
     if packed.presence != NONE:
-        for place in np.flatnonzero(~column.present()[rows]).tolist():
-            values[place] = None
+        for position in np.flatnonzero(~column.present()[rows]).tolist():
+            values[position] = None
     return values
 
 

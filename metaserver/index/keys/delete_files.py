@@ -96,16 +96,16 @@ class HashSet:
     def has(self, high: Hashes, low: Hashes) -> Mask:
         """bool[n]: which of these hashes the set contains."""
         mask = np.zeros(len(high), dtype=np.bool_)
-        place = np.searchsorted(self._high, high, side="left")
+        at = np.searchsorted(self._high, high, side="left")
         end = np.searchsorted(self._high, high, side="right")
-        candidates = np.flatnonzero(place < end)
+        candidates = np.flatnonzero(at < end)
         # A second iteration occurs only if two hashes share the high half.
         while len(candidates):
-            is_equal = self._low[place[candidates]] == low[candidates]
+            is_equal = self._low[at[candidates]] == low[candidates]
             mask[candidates[is_equal]] = True
             candidates = candidates[~is_equal]
-            place[candidates] += 1
-            candidates = candidates[place[candidates] < end[candidates]]
+            at[candidates] += 1
+            candidates = candidates[at[candidates] < end[candidates]]
         return mask
 
 

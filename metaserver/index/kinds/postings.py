@@ -356,13 +356,13 @@ class Postings:
         lows, highs = bounds.edges(EDGE_BYTES)
         # A range with a key of a file is the first range that does not end before the file's least key, if any range
         # has.
-        place = np.searchsorted(highs, least, side="left")
-        possible = has_keys & (place < len(highs))
-        possible[possible] = lows[place[possible]] <= most[possible]
+        first = np.searchsorted(highs, least, side="left")
+        possible = has_keys & (first < len(highs))
+        possible[possible] = lows[first[possible]] <= most[possible]
         marks = np.zeros(self._files, dtype=np.uint8)
         if self._form == CODES:
             sure = possible.copy()
-            sure[possible] = lows[place[possible]] <= least[possible]
+            sure[possible] = lows[first[possible]] <= least[possible]
             marks[sure] = 1
             possible &= ~sure
         return marks, np.flatnonzero(possible)

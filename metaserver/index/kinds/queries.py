@@ -61,7 +61,7 @@ def point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
     if len(lists) == 1:
         return [_literal_keys(lists[0], ranges_of_terms[0].kind)]
     rows = list(product(*lists))
-    return [_literal_keys([row[place] for row in rows], ranges.kind) for place, ranges in enumerate(ranges_of_terms)]
+    return [_literal_keys([row[term] for row in rows], ranges.kind) for term, ranges in enumerate(ranges_of_terms)]
 
 
 def _literal_keys(keys: Sequence[Key], kind: str) -> Keys:

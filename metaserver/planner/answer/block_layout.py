@@ -135,8 +135,8 @@ def _format(name: object) -> bytes:
 
 def strings(block: Block, column: PackedColumn) -> Part:
     packed = column.packed
-    places = _at(block, packed.lengths), packed.lengths_width, _at(block, packed.ends), _at(block, packed.tails)
-    return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.common, *places
+    offsets = _at(block, packed.lengths), packed.lengths_width, _at(block, packed.ends), _at(block, packed.tails)
+    return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.common, *offsets
 
 
 def _integers(block: Block, column: PackedColumn) -> Part:

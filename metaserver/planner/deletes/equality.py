@@ -165,12 +165,12 @@ class _ColumnGroup:
         above = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
         below = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)
         flags = tuple(np.zeros(len(in_scope), dtype=np.uint8) for _ in self._columns)
-        for block, places, rows in pieces:
-            selected = in_scope[places]
+        for block, positions, rows in pieces:
+            selected = in_scope[positions]
             if selected.any():
-                places, rows = places[selected], rows[selected]
+                positions, rows = positions[selected], rows[selected]
                 for at, column in enumerate(self._columns):
-                    above[at][places], below[at][places], flags[at][places] = column.of_data(block, rows)
+                    above[at][positions], below[at][positions], flags[at][positions] = column.of_data(block, rows)
         return above, below, flags
 
     def _pairs(self, data_files: _DataFiles, rows: Longs) -> tuple[Longs, Longs] | None:

@@ -41,8 +41,8 @@ def period_condition(column_id: int, name: str, kind: str, transform: str, keys:
     if len(keys) > KEYS_MAX:
         raise ValueError(f"it has {len(keys):,} keys; the limit for days, months, years and hours is {KEYS_MAX:,}")
     found = set()
-    for place in range(len(keys)):
-        value = packed_key(keys.at(place), keys.kind)
+    for position in range(len(keys)):
+        value = packed_key(keys.at(position), keys.kind)
         assert isinstance(value, int)
         ordinal = _ordinal(value, keys.kind, transform)
         if ordinal is not None:

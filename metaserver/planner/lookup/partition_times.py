@@ -48,9 +48,9 @@ def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: Tabl
     if found is None:
         return None
     time, values = found
-    distinct, places = np.unique(values, return_inverse=True)
+    distinct, numbers = np.unique(values, return_inverse=True)
     ends = [MISSING if value == MISSING else partition_end_ms(time, value) for value in distinct.tolist()]
-    return np.array(ends, dtype=np.int64)[places]
+    return np.array(ends, dtype=np.int64)[numbers]
 
 
 def _partition_times(

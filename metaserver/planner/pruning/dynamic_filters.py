@@ -57,7 +57,7 @@ class DynamicFilter:
             return self._predicate(Op.EQ, self._value(0))
         if len(self.keys) <= LISTED_MAX:
             # Keys ascend, and values of these types have the order of their keys.
-            return self._predicate(Op.IN, *(self._value(place) for place in range(len(self.keys))))
+            return self._predicate(Op.IN, *(self._value(position) for position in range(len(self.keys))))
         if self.kind == "uuid":  # clients differ about the order of UUIDs
             return self._predicate(Op.NOT_NULL)
         low, high = self._value(0), self._value(len(self.keys) - 1)
@@ -70,8 +70,8 @@ class DynamicFilter:
     def _predicate(self, op: Op, *values: Value) -> Bound:
         return Bound(op, self.column_id, self.name, self.kind, IDENTITY, self.kind, values)
 
-    def _value(self, place: int) -> Value:
-        key = self.keys.at(place)
+    def _value(self, position: int) -> Value:
+        key = self.keys.at(position)
         if self.kind == "string":
             assert isinstance(key, bytes)
             return key.decode()

@@ -276,7 +276,7 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
     _drop(selection, column, column.nulls_only, _nulls_only)
     if kind == "uuid":
         return
-    low, high = (packed_key(keys.at(place), kind) for place in (0, len(keys) - 1))
+    low, high = (packed_key(keys.at(position), kind) for position in (0, len(keys) - 1))
     for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
         for side in sides:
             if (side.form is Form.STRINGS) == isinstance(key, bytes):

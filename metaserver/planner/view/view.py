@@ -67,19 +67,19 @@ class Side:
 
     def _add(self, numbers: Sequence[int], view: TableView) -> None:
         """Reads the columns of some blocks."""
-        places, rows, low, high = [], [], [], []
+        positions, rows, low, high = [], [], [], []
         for number in numbers:
             column = self.packed[number]
             if column is not None:
                 view.blocks[number].verify(column)
-                places.append(number)
+                positions.append(number)
                 rows.append(_layout(view.blocks[number], column))
                 low.append(column.low)
                 high.append(column.high)
-        if places:
-            self.layout[places] = rows
-            self.low[places] = np.array(low, dtype=self.low.dtype)
-            self.high[places] = np.array(high, dtype=self.high.dtype)
+        if positions:
+            self.layout[positions] = rows
+            self.low[positions] = np.array(low, dtype=self.low.dtype)
+            self.high[positions] = np.array(high, dtype=self.high.dtype)
 
     def add_sketches(self, view: TableView) -> None:
         """Of the blocks whose codes take longer to read."""
@@ -441,13 +441,13 @@ def _identities(of: Sequence[object]) -> Longs:
 
 
 def _shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs]:
-    """The places of equal numbers in both."""
+    """The positions of equal numbers in both."""
     if of_base is None or not len(of_base):
         nothing = np.empty(0, dtype=np.int64)
         return nothing, nothing
     order = np.argsort(of_base)
-    places = np.minimum(np.searchsorted(of_base[order], identities), len(of_base) - 1)
-    found = order[places]
+    positions = np.minimum(np.searchsorted(of_base[order], identities), len(of_base) - 1)
+    found = order[positions]
     shared = np.flatnonzero(of_base[found] == identities)
     return shared, found[shared]
 

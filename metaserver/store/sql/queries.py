@@ -244,9 +244,9 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
 def archivable(keep: int, limit: int) -> Steps[list[str]]:
     """Ids of finished instants except each table's newest `keep`, oldest first."""
     rows = yield Statement(
-        "SELECT id FROM (SELECT id, position, row_number() OVER (PARTITION BY uuid ORDER BY position DESC) AS place "
+        "SELECT id FROM (SELECT id, position, row_number() OVER (PARTITION BY uuid ORDER BY position DESC) AS number "
         "FROM instants WHERE state IN ('completed', 'rolled_back')) AS ranked "
-        "WHERE place > $1 ORDER BY position LIMIT $2",
+        "WHERE number > $1 ORDER BY position LIMIT $2",
         (keep, limit),
     )
     return [row[0] for row in rows]

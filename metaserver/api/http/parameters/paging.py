@@ -15,7 +15,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.wire import from_base64url, to_base64url
 
 _TOKEN_VERSION = 1
-_PLACE_MAX = 2**63 - 1
+_POSITION_MAX = 2**63 - 1
 
 PAGING = (
     Parameter("pageToken", "query", "The next-page-token of the previous answer.", {"type": "string"}),
@@ -27,18 +27,18 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
     version: int
     checksum: int
     snapshot_id: int | None
-    place: int
+    position: int
 
 
-def write_token(checksum: int, snapshot_id: int | None, place: int) -> str:
-    """`checksum`: CRC-32 of everything else that the pages depend on. `place`: the position of the next item, from
+def write_token(checksum: int, snapshot_id: int | None, position: int) -> str:
+    """`checksum`: CRC-32 of everything else that the pages depend on. `position`: that of the next item, from
     0."""
-    packed = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, checksum, snapshot_id, place))
+    packed = msgspec.msgpack.encode(_Token(_TOKEN_VERSION, checksum, snapshot_id, position))
     return to_base64url(packed)
 
 
 def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int | None, int]:
-    """(snapshot, place). BadRequest for a token of another request, or after the snapshot has expired."""
+    """(snapshot, position). BadRequest for a token of another request, or after the snapshot has expired."""
     try:
         packed = from_base64url(text)
         token = from_msgpack(packed, _Token)
@@ -47,14 +47,14 @@ def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int |
     if (
         token is None
         or (token.version, token.checksum) != (_TOKEN_VERSION, checksum)
-        or not 0 <= token.place <= _PLACE_MAX
+        or not 0 <= token.position <= _POSITION_MAX
     ):
         raise BadRequest("page-token was not issued for this request; start again without it")
     if token.snapshot_id is not None and metadata.snapshot(token.snapshot_id) is None:
         raise BadRequest(
             f"Snapshot {token.snapshot_id}, which page-token refers to, has expired; start again without it"
         )
-    return token.snapshot_id, token.place
+    return token.snapshot_id, token.position
 
 
 def page_size(text: str, name: str, most: int) -> int:
