@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seamark.connector.client.storage import Storage
+from seamark.connector.groups import divide
 from seamark.connector.index.files import WrittenIndex
 from seamark.metaserver.index.files.index_file import FilesTable, IndexFile, assemble, open_index_file
 from seamark.metaserver.index.kinds.kinds import KINDS
@@ -58,14 +59,7 @@ def select_merge(
 
 def _first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[RegisteredFile]:
     """The first files up to this total size; at least one file, if there is one."""
-    chosen: list[RegisteredFile] = []
-    size_bytes = 0
-    for file in files:
-        if chosen and size_bytes + file.size_bytes > size_max_bytes:
-            break
-        chosen.append(file)
-        size_bytes += file.size_bytes
-    return chosen
+    return next(divide(files, lambda file: (file.size_bytes,), (size_max_bytes,)), [])
 
 
 def merge_index_files(

@@ -32,6 +32,7 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance
 from seamark.connector.client.values import At
+from seamark.connector.groups import divide
 from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_environment
 from seamark.connector.parquet.metrics import float_columns
 from seamark.connector.read.lineage import NAMES, has_lineage
@@ -160,23 +161,12 @@ def _chosen_of_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Itera
 
 def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:
     """Batches of successive files within the limits; a file above them has its own."""
-    for batch in divide_groups(([task] for task in tasks), bytes_max, files_max):
-        yield [task for group in batch for task in group]
+    return divide(tasks, lambda task: (task.size_bytes, 1), (bytes_max, files_max))
 
 
 def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: int) -> Iterator[list[list[ScanTask]]]:
     """Batches of successive groups of files within the limits; a group above them has its own."""
-    batch: list[list[ScanTask]] = []
-    size_bytes = files = 0
-    for group in groups:
-        group_bytes = sum(task.size_bytes for task in group)
-        if batch and (size_bytes + group_bytes > bytes_max or files + len(group) > files_max):
-            yield batch
-            batch, size_bytes, files = [], 0, 0
-        batch.append(group)
-        size_bytes, files = size_bytes + group_bytes, files + len(group)
-    if batch:
-        yield batch
+    return divide(groups, lambda group: (sum(task.size_bytes for task in group), len(group)), (bytes_max, files_max))
 
 
 def group_by_partition(tasks: Iterable[ScanTask]) -> Iterable[list[ScanTask]]:
