@@ -25,8 +25,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
 from seamark.connector.parquet.metrics import COLUMN_MODE, DEFAULT_MODE
+from seamark.connector.read.scans import scan
 from seamark.connector.write.curves import Points, curve_keys
 from seamark.metaserver.iceberg.metadata.clustering import LINEAR
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
@@ -59,6 +62,32 @@ class JoinedRows:
 
     rows: pa.Table
     on: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class JoinedTable:
+    """A referenced table, and how rows refer to its rows: referring column → column of the table, one or more. A
+    referring column may belong to an earlier table of the same joins, as in `customer.nation_id`."""
+
+    table: Name
+    on: Mapping[str, str]
+
+
+def read_joined_tables(
+    client: SeamarkClient, by: Sequence[str], joins: Mapping[str, JoinedTable], *, rows_max: int | None = None
+) -> dict[str, JoinedRows]:
+    """The columns that `by` and the join conditions name, of the tables' current snapshots: a clustering keeps the
+    order of its time, which makes only a worse layout. BadRequest for a table of more than `rows_max` rows."""
+    named = [*by, *(column for join in joins.values() for column in join.on)]
+    found = {}
+    for name, join in joins.items():
+        used = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
+        columns = list(dict.fromkeys([*join.on.values(), *used]))
+        rows = scan(client, join.table, columns, limit=None if rows_max is None else rows_max + 1).to_arrow()
+        if rows_max is not None and rows.num_rows > rows_max:
+            raise BadRequest(f"{join.table} has more than {rows_max:,} rows; use the Spark job `cluster`")
+        found[name] = JoinedRows(rows, join.on)
+    return found
 
 
 class KeyMatcher:

@@ -27,11 +27,9 @@ import pyarrow as pa
 
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance
-from seamark.connector.client.values import At
 from seamark.connector.groups import divide
 from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_environment
 from seamark.connector.parquet.metrics import float_columns
@@ -39,7 +37,7 @@ from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_ahead import read_tasks
 from seamark.connector.read.read_plan import BATCH_ROWS, plan_read
 from seamark.connector.read.settled_files import now_ms, settle
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.connector.write.copies import CopyCounts, CopyPolicy, CopyWriter
 from seamark.connector.write.replacements import (
     BatchRunner,
@@ -47,6 +45,7 @@ from seamark.connector.write.replacements import (
     RewrittenFiles,
     announced,
     is_rewritable,
+    open_rewritable,
     replace_batches,
     run_here,
 )
@@ -125,9 +124,7 @@ def compact(
     estimate. `settled`: leaves files out that writers will probably replace soon. `runner`: where the files are
     rewritten. BadRequest for a table of version 1; Unreadable, Refused.
     """
-    opened = open_table(client, table, At(ref=branch), history=settled)
-    if opened.metadata.format_version == 1:
-        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    opened = open_rewritable(client, table, branch, history=settled)
     if policy is None:
         policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))
     began_ms = now_ms()

@@ -21,6 +21,7 @@ import numpy as np
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, Conflict, Refused
+from seamark.connector.client.names import Name
 from seamark.connector.client.progress import expect, part
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import keys_of_environment
@@ -61,6 +62,14 @@ class Overtaken(Conflict):
 
     def __reduce__(self) -> tuple[object, ...]:
         return Overtaken, (self.reason,)
+
+
+def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history: bool = False) -> OpenTable:
+    """The head of a branch. `history`: with all snapshots. BadRequest for a table of version 1."""
+    opened = open_table(client, table, At(ref=branch), history=history)
+    if opened.metadata.format_version == 1:
+        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    return opened
 
 
 def replacement(
