@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from seamark.connector.arrow.arrays import Mask
 from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
 from seamark.connector.index.files import WrittenIndex
@@ -25,8 +25,6 @@ from seamark.metaserver.wire import FORMER_INDEX_FOLDER
 FANOUT = 8
 SIZE_MAX_BYTES = 512 << 20
 """Approximate maximum size of a merged file. A file of half this size or more is not merged again."""
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
@@ -104,7 +105,6 @@ _SEALED_BYTES = 1 << 20
 _ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
 
 Keys = npt.NDArray[np.bytes_]
-Longs = npt.NDArray[np.int64]
 Layer = list[ScanTask]
 
 

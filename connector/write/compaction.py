@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name
@@ -49,7 +50,7 @@ from seamark.connector.write.replacements import (
     replace_batches,
     run_here,
 )
-from seamark.connector.write.row_origins import Longs, OriginLog
+from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, keeps_lineage, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, Conflict, Refused
@@ -33,7 +34,7 @@ from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.write.appends import commit
 from seamark.connector.write.copies import CopyCounts
 from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, WrittenDeletes, write_deletes
-from seamark.connector.write.row_origins import Longs, OriginLog
+from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import WrittenFiles
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.expressions.expression import TRUE

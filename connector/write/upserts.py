@@ -23,10 +23,10 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
+from seamark.connector.arrow.arrays import Longs, Mask
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
@@ -62,9 +62,6 @@ from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.iceberg.types.schema import Field, Schema
-
-Mask = npt.NDArray[np.bool_]
-Longs = npt.NDArray[np.int64]
 
 MERGE_ON_READ, COPY_ON_WRITE = "merge-on-read", "copy-on-write"
 MODES = (MERGE_ON_READ, COPY_ON_WRITE)

@@ -12,11 +12,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import types as spark_types
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.read.lineage import ROW_ID_NAME, has_lineage
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.frames.file_changes import FileChanges
@@ -41,7 +41,6 @@ _INNER, _RIGHT_OUTER, _LEFT_ANTI = "Inner", "RightOuter", "LeftAnti"
 """Spark's joins of a MERGE: with the stored rows on the left, or on the right of an anti-join."""
 _IS_STORED, _ROW = "is stored", "row"
 """What such a join's side of the stored rows has besides their columns."""
-Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
