@@ -329,7 +329,7 @@ class _LocatedStatement:
         by_index = [one for one in given if self._index(opened, one)]
         if by_index:
             return self._explained(opened, by_index[0])
-        read = [Conditions(self._catalyst).read(part, columns) for part in self._parts(condition)]
+        read = [Conditions(self._catalyst).read(part, columns) for part in self._catalyst.operands(condition, "And")]
         where = within_limit(all_of(read))
         if where is not None:
             self.reason = "the server plans its condition"
@@ -337,9 +337,6 @@ class _LocatedStatement:
         if given:
             return self._explained(opened, given[0])
         raise NotLocated("its condition does not say which rows it can change")
-
-    def _parts(self, condition: Node | None) -> list[Node]:
-        return self._catalyst.operands(condition, "And")
 
     def _columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
         """The columns of the stored rows whose values Spark compares as Iceberg does, by the ids of attributes."""
