@@ -20,13 +20,13 @@ table; `none`, unchanged. Callers that have already shuffled the rows pass `dist
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, overload
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
@@ -49,6 +49,7 @@ from seamark.connector.write.row_changes import ATTEMPTS, Report
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 from seamark.connector.write.upserts import check_names
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.iceberg.types.schema import Column as TableColumn
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
@@ -238,12 +239,11 @@ def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterat
 
 def encode_files(written: WrittenFiles) -> bytes:
     """The form of task results: JSON, as in the commit."""
-    return json.dumps([written.files, written.index_files, written.skipped]).encode()
+    return msgspec.json.encode(written)
 
 
 def decode_files(data: bytes) -> WrittenFiles:
-    files, index_files, skipped = json.loads(data)
-    return WrittenFiles(tuple(files), tuple(index_files), tuple((path, why) for path, why in skipped))
+    return from_json(data, WrittenFiles)
 
 
 # Distribution of rows to tasks
