@@ -63,7 +63,6 @@ from seamark.connector.write.upserts import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
     check_arguments,
-    check_read,
     compute_delete,
     compute_upsert,
     delete,
@@ -342,7 +341,7 @@ def _blind(work: UpsertTask, batch: Batch) -> _Result:
 def _located(work: UpsertTask, batch: Batch) -> _Result:
     opened, target, request = work.opened, work.target, work.request
     try:
-        check_read(work.client, opened, batch, request.read_snapshot_id, request.strategy)
+        check_unchanged(work.client, opened, batch.keys, request.read_snapshot_id, request.strategy)
     except Conflict as conflict:  # the driver raises it: in Spark's error it would be text
         return _Result(changed=conflict.message)
     if request.deletes:
