@@ -58,6 +58,7 @@ from seamark.metaserver.wire import INDEX_FILES_MAX
 DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"
 _PLACE = "_seamark_partition"
+_PLACE_FIELD = spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
 UPSERT, DELETE = "upsert", "delete"
 _KEYED = ("keys", "row_mode", "strategy", "read_snapshot_id", "attempts", "driver_rows")
 _TAKES: Mapping[str, tuple[str, ...]] = {
@@ -261,14 +262,10 @@ def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = No
     if not target.spec.fields:
         return df.repartitionByRange(*sorted_by) if sorted_by else df
     placed = df.mapInArrow(
-        partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _place_field()])
+        partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     )
     # By the hash of the partition and, if there is one, the sort order: several tasks may then write a partition.
     return placed.repartitionByRange(sf.col(_PLACE), *sorted_by) if sorted_by else placed.repartition(_PLACE)
-
-
-def _place_field() -> spark_types.StructField:
-    return spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
 
 
 def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
