@@ -54,9 +54,8 @@ def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_byte
 def _for_query(demand: Demand, available: frozenset[str], large_bytes: int) -> Choice:
     size = f"it reads {demand.bytes:,} bytes of data files"
     if demand.not_in_duckdb:
-        for engine in (TRINO,):
-            if engine in available:
-                return Choice(engine, f"DuckDB does not run it: {demand.not_in_duckdb}")
+        if TRINO in available:
+            return Choice(TRINO, f"DuckDB does not run it: {demand.not_in_duckdb}")
         raise BadRequest(f"DuckDB does not run this statement, and no Trino is configured: {demand.not_in_duckdb}")
     if demand.bytes < large_bytes:
         return Choice(DUCKDB, f"{size}, less than {large_bytes:,}")

@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import UNKNOWN, conform
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
@@ -59,8 +60,6 @@ from seamark.metaserver.iceberg.files.footer import ParquetFooter
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
 from seamark.metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-
-Longs = np.ndarray[Any, np.dtype[np.int64]]
 
 SMALL_PART = 8
 """A row group is small below this part of the target size of row groups."""
