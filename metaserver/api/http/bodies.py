@@ -48,13 +48,12 @@ _VALUES_MAX = 600_000
 def body_limit(size: BodySize, settings: Settings) -> int:
     """Bytes that a body of this class may have, unpacked. msgspec parses in one go, and nothing else runs meanwhile: so
     a reader's bodies are bounded by what takes some milliseconds."""
-    limits = {
-        BodySize.LOGIN: TOKEN_BODY_MAX,
-        BodySize.SMALL: settings.small_body_limit_bytes,
-        BodySize.MEDIUM: settings.medium_body_limit_bytes,
-        BodySize.LARGE: settings.body_limit_bytes,
-    }
-    return min(limits[size], settings.body_limit_bytes)
+    limit = settings.body_limit_bytes
+    if size is BodySize.LARGE:
+        return limit
+    if size is BodySize.MEDIUM:
+        return min(limit, settings.medium_body_limit_bytes)
+    return min(limit, settings.small_body_limit_bytes if size is BodySize.SMALL else TOKEN_BODY_MAX)
 
 
 async def read(request: web.Request) -> bytes:
@@ -72,7 +71,8 @@ async def read(request: web.Request) -> bytes:
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     content, slot = request.content, request.get(SLOT)
-    coding = coding_of(request.headers.getall("Content-Encoding", ()))
+    codings = request.headers.getall("Content-Encoding", None)
+    coding = "" if codings is None else coding_of(codings)
     try:
         if not coding and content.is_eof() and content.exception() is None:  # as most do, it came with the headers
             if content.total_bytes > limit:
@@ -164,7 +164,7 @@ def _holder(request: web.Request) -> str:
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:
     """Ends the connection after an answer to a request whose body was not read to its end: it is unknown where the
     next request begins, and the rest is not worth unpacking."""
-    if _UNREADABLE not in request and request.content.is_eof():
+    if request.content.is_eof() and (response.status < 400 or _UNREADABLE not in request):
         return
     response.force_close()
     response.headers["Connection"] = "close"

@@ -147,15 +147,21 @@ class _RequestPipeline:
         """The handler's answer and None, or the error's answer and the error."""
         requests = self._metrics.requests
         requests.answering += 1
+        slot: RequestSlot | None = None
         try:
             if not described.public:
-                principal = request[PRINCIPAL] = await self._identify(request)
+                if self._authenticator.open:
+                    principal = self._authenticator.identify_local(request.headers, request.remote)
+                else:
+                    principal = await self._log_in(request)
+                request[PRINCIPAL] = principal
                 holder = None if principal is ANONYMOUS else principal.name
-                request[SLOT] = RequestSlot(self._bounds, holder, "watching" if described.waits else "working")
+                slot = RequestSlot(self._bounds, holder, "watching" if described.waits else "working")
+                request[SLOT] = slot
                 with answering(principal.name):
                     return await handler(request), None
             if request.method not in _BODILESS:
-                request[SLOT] = RequestSlot(self._bounds, f"address {request.remote}", "tokens")
+                request[SLOT] = slot = RequestSlot(self._bounds, f"address {request.remote}", "tokens")
             return await handler(request), None
         except SeamarkError as error:
             return from_seamark_error(error, head=request.method == "HEAD"), error
@@ -169,15 +175,12 @@ class _RequestPipeline:
             return from_unexpected(request_id, head=request.method == "HEAD"), error
         finally:
             requests.answering -= 1
-            slot = request.get(SLOT)
             if slot is not None:
                 slot.leave()
 
-    async def _identify(self, request: web.Request) -> Principal:
+    async def _log_in(self, request: web.Request) -> Principal:
         """The principal. Logins have a separate limit, by address, so that unauthenticated clients take no slot of
         authenticated requests."""
-        if self._authenticator.open:
-            return await self._authenticator.authenticate(request.headers, request.remote)
         logins, address = self._bounds.logging_in, f"address {request.remote}"
         logins.take(address)
         try:
