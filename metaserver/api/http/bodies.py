@@ -56,21 +56,24 @@ def body_limit(size: BodySize, settings: Settings) -> int:
     return min(limit, settings.small_body_limit_bytes if size is BodySize.SMALL else TOKEN_BODY_MAX)
 
 
-async def read(request: web.Request) -> bytes:
-    """The body's bytes, unpacked as its Content-Encoding says; a second call returns the same bytes.
+async def read(request: web.Request, size: BodySize | None = None) -> bytes:
+    """The body's bytes, unpacked as its Content-Encoding says; a second call returns the same bytes. `size`: the class
+    of the route's limit, for callers that know it.
 
     TooLarge; BadRequest for one that does not unpack; UnsupportedMediaType for a coding that is not read here;
     RequestTimeout for one that takes too long; ClientGone; RetryLater and TooManyRequests where all bodies together, or
     those of who asks, hold too much."""
-    known: bytes | None = request.get(_BODY)
+    slot = request.get(SLOT)
+    known: bytes | None = request.get(_BODY) if slot is None else slot.body
     if known is not None:
         return known
     settings = request.app[SETTINGS]
-    size = description_of(request.match_info.route.handler).body_size
+    if size is None:
+        size = description_of(request.match_info.route.handler).body_size
     limit = body_limit(size, settings)
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
-    content, slot = request.content, request.get(SLOT)
+    content = request.content
     codings = request.headers.getall("Content-Encoding", None)
     coding = "" if codings is None else coding_of(codings)
     try:
@@ -92,13 +95,18 @@ async def read(request: web.Request) -> bytes:
         raise ClientGone("The client left before its request had arrived") from None
     if len(body) > QUICK_BYTES and size is not BodySize.LARGE:
         _check_values(body)
-    request[_BODY] = body
+    if slot is None:
+        request[_BODY] = body
+    else:
+        slot.body = body
     return body
 
 
 def length(request: web.Request) -> int:
     """Bytes of the body that `read` has returned; 0 before."""
-    return len(request.get(_BODY, b""))
+    slot = request.get(SLOT)
+    body: bytes | None = request.get(_BODY) if slot is None else slot.body
+    return 0 if body is None else len(body)
 
 
 async def _receive(request: web.Request, limit: int, timeout_s: float, slot: RequestSlot | None, coding: str) -> bytes:

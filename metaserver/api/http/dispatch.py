@@ -23,7 +23,7 @@ from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler,
 from seamark.metaserver.api.http.endpoints import served_paths
 from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, BOUNDS, PRINCIPAL, REQUEST_ID, SETTINGS
 from seamark.metaserver.api.http.parameters.paging import page_size
-from seamark.metaserver.api.http.parameters.plan_audience import audience_of
+from seamark.metaserver.api.http.parameters.plan_audience import HEADER, audience_of
 from seamark.metaserver.api.http.parameters.requests import key_of, names_in, namespace_in, template_of
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.errors import CacheDamaged, NoSuchTable
@@ -115,6 +115,8 @@ class Call:
 
     async def parse(self, body: bytes, shape: type[B]) -> B:
         """A body that the handler takes as bytes; large bodies are parsed in a thread."""
+        if len(body) <= bodies.QUICK_BYTES:
+            return bodies.parse_now(body, shape)
         return await bodies.parse(self._request, body, shape)
 
     async def in_turn(self, work: Callable[[], B]) -> B:
@@ -198,12 +200,12 @@ class Route(Description, frozen=True):
         """`body`: the type of the JSON body, from which OpenAPI's schema is derived."""
         self._check_body()
         open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
-        is_optional = self.is_body_optional
+        is_optional, body_size = self.is_body_optional, self.body_size
 
         def make(work: Callable[[Call, B], Awaitable[Answer]]) -> Endpoint:
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = open_call(request)
-                data = await bodies.read(request)
+                data = await bodies.read(request, body_size)
                 if is_optional:
                     parsed = decode_as(data, body, "The body") if data else body()
                 else:
@@ -228,11 +230,12 @@ class Route(Description, frozen=True):
         """For handlers that parse the body themselves. `body`: the type that OpenAPI's schema is derived from."""
         self._check_body()
         open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
+        body_size = self.body_size
 
         def make(work: Callable[[Call, bytes], Awaitable[Answer]]) -> Endpoint:
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = open_call(request)
-                data = await bodies.read(request)
+                data = await bodies.read(request, body_size)
                 try:
                     answer = await work(call, data)
                 except CacheDamaged:
@@ -274,12 +277,18 @@ class Route(Description, frozen=True):
             if has_namespace:
                 call.namespace = namespace_in(*path)
             if check is Check.NAMESPACE or check is Check.CATALOG:
-                call.allow(call.namespace)
+                call.app[AUTHORIZER].require(call.principal, operation, call.namespace)
+                call.is_checked = True
             elif check is Check.SOMEWHERE:
                 call.app[AUTHORIZER].require_somewhere(call.principal, operation)
             if names:
                 call.names = given = names_in(*path, names)
-                if is_table and is_plan_name(given[0]) and audience_of(request) is not None:
+                if (
+                    is_table
+                    and HEADER in request.headers
+                    and is_plan_name(given[0])
+                    and audience_of(request) is not None
+                ):
                     raise NoSuchTable(f"Table does not exist: {show(call.namespace, given[0])}")
                 if is_change:
                     for name in given:
@@ -295,7 +304,8 @@ class Route(Description, frozen=True):
         def encode(call: Call, answer: Answer) -> web.StreamResponse:
             if not call.is_checked:
                 raise RuntimeError(f"The handler of {operation} did not check the caller's right")
-            if isinstance(answer, web.StreamResponse):
+            # The class by itself first: aiohttp's responses are mappings, whose checks run in Python.
+            if type(answer) is web.Response or isinstance(answer, web.StreamResponse):
                 return answer
             response = web.Response(status=without) if answer is None else json_answer(answer, with_body)
             if is_secret:

@@ -28,6 +28,9 @@ def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int 
         time, column = found
         if column is None:
             continue
+        if column.packed.width == 0 and column.packed.presence == NONE:
+            oldest = min(oldest, partition_end_ms(time, column.packed.base))
+            continue
         values = longs_at(column, local)
         if column.packed.presence != NONE:
             values = values[values != MISSING]
