@@ -47,14 +47,14 @@ class ColumnUsage:
         self._is_full = False
         self.plans: MemoryCache[int, int | None] = MemoryCache(_PLANS_BYTES, "column-usage")
         self.days = parts.settings.column_usage_days
-
-    @property
-    def is_on(self) -> bool:
-        return self.days > 0
+        self.is_on = self.days > 0
 
     def add(self, read: ColumnRead) -> None:
-        if read in self._counts or len(self._counts) < self._limit:
-            self._counts[read] += 1
+        count = self._counts.get(read)
+        if count is not None:
+            self._counts[read] = count + 1
+        elif len(self._counts) < self._limit:
+            self._counts[read] = 1
         elif not self._is_full:
             self._is_full = True
             _log.warning("reads of columns are not recorded", limit=self._limit, setting="column_usage_counters")

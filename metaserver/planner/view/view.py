@@ -283,6 +283,10 @@ class TableView:
         """(block, row in the block) of an entry id."""
         return self.blocks[self._numbers[entry_id >> ENTRY_BITS]], entry_id & ENTRY_MASK
 
+    def number_of(self, entry_id: int) -> int:
+        """The number of the block of an entry id."""
+        return self._numbers[entry_id >> ENTRY_BITS]
+
     def manifest_of(self, entry_id: int) -> ManifestFile:
         return self.manifests[self._numbers[entry_id >> ENTRY_BITS]]
 
