@@ -119,6 +119,12 @@ class Call:
             return bodies.parse_now(body, shape)
         return await bodies.parse(self._request, body, shape)
 
+    def keep(self, size_bytes: int) -> None:
+        """Counts memory that the request takes until its answer as bytes of its body. RetryLater, TooManyRequests."""
+        slot = self._request.get(bodies.SLOT)
+        if slot is not None:
+            slot.keep(size_bytes)
+
     async def in_turn(self, work: Callable[[], B]) -> B:
         """The result of `work`, long Python work on what the request says: in a thread, one of all at a time, and
         principals in turn."""
