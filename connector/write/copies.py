@@ -49,6 +49,7 @@ from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
     encode_row_group,
+    file_without_rows,
     parsed_footer,
     writer_options,
 )
@@ -445,7 +446,7 @@ class _Layout:
                 for field, kind in zip(_written_fields(target), target.arrow, strict=True)
             ]
         )
-        source = SourceFile("a file without rows", None, encode_row_group(arrow.empty_table(), target.schema, {}))
+        source = file_without_rows(arrow, target.schema)
         return _Layout(arrow, source.footer, source.leaves)
 
 
