@@ -108,6 +108,9 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
         similar = similar_name(client, missing if table is None else table)
         if similar is None and what in ("Namespace", "View"):
             similar = _similar(missing, _named(client, view=what == "View"))
+        if similar is None and what == "Namespace":
+            todo = f"seamark namespace create {shlex.quote(missing)} creates it"
+            raise NotFound(f"{error.message}; {todo}", status=error.status) from None
         if similar is None:
             raise
         raise NotFound(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
