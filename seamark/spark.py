@@ -48,3 +48,8 @@ __getattr__ = exports(
     },
     extra="spark",
 )
+
+
+def __dir__() -> list[str]:
+    """What an interactive interpreter completes; without it, what was used already."""
+    return __all__

@@ -44,7 +44,7 @@ def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_byte
         return _for_query(demand, available, large_bytes)
     if demand.kind is Kind.MERGE:
         if SPARK not in available:
-            raise BadRequest("MERGE runs on Spark: give --spark with the URL of a Spark Connect server")
+            raise BadRequest("MERGE runs on Spark: give --spark with sc://host:port or a master such as local[2]")
         return Choice(SPARK, "MERGE runs on Spark, which DuckDB does not have for Iceberg tables")
     if demand.kind is Kind.OTHER:
         raise BadRequest("The statement is not a query, INSERT, UPDATE, DELETE, MERGE, CREATE, ALTER or DROP")
