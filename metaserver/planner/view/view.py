@@ -207,7 +207,7 @@ class TableView:
         self.delete_blocks = tuple(delete_blocks)
         self.ordinals: Longs = np.array(range(len(self.blocks)) if ordinals is None else ordinals, dtype=np.int64)
         self.base_blocks = 0 if base is None else len(base.blocks)
-        self._numbers = dict(zip(self.ordinals.tolist(), range(len(self.blocks)), strict=True))
+        self._numbers: dict[int, int] = dict(zip(self.ordinals.tolist(), range(len(self.blocks)), strict=True))
         self._identities = _identities(self.blocks)
         self._base = None if base is None else weakref.ref(base)
         self.shared_blocks = _shared(self._identities, None if base is None else base._identities)
