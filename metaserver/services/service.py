@@ -79,7 +79,7 @@ class JobFailed(Exception):
 
 
 class Service(ABC):
-    """`default`: whether the service runs for tables that do not say so in their policy."""
+    """`default`: whether the service runs for tables whose policy does not set it."""
 
     name: ClassVar[str]
     """A noun, as in metrics and logs."""

@@ -82,8 +82,8 @@ def _time_column(
 
 
 class _TimesOfView:
-    """The time by which each spec partitions, for the metadata of the latest plan; nearly always they are those of the
-    next one."""
+    """The time by which each spec partitions, for the metadata of the latest plan; nearly always the
+    next plan uses the same."""
 
     def __init__(self) -> None:
         self._known: tuple[tuple[Schema, ...], int, tuple[PartitionSpec, ...], dict[int, TimeColumn | None]] | None
