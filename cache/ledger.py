@@ -1,13 +1,14 @@
-"""The account of a folder of cached files: which files there are, their sizes, and the least recently used.
+"""The account of a folder of cached files: which there are and their sizes; it evicts the least recently used.
 
 diskcache keeps it in a SQLite file and evicts by it. Three rules make that safe and cheap:
 
 - All changes of the folder run under one lock file, one process and one thread at a time. Space is freed before a file
-is written, and the folder is within its budget at any time, with any number of processes. - Readers use neither the
-lock nor SQLite: a file's name is derived from its key, and its envelope proves its content. A locked, slow or corrupt
-account costs no hit. - The account is disposable. It is audited when it is opened, and a corrupt account is deleted
-with its files. It is never synced, and uses a rollback journal instead of a write-ahead log: it is not mapped, so that
-a truncated file is an error and not a SIGBUS.
+  is written, and the folder is within its budget at any time, with any number of processes.
+- Readers use neither the lock nor SQLite: a file's name is derived from its key, and its envelope proves its content. A
+  locked, slow or corrupt account costs no hit.
+- The account is disposable. It is audited when it is opened, and a corrupt account is deleted with its files. It is
+  never synced, and uses a rollback journal instead of a write-ahead log: it is not mapped, so that a truncated file is
+  an error and not a SIGBUS.
 
 A tier has one SQLite connection instead of diskcache's connection per thread, which other threads cannot close; the
 lock admits one thread at a time anyway.

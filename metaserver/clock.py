@@ -41,11 +41,11 @@ def _uuid7(now_ms: int, rand: bytes) -> uuid.UUID:
 
 
 class SystemClock:
+    monotonic = staticmethod(time.monotonic)
+    """Not a Python function: a plan reads it twenty times."""
+
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
     def random_bytes(self, count: int) -> bytes:
         return secrets.token_bytes(count)

@@ -18,7 +18,7 @@ import ssl
 import traceback
 from asyncio.sslproto import SSLProtocol
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any, cast
@@ -96,6 +96,10 @@ def _address_of(transport: asyncio.BaseTransport) -> str:
     return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
 
+# The base class's, without the search that `super` makes for each request.
+_receive, _resume = RequestHandler.data_received, RequestHandler._resume_transport_reading
+
+
 class Connection(RequestHandler):
     """One connection; the base class reads requests and writes answers."""
 
@@ -161,21 +165,25 @@ class Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._leaving:
             return
-        before, in_header = self._request_count, self._last_body is None or self._last_body.is_eof()
+        before, last = self._request_count, self._last_body
+        # Each request also comes here without data, for the base class to read what it has kept.
+        in_header = bool(data) and (last is None or last.is_eof())
         try:
-            super().data_received(data)
+            _receive(self, data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
             self._guard.unreadable(self, error)
             self.force_close()
             return
-        self._header_bytes = self._header_bytes + len(data) if in_header and self._request_count == before else 0
-        if self._header_bytes > self._guard.limits.header_bytes:
-            self._leave_header()
-        elif self._request_count != before:
+        if self._request_count != before:
+            self._header_bytes = 0
             self._last_body = self._messages[-1][1]
             self._disarm()
-        elif data and in_header and self._header_timer is None and not self._in_flight():
-            self._arm()
+        elif in_header:
+            self._header_bytes += len(data)
+            if self._header_bytes > self._guard.limits.header_bytes:
+                self._leave_header()
+            elif self._header_timer is None and not self._in_flight():
+                self._arm()
 
     def _in_flight(self) -> bool:
         """False also between the moment in which a request is taken from the queue and the begin of its task."""
@@ -199,7 +207,7 @@ class Connection(RequestHandler):
 
     def _resume_transport_reading(self) -> None:
         if not self._leaving:
-            super()._resume_transport_reading()
+            _resume(self)
 
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -227,8 +235,8 @@ class Connection(RequestHandler):
         self._header_timer = self._loop.call_later(self._guard.limits.header_timeout_s, self._stop_waiting, count)
 
     def _disarm(self) -> None:
-        self._guard.proven(self)
         if self._header_timer is not None:
+            self._guard.proven(self)
             self._header_timer.cancel()
             self._header_timer = None
 
@@ -318,15 +326,20 @@ class Connections(web.Server):
     ) -> None:
         options = {**inner._kwargs, "lingering_time": _LINGERING_S}
 
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        answer = inner.request_handler
+
+        async def refuse() -> web.StreamResponse:
+            refused = answers.respond(417, EXPECTATION_FAILED, "Expect may only be 100-continue (RFC 9110, 10.1.1)")
+            refused.force_close()  # its body, which was not read, may not come
+            refused.headers["Server"] = "seamark"
+            return refused
+
+        def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             # aiohttp answers this before any handler and middleware, with its version, and quotes the header.
-            expected = request.headers.get("Expect", "").strip().lower()
-            if expected not in ("", "100-continue"):
-                refused = answers.respond(417, EXPECTATION_FAILED, "Expect may only be 100-continue (RFC 9110, 10.1.1)")
-                refused.force_close()  # its body, which was not read, may not come
-                refused.headers["Server"] = "seamark"
-                return refused
-            return await inner.request_handler(request)
+            expected = request.headers.get("Expect")
+            if expected is not None and expected.strip().lower() not in ("", "100-continue"):
+                return refuse()
+            return answer(request)
 
         super().__init__(
             handle,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
+from inspect import Parameter, signature
 from typing import Any, TypeVar
 
 CHARACTERS_MAX = 300
@@ -21,10 +22,19 @@ def memoized(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
     def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
         kept = lru_cache(entries)(function)
 
-        @wraps(function)
-        def call(*texts: Any) -> _R:
+        # Each plan makes a score of these calls, so functions of one text or two add up no lengths.
+        def of_one(text: Any) -> _R:
+            return kept(text) if len(text) <= CHARACTERS_MAX else function(text)
+
+        def of_two(first: Any, second: Any) -> _R:
+            return kept(first, second) if len(first) + len(second) <= CHARACTERS_MAX else function(first, second)
+
+        def of_any(*texts: Any) -> _R:
             return kept(*texts) if sum(map(len, texts)) <= CHARACTERS_MAX else function(*texts)
 
-        return call
+        parameters = signature(function).parameters.values()
+        is_fixed = all(parameter.default is Parameter.empty for parameter in parameters)
+        by_count: dict[int, Callable[..., _R]] = {1: of_one, 2: of_two}
+        return wraps(function)(by_count.get(len(parameters), of_any) if is_fixed else of_any)
 
     return decorate

@@ -403,7 +403,7 @@ class Settings(GatewaySettings, ServiceSettings, FleetSettings):
     column_usage_counters: int = setting(
         20_000,
         "Different reads (table, columns, age of the oldest partition) that wait in memory to be recorded, once a "
-        "minute; at the limit more are not recorded.",
+        "minute; a principal can use half. Beyond, reads count as reads of every column.",
         least=1,
     )
     audit_reads: bool = setting(False, "Also audit requests that only read.")

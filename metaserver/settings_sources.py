@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import stat
 import tomllib
@@ -20,6 +21,7 @@ from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag
 CONFIG_VARIABLE = "SEAMARK_CONFIG"
 """Names the TOML file when no `--config` does."""
 _LOCAL_BYTES_MIN = 3 << 30
+_PATH_CHARACTERS_MAX = 200
 _UMASK = re.compile(r"(?:0?[0-7]{3})?")
 
 _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
@@ -112,8 +114,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"Cannot read the configuration file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {error}") from None
-    for name in table:
+    for name, value in table.items():
         if name not in FIELDS:
+            if isinstance(value, dict):
+                raise ConfigError(
+                    f"The configuration file {path} has a table [{name}]: write its keys without it, at the top level"
+                )
             near = difflib.get_close_matches(name, FIELDS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "; `seamark serve --help` lists them"
             raise ConfigError(f"The configuration file {path} has an unknown key {name!r}{hint}")
@@ -123,10 +129,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _convert(name: str, value: Any, source: str) -> Any:
     """`value` as the field's type and within its bounds. ConfigError says what `source` should have held."""
 
-    def refuse(wanted: str) -> ConfigError:
+    def refuse(wanted: str, instead: str = "") -> ConfigError:
         secret = FIELDS[name].metadata["secret"]
         shown = "the value given" if secret else repr(value if len(str(value)) < 200 else str(value)[:200] + "…")
-        hint = ""
+        hint = f"; write {instead}" if instead else ""
         if name in ("port", "host") and str(value).startswith("tcp://"):
             hint = " (Kubernetes sets this for a service called seamark: put `enableServiceLinks: false` in the pod)"
         return ConfigError(f"The setting {name}, from {source}, must be {wanted}; {shown} is not{hint}")
@@ -137,11 +143,22 @@ def _convert(name: str, value: Any, source: str) -> Any:
         if metadata["choices"] and one not in metadata["choices"]:
             raise refuse("one of " + ", ".join(metadata["choices"]))
         if metadata["schemes"] and one and one.partition("://")[0] not in metadata["schemes"]:
-            raise refuse("a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"]))
+            wanted = "a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"])
+            raise refuse(wanted, _as_location(one) if "file" in metadata["schemes"] else "")
         least, most = metadata["least"], metadata["most"]
         if (least is not None and one < least) or (most is not None and one > most):
             raise refuse(f"at least {least:g}" if most is None else f"from {least:g} to {most:g}")
     return converted
+
+
+def _as_location(text: str) -> str:
+    """The URL that a path, or a location as Hadoop or Java writes it, probably means; empty if there is none."""
+    scheme, separator, rest = text.partition("://")
+    if scheme in ("s3a", "s3n"):
+        return f"s3://{rest}"
+    path = text.removeprefix("file:")
+    is_path = not separator and ":" not in path and path.isprintable() and len(path) < _PATH_CHARACTERS_MAX
+    return f"file://{os.path.abspath(path)}" if is_path else ""
 
 
 Refuse = Callable[[str], ConfigError]

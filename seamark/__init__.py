@@ -48,3 +48,8 @@ __getattr__ = exports(
         "seamark.connector.write.upserts": ("delete", "upsert"),
     },
 )
+
+
+def __dir__() -> list[str]:
+    """What an interactive interpreter completes; without it, what was used already."""
+    return __all__

@@ -23,3 +23,8 @@ __getattr__ = exports(
     },
     extra="duckdb",
 )
+
+
+def __dir__() -> list[str]:
+    """What an interactive interpreter completes; without it, what was used already."""
+    return __all__

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from seamark.metaserver.deferred import exports
 
 if TYPE_CHECKING:
-    from seamark.connector.spark.frames.clustering import JoinedTable, cluster
+    from seamark.connector.spark.frames.clustering import cluster
     from seamark.connector.spark.frames.writes import write
     from seamark.connector.spark.query.queries import rewritten
     from seamark.connector.spark.session import connect, iceberg_jars, read, session_conf
     from seamark.connector.spark.source.source import register
     from seamark.connector.spark.sql import sql
     from seamark.connector.spark.statements.execution import execute, explain
+    from seamark.connector.write.clustering import JoinedTable
 
 __all__ = [
     "JoinedTable",
@@ -36,13 +37,19 @@ __all__ = [
 __getattr__ = exports(
     __name__,
     {
-        "seamark.connector.spark.frames.clustering": ("JoinedTable", "cluster"),
+        "seamark.connector.spark.frames.clustering": ("cluster",),
         "seamark.connector.spark.frames.writes": ("write",),
         "seamark.connector.spark.query.queries": ("rewritten",),
         "seamark.connector.spark.session": ("connect", "iceberg_jars", "read", "session_conf"),
         "seamark.connector.spark.source.source": ("register",),
         "seamark.connector.spark.sql": ("sql",),
         "seamark.connector.spark.statements.execution": ("execute", "explain"),
+        "seamark.connector.write.clustering": ("JoinedTable",),
     },
     extra="spark",
 )
+
+
+def __dir__() -> list[str]:
+    """What an interactive interpreter completes; without it, what was used already."""
+    return __all__

@@ -22,8 +22,9 @@ from bench.ssb.generate import TABLES
 from bench.ssb.spark import FACT, write_table
 from seamark.connector.client.engines import catalog_conf
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.spark.frames.clustering import JoinedTable, cluster
+from seamark.connector.spark.frames.clustering import cluster
 from seamark.connector.spark.session import iceberg_jars, open_session, session_conf
+from seamark.connector.write.clustering import JoinedTable
 from tests.services.process import CACHE
 
 NAMESPACE = "ssb"

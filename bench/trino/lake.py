@@ -23,9 +23,10 @@ from bench.ssb.generate import TABLES, generate
 from bench.ssb.spark import FACT, write_table
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import build
-from seamark.connector.spark.frames.clustering import JoinedTable, cluster
+from seamark.connector.spark.frames.clustering import cluster
 from seamark.connector.spark.index_job import SparkWorkers
 from seamark.connector.spark.session import connect
+from seamark.connector.write.clustering import JoinedTable
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 from tests.services.spark import spark_session

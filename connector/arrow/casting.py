@@ -21,13 +21,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from seamark.connector.arrow.arrays import Mask
 from seamark.metaserver.iceberg.expressions.arrow import arrow_array, plain_type
 from seamark.metaserver.iceberg.files.parquet import FIELD_ID
 from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, type_name
 from seamark.metaserver.iceberg.types.types import base_name
 from seamark.metaserver.iceberg.types.values import decode_json
-
-Mask = npt.NDArray[np.bool_]
 
 UNKNOWN = "unknown"
 _FILE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid": pa.uuid()}

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import UNKNOWN, Unwritable
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
@@ -37,7 +38,6 @@ from seamark.metaserver.index.kernels import _murmur
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.keys import Keys, has_codes, mask_of
 
-Longs = npt.NDArray[np.int64]
 Partition = tuple[Any, ...]
 """A value for each field of the spec; None for null."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.names import Name, namespace_path, split_name, split_table
+from seamark.connector.client.names import Name, namespace_path, split_name, split_table, standard_path
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 _PAGE = 1000
@@ -19,7 +19,7 @@ _PAGE = 1000
 
 def namespace_properties(client: SeamarkClient, namespace: Name) -> dict[str, str]:
     """NotFound."""
-    found: dict[str, str] = client._json("GET", namespace_route(client, namespace), {})["properties"]
+    found: dict[str, str] = client._json("GET", namespace_route(client, namespace))["properties"]
     return found
 
 
@@ -71,7 +71,7 @@ def list_views(client: SeamarkClient, namespace: Name) -> Iterator[tuple[str, ..
 
 def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
     """The metadata, as Iceberg's view specification has it. NotFound."""
-    found: dict[str, Any] = client._json("GET", _view_route(client, view), {})["metadata"]
+    found: dict[str, Any] = client._json("GET", _view_route(client, view))["metadata"]
     return found
 
 
@@ -87,20 +87,15 @@ def drop_view(client: SeamarkClient, view: Name) -> None:
 
 
 def _view_route(client: SeamarkClient, view: Name) -> str:
-    levels = split_table(view)
-    return f"{namespace_route(client, levels[:-1])}/views/{quote(levels[-1], safe='')}"
+    return standard_path(client._catalog(), "views", split_table(view))
 
 
 def dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
     """Dropped tables and views that can be restored, as docs/reference/openapi.json has them (listDropped)."""
     query: dict[str, Any] = {"pageSize": _PAGE}
     query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_levels(namespace))}
-    while True:
-        page = client._json("GET", "/api/v1/dropped", query)
+    for page in client._listed("/api/v1/dropped", query, "pageToken"):
         yield from page["dropped"]
-        if page["next-page-token"] is None:
-            return
-        query["pageToken"] = page["next-page-token"]
 
 
 def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None) -> dict[str, Any]:
@@ -113,7 +108,7 @@ def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None
 
 def listed_replicas(client: SeamarkClient) -> list[dict[str, Any]]:
     """The replicas with live leases, as docs/reference/openapi.json has them (listReplicas)."""
-    found: list[dict[str, Any]] = client._json("GET", "/api/v1/replicas", {})["replicas"]
+    found: list[dict[str, Any]] = client._json("GET", "/api/v1/replicas")["replicas"]
     return found
 
 

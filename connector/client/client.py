@@ -21,7 +21,15 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from seamark.connector.client.errors import ServerFailed, Unreachable, cause_text, parse_error
-from seamark.connector.client.names import Name, namespace_path, split_table, table_path
+from seamark.connector.client.names import (
+    Name,
+    check_url,
+    namespace_path,
+    split_table,
+    standard_path,
+    standard_root,
+    table_path,
+)
 from seamark.connector.client.row_answers import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
 from seamark.connector.client.values import (
     CURRENT,
@@ -30,6 +38,7 @@ from seamark.connector.client.values import (
     Instant,
     LoadedTable,
     PlanTable,
+    given,
 )
 from seamark.metaserver.decoding import from_json, from_values
 from seamark.metaserver.tls import trusted_by_clients
@@ -41,6 +50,7 @@ ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _EXPIRATION_S = 900.0
 """The wait for an expiration: the server reads the manifests of all snapshots of a large table in minutes."""
 _CONNECTIONS = 8
+_NO_QUERY: Mapping[str, Any] = {}
 _PAGE_NAMES = 1000
 _BACKOFF_S = 0.2
 _BACKOFF_MAX_S = 10
@@ -64,15 +74,14 @@ class SeamarkClient:
     def __init__(
         self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 4, fence: int | None = None
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"{url!r} is not the URL of a server: a URL starts with http:// or https://")
+        check_url(url)
         self.url = url.rstrip("/")
         self.token = token
         self._timeout_s = timeout_s
         self._retries = retries
         self.fence = fence
         self._pool: tuple[int, urllib3.PoolManager] | None = None
-        self._prefix: str | None = None
+        self._root: str | None = None
 
     def __repr__(self) -> str:
         return f"<SeamarkClient {self.url}>"
@@ -160,17 +169,11 @@ class SeamarkClient:
         limit: int | None = None,
     ) -> Iterator[Instant]:
         """What happened to a table, or in the whole catalog, up to now; at most `limit` instants."""
-        query: dict[str, Any] = {"order": "desc" if newest_first else "asc"}
-        query |= {} if action is None else {"action": action}
+        query = {"order": "desc" if newest_first else "asc", **given({"action": action})}
         path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
         left = limit
         while left is None or left > 0:
-            asked = {
-                **query,
-                **({} if since is None else {"since": since}),
-                **({} if left is None else {"limit": left}),
-            }
-            answer = self._json("GET", path, asked)
+            answer = self._json("GET", path, {**query, **given({"since": since, "limit": left})})
             yield from self._convert(answer["instants"], list[Instant])
             if not answer["instants"] or answer["next-since"] is None:
                 return
@@ -204,30 +207,25 @@ class SeamarkClient:
         except (msgspec.MsgspecError, KeyError) as error:
             raise ServerFailed(f"{self.url} answered with something that is not a table: {error}") from None
         storage = dict(found.config)
-        for given in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
-            storage |= given["config"] if f"{location}/".startswith(given["prefix"]) else {}
+        for keys in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
+            storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
         return LoadedTable(bytes(found.metadata), location, storage)
 
     def _named(self, what: str, key: str, parent: str = "") -> Iterator[Any]:
-        query: dict[str, Any] = {"pageSize": _PAGE_NAMES, "pageToken": "", **({"parent": parent} if parent else {})}
-        while True:
-            page = self._json("GET", f"{self._catalog()}/{what}", query)
+        query = {"pageSize": _PAGE_NAMES, "pageToken": "", **({"parent": parent} if parent else {})}
+        for page in self._listed(f"{self._catalog()}/{what}", query, "pageToken"):
             yield from page[key]
-            query["pageToken"] = page.get("next-page-token")
-            if not query["pageToken"]:
-                return
 
     def _catalog(self) -> str:
         """Where the standard's routes begin."""
-        if self._prefix is None:
-            config = self._json("GET", "/v1/config", {})
-            self._prefix = {**config.get("defaults", {}), **config.get("overrides", {})}.get("prefix", "")
-        return f"/v1/{quote(self._prefix, safe='')}" if self._prefix else "/v1"
+        if self._root is None:
+            config = self._json("GET", "/v1/config")
+            self._root = standard_root(config.get("defaults", {}), config.get("overrides", {}))
+        return self._root
 
     def _standard_path(self, table: Name) -> str:
         """Of a table's routes in the standard; `table_path` is of our own."""
-        levels = split_table(table)
-        return f"{self._catalog()}/namespaces/{namespace_path(levels[:-1])}/tables/{quote(levels[-1], safe='')}"
+        return standard_path(self._catalog(), "tables", split_table(table))
 
     # What is done with a filter
 
@@ -238,7 +236,7 @@ class SeamarkClient:
         answer = self._json("POST", f"{path}/plan", {}, dict(body))
         plan_id = answer.get("plan-id", "")
         while answer["status"] == "submitted":  # the server answers such a question when it can, or after a while
-            answer = self._json("GET", f"{path}/plan/{quote(plan_id, safe='')}", {})
+            answer = self._json("GET", f"{path}/plan/{quote(plan_id, safe='')}")
         if answer["status"] != "completed":
             raise ServerFailed(
                 f"The plan of {'.'.join(split_table(table))} is {answer['status']}: {answer.get('error')}"
@@ -266,9 +264,8 @@ class SeamarkClient:
         `joins` as for `plan_table`. `files` lists the first `limit` files that are left. BadRequest for an invalid
         predicate.
         """
-        body: dict[str, Any] = {**at.given(), "files": files}
-        given = {"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None}
-        body |= {name: value for name, value in given.items() if value is not None}
+        optional = given({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
+        body = {**at.given(), "files": files, **optional}
         found = self._json("POST", f"{table_path(table)}/explain", {}, body)
         return self._convert({**found, "json": found}, Explanation)
 
@@ -291,17 +288,14 @@ class SeamarkClient:
         `table` (levels of the name), `on` (columns of this table and the other table), and optionally predicate,
         snapshot-id and nested joins. BadRequest for an invalid predicate, NotFound.
         """
-        given = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s, **at.given()}
-        given["joins"] = list(joins) or None
-        body = {"case-sensitive": case_sensitive}
-        body |= {name: value for name, value in given.items() if value is not None}
+        optional = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s}
+        body = {"case-sensitive": case_sensitive, **at.given(), **given({**optional, "joins": list(joins) or None})}
         return self._convert(self._json("POST", f"{table_path(table)}/plan-tables", {}, body), PlanTable)
 
     def health(self, table: Name) -> dict[str, Any]:
         """Counts and sizes of the current snapshot and its `problems`, as docs/reference/openapi.json has it
         (loadTableHealth). NotFound."""
-        found: dict[str, Any] = self._json("GET", f"{table_path(table)}/health", {})
-        return found
+        return self._json("GET", f"{table_path(table)}/health")
 
     def expire_snapshots(
         self,
@@ -314,12 +308,8 @@ class SeamarkClient:
         """Removes expired snapshots, and the files that no other snapshot needs; one request of several, while
         `snapshots-left` of the answer is not 0. The values are by default those of the table's properties. BadRequest
         if its properties forbid the deletion of files; Conflict after too many lost races."""
-        given = {"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run}
-        body = {name: value for name, value in given.items() if value is not None}
-        report: dict[str, Any] = self._json(
-            "POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S
-        )
-        return report
+        body = given({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
+        return self._json("POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S)
 
     def remove_orphan_files(
         self, table: Name, *, older_than_ms: int | None = None, dry_run: bool = False
@@ -327,13 +317,8 @@ class SeamarkClient:
         """Removes files that no snapshot names and that were last modified before `older_than_ms`; one request of
         several, while `files-left` of the answer is true. BadRequest if the table's properties forbid the deletion of
         files, and for a time less than a day ago."""
-        body: dict[str, Any] = {"dry-run": dry_run}
-        if older_than_ms is not None:
-            body["older-than-ms"] = older_than_ms
-        report: dict[str, Any] = self._json(
-            "POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S
-        )
-        return report
+        body = given({"older-than-ms": older_than_ms, "dry-run": dry_run})
+        return self._json("POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S)
 
     # Where rows are
 
@@ -342,8 +327,7 @@ class SeamarkClient:
     ) -> Lookup:
         """The rows that have these keys, at most a million, from a record index: the index with this name, or on the
         columns of the keys. BadRequest for keys of other columns or types."""
-        query: dict[str, Any] = {**at.given(), "partitions": str(partitions).lower()}
-        query |= {} if index is None else {"index": index}
+        query = {**at.given(), "partitions": str(partitions).lower(), **given({"index": index})}
         sent = {"Content-Type": ARROW_STREAM}
         body = self._request(
             "POST", f"{table_path(table)}/lookup", query, keys_stream(keys), accept=ARROW_STREAM, headers=sent
@@ -370,8 +354,8 @@ class SeamarkClient:
         out; names are those of schema `schema_id`, by default the current one. BadRequest for an invalid
         predicate.
         """
-        given = {"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id, **at.given()}
-        asked = {"deletes": deletes, **{name: value for name, value in given.items() if value is not None}}
+        optional = given({"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id})
+        asked = {"deletes": deletes, **optional, **at.given()}
         while True:
             body = json.dumps(asked).encode()
             page = self._table(self._request("POST", f"{table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM))
@@ -405,8 +389,7 @@ class SeamarkClient:
         more: Mapping[str, Any],
     ) -> Iterator[pa.Table]:
         prefix = partition if isinstance(partition, str) else json.dumps(dict(partition))
-        query: dict[str, Any] = {**more, **({"partition": prefix} if prefix else {})}
-        query |= {} if limit is None else {"limit": limit}
+        query = {**more, **({"partition": prefix} if prefix else {}), **given({"limit": limit})}
         page: dict[str, Any] = at.given()
         while True:
             body = self._request("GET", f"{table_path(table)}/{what}", {**query, **page}, accept=ARROW_STREAM)
@@ -418,13 +401,30 @@ class SeamarkClient:
                 return
             page = {"page-token": token.decode()}
 
+    def _listed(self, path: str, query: Mapping[str, Any], token: str) -> Iterator[dict[str, Any]]:
+        """The pages of a listing. `token`: the parameter by which a further page is requested."""
+        asked = dict(query)
+        while True:
+            page = self._json("GET", path, asked)
+            yield page
+            asked[token] = page.get("next-page-token")
+            if not asked[token]:
+                return
+
     def _json(
-        self, method: str, path: str, query: Mapping[str, Any], body: Any = None, *, timeout_s: float | None = None
-    ) -> Any:
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] = _NO_QUERY,
+        body: Any = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
         sent = None if body is None else json.dumps(body).encode()
         raw = self._request(method, path, query, sent, timeout_s=timeout_s)
         try:
-            return json.loads(raw)
+            found: dict[str, Any] = json.loads(raw)
+            return found
         except ValueError as error:
             raise ServerFailed(f"{self.url} answered with something that is not JSON: {error}") from None
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.values import given
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,11 @@ class IndexClient(SeamarkClient):
 
     def indexes(self, table: Name) -> list[Index]:
         """All of a table's, those that its partition specs make last."""
-        return [_index(one) for one in self._json("GET", f"{table_path(table)}/indexes", {})["indexes"]]
+        return [_index(one) for one in self._json("GET", f"{table_path(table)}/indexes")["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:
         """An index, with its index files in `json`. NotFound."""
-        return _index(self._json("GET", _index_path(table, name), {}))
+        return _index(self._json("GET", _index_path(table, name)))
 
     def put_index(
         self,
@@ -64,8 +65,8 @@ class IndexClient(SeamarkClient):
     ) -> Index:
         """Defines an index, or changes the given fields; `parameters` are the kind's, such as `fpp` of bloom.
         BadRequest for an invalid definition."""
-        given = {"kind": kind, "columns": None if columns is None else list(columns), "state": state}
-        body = {name: value for name, value in (given | parameters).items() if value is not None}
+        fields = {"kind": kind, "columns": None if columns is None else list(columns), "state": state}
+        body = given({**fields, **parameters})
         return _index(self._json("PUT", _index_path(table, name), {}, body))
 
     def drop_index(self, table: Name, name: str) -> None:
@@ -77,23 +78,17 @@ class IndexClient(SeamarkClient):
 
         `exclusive`: Refused (409) while another build of the index is under way.
         """
-        return self._object("POST", f"{_index_path(table, name)}/builds", {"exclusive": exclusive})
+        return self._json("POST", f"{_index_path(table, name)}/builds", {}, {"exclusive": exclusive})
 
     def build(self, table: Name, name: str, build_id: str) -> dict[str, Any]:
-        return self._object("GET", _build_path(table, name, build_id))
+        return self._json("GET", _build_path(table, name, build_id))
 
     def build_files(
         self, table: Name, name: str, build_id: str, *, page_files: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """Pages of data files that the index does not cover yet: `snapshot-id` and `files`; none when it covers all."""
-        query: dict[str, Any] = {} if page_files is None else {"limit": page_files}
-        while True:
-            page = self._json("GET", f"{_build_path(table, name, build_id)}/files", query)
-            if page["files"]:
-                yield page
-            if page["next-page-token"] is None:
-                return
-            query["page-token"] = page["next-page-token"]
+        path = f"{_build_path(table, name, build_id)}/files"
+        return (page for page in self._listed(path, given({"limit": page_files}), "page-token") if page["files"])
 
     def register_index_files(
         self,
@@ -110,14 +105,14 @@ class IndexClient(SeamarkClient):
             "index-files": [{"location": location, "size-in-bytes": size} for location, size in files],
             "replaces": list(replaces),
         }
-        return self._object("POST", f"{_build_path(table, name, build_id)}/index-files", body)
+        return self._json("POST", f"{_build_path(table, name, build_id)}/index-files", {}, body)
 
     def finish_build(
         self, table: Name, name: str, build_id: str, *, outcome: str = "completed", reason: str | None = None
     ) -> dict[str, Any]:
         """`outcome` is completed or rolled-back; registered index files stay."""
         body = {"outcome": outcome, "reason": reason}
-        return self._object("POST", f"{_build_path(table, name, build_id)}/finish", body)
+        return self._json("POST", f"{_build_path(table, name, build_id)}/finish", {}, body)
 
     def unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
         """The numbers of data files that no snapshot contains, by location of a live index file: a merge can omit them.
@@ -134,23 +129,19 @@ class IndexClient(SeamarkClient):
         With `check` only if the server also finds it damaged or missing. NotFound if it is not registered.
         """
         body = {"location": location, "reason": reason, "check": check}
-        return self._object("POST", f"{_index_path(table, name)}/quarantine", body)
+        return self._json("POST", f"{_index_path(table, name)}/quarantine", {}, body)
 
     def record_audit(self, table: Name, name: str, *, index_files: int, damaged: int, size_bytes: int) -> None:
         """Records that all live index files of an index were verified, and how many are damaged."""
         body = {"index-files": index_files, "damaged": damaged, "size-in-bytes": size_bytes}
-        self._object("POST", f"{_index_path(table, name)}/audits", body)
+        self._json("POST", f"{_index_path(table, name)}/audits", {}, body)
 
     def rebuild_index_registry(self, table: Name) -> dict[str, Any]:
         """Registers index files in the table's folder that the server does not list, as after a lost database.
 
         The result: docs/reference/openapi.json, rebuildIndexRegistry.
         """
-        return self._object("POST", f"{table_path(table)}/indexes/rebuild-registry")
-
-    def _object(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        found: dict[str, Any] = self._json(method, path, {}, body)
-        return found
+        return self._json("POST", f"{table_path(table)}/indexes/rebuild-registry")
 
 
 def _index_path(table: Name, name: str) -> str:

@@ -1,9 +1,9 @@
-"""Names of tables, and their places in paths."""
+"""Names of tables, their places in paths, and URLs of servers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
@@ -18,6 +18,23 @@ def table_path(table: Name) -> str:
     """`/api/v1/tables/{namespace}/{table}`. ValueError for a name without a namespace."""
     levels = split_table(table)
     return f"/api/v1/tables/{namespace_path(levels[:-1])}/{quote(levels[-1], safe='')}"
+
+
+def standard_root(defaults: Mapping[str, str], overrides: Mapping[str, str]) -> str:
+    """Where the routes of Iceberg's REST specification begin, by the answer to `GET /v1/config`."""
+    prefix = {**defaults, **overrides}.get("prefix", "")
+    return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
+
+
+def standard_path(root: str, kind: str, levels: Sequence[str]) -> str:
+    """The path of an entry of this kind, `tables` or `views`, in the routes of Iceberg's REST specification."""
+    return f"{root}/namespaces/{namespace_path(levels[:-1])}/{kind}/{quote(levels[-1], safe='')}"
+
+
+def check_url(url: str) -> None:
+    """ValueError for an invalid URL of a server."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is not the URL of a server: a URL starts with http:// or https://")
 
 
 def split_table(table: Name) -> tuple[str, ...]:

@@ -14,16 +14,14 @@ from seamark.connector.client.updates import update_table
 def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
     """`runs`, and the `properties` in effect with where each is set, as docs/reference/openapi.json has it
     (loadTablePolicy). NotFound."""
-    found: dict[str, Any] = client._json("GET", f"{table_path(table)}/policy", {})
-    return found
+    return client._json("GET", f"{table_path(table)}/policy")
 
 
 def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = None) -> dict[str, Any]:
     """Columns that no query reads in old partitions, as docs/reference/openapi.json has it (adviseTtl). NotFound,
     BadRequest."""
     query = {} if unread_days is None else {"unread-days": str(unread_days)}
-    found: dict[str, Any] = client._json("GET", f"{table_path(table)}/ttl-advice", query)
-    return found
+    return client._json("GET", f"{table_path(table)}/ttl-advice", query)
 
 
 def effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
@@ -36,8 +34,7 @@ def service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, 
     """The running `jobs` of table services on the table, or on all tables, and those that are `waiting`, as
     docs/reference/openapi.json has them (listRunningJobs). NotFound."""
     path = "/api/v1/jobs" if table is None else f"{table_path(table)}/jobs"
-    found: dict[str, Any] = client._json("GET", path, {})
-    return found
+    return client._json("GET", path)
 
 
 def change_table_properties(

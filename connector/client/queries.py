@@ -34,13 +34,9 @@ def explain_query(
     """Explains a query by its conditions and joins; nothing is run. `dialect`: trino or duckdb. `namespace`: of names
     without one. BadRequest for a query that is not read, NotFound."""
     body = {"query": query, "dialect": dialect, "namespace": list(namespace)}
-    found: dict[str, Any] = client._json("POST", "/api/v1/explain-query", {}, body)
-    tables = (
-        ExplainedTable(tuple(one["table"]), one["reference"], one["predicate"], _explanation(client, one["plan"]))
-        for one in found["tables"]
-    )
+    found = client._json("POST", "/api/v1/explain-query", {}, body)
+    tables = []
+    for one in found["tables"]:
+        plan = client._convert({**one["plan"], "json": one["plan"]}, Explanation)
+        tables.append(ExplainedTable(tuple(one["table"]), one["reference"], one["predicate"], plan))
     return ExplainedQuery(tuple(tables), found)
-
-
-def _explanation(client: SeamarkClient, plan: dict[str, Any]) -> Explanation:
-    return client._convert({**plan, "json": plan}, Explanation)

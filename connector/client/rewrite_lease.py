@@ -66,7 +66,5 @@ def _take(client: SeamarkClient, table: Name, holder: str, job: str, wait_s: flo
 
 
 def _request(client: SeamarkClient, table: Name, holder: str, job: str, *, release: bool = False) -> dict[str, Any]:
-    found: dict[str, Any] = client._json(
-        "POST", f"{table_path(table)}/rewrite-lease", {}, {"holder": holder, "job": job, "release": release}
-    )
-    return found
+    body = {"holder": holder, "job": job, "release": release}
+    return client._json("POST", f"{table_path(table)}/rewrite-lease", {}, body)

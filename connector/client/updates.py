@@ -15,5 +15,4 @@ def update_table(
     """Commits the updates, and returns the table as after the commit (`CommitTableResponse`). Conflict if a requirement
     is not met; NotFound, BadRequest. Unreachable and ServerFailed leave open whether it happened."""
     body = {"requirements": list(requirements), "updates": list(updates)}
-    answer: dict[str, Any] = client._json("POST", client._standard_path(table), {}, body)
-    return answer
+    return client._json("POST", client._standard_path(table), {}, body)

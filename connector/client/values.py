@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not None: the arguments of a request that its caller gave."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +23,7 @@ class At:
     as_of_ms: int | None = None
 
     def given(self) -> dict[str, Any]:
-        named = {"snapshot-id": self.snapshot_id, "ref": self.ref, "as-of": self.as_of_ms}
-        return {name: value for name, value in named.items() if value is not None}
+        return given({"snapshot-id": self.snapshot_id, "ref": self.ref, "as-of": self.as_of_ms})
 
 
 CURRENT = At()

@@ -39,12 +39,12 @@ from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.quotes import quoted_name, quoted_text
 from seamark.connector.plans.rewrites import BUDGET_S, KEPT_MAX, LEASE_S, RewrittenStatement, summary_of
 from seamark.connector.plans.splices import Replacement, splice
+from seamark.connector.plans.zones import is_utc
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
 from seamark.connector.trino.statements.relative_times import today_for
 from seamark.connector.trino.statements.scans import find_scans
 from seamark.metaserver.wire import PLAN_MARK
 
-_UTC = frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "zulu"})
 _log = logging.getLogger(__name__)
 
 
@@ -154,7 +154,7 @@ class _Query:
         # now() is the start of the transaction: it stays the same in an explicit one.
         if self._row("SELECT epoch_us(now())") == self._row("SELECT epoch_us(now())"):
             raise UnsupportedStatement("the connection is in a transaction, which has its own view of the tables")
-        return _Session(str(database), str(schema), str(path), str(zone).lower() in _UTC)
+        return _Session(str(database), str(schema), str(path), is_utc(str(zone)))
 
     def _row(self, query: str) -> tuple[Any, ...]:
         row = self._con.sql(query).fetchone()

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import duckdb
 
-from seamark.connector.plans.async_client import check_url
+from seamark.connector.client.names import check_url
 from seamark.connector.plans.quotes import quoted_name, quoted_text
 
 EXTENSIONS = ("avro", "httpfs", "iceberg")

@@ -21,6 +21,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.progress import expect
 from seamark.connector.client.storage import Storage
+from seamark.connector.groups import divide
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
@@ -331,13 +332,5 @@ def _identities(spec: PartitionSpec) -> frozenset[int]:
 
 def group_files(files: Iterable[DataFile], limits: GroupLimits) -> Iterator[tuple[DataFile, ...]]:
     """Divides files, in their order, into groups within the limits; a group has at least one file."""
-    group: list[DataFile] = []
-    size_bytes = rows = 0
-    for file in files:
-        size_bytes, rows = size_bytes + file.size_bytes, rows + file.records
-        if group and (len(group) >= limits.files or size_bytes > limits.size_bytes or rows > limits.rows):
-            yield tuple(group)
-            group, size_bytes, rows = [], file.size_bytes, file.records
-        group.append(file)
-    if group:
-        yield tuple(group)
+    most = (limits.files, limits.size_bytes, limits.rows)
+    return map(tuple, divide(files, lambda file: (1, file.size_bytes, file.records), most))

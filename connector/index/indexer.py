@@ -261,10 +261,11 @@ class Indexer:
 
     def _merge(self, table: Table, name: str, done: Round) -> None:
         for _ in range(MERGES_MAX):
-            live = [
-                listed for listed in self.client.index(table, name).json["index-files"] if listed["state"] == "live"
-            ]
-            chosen = select_merge(map(_decode_listed, live))
+            chosen = select_merge(
+                RegisteredFile(listed["location"], listed["level"], listed["size-in-bytes"], listed["created-ms"])
+                for listed in self.client.index(table, name).json["index-files"]
+                if listed["state"] == "live"
+            )
             if not chosen:
                 return
             merged = [file.location for file in chosen]
@@ -330,10 +331,6 @@ class _FilesNotIndexed(Exception):
     def __init__(self, files: int, message: str) -> None:
         super().__init__(message)
         self.files = files
-
-
-def _decode_listed(listed: dict[str, Any]) -> RegisteredFile:
-    return RegisteredFile(listed["location"], listed["level"], listed["size-in-bytes"], listed["created-ms"])
 
 
 def _table_text(table: Table) -> str:

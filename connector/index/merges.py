@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from seamark.connector.arrow.arrays import Mask
 from seamark.connector.client.storage import Storage
+from seamark.connector.groups import divide
 from seamark.connector.index.files import WrittenIndex
 from seamark.metaserver.index.files.index_file import FilesTable, IndexFile, assemble, open_index_file
 from seamark.metaserver.index.kinds.kinds import KINDS
@@ -24,8 +25,6 @@ from seamark.metaserver.wire import FORMER_INDEX_FOLDER
 FANOUT = 8
 SIZE_MAX_BYTES = 512 << 20
 """Approximate maximum size of a merged file. A file of half this size or more is not merged again."""
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,7 @@ def select_merge(
 
 def _first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[RegisteredFile]:
     """The first files up to this total size; at least one file, if there is one."""
-    chosen: list[RegisteredFile] = []
-    size_bytes = 0
-    for file in files:
-        if chosen and size_bytes + file.size_bytes > size_max_bytes:
-            break
-        chosen.append(file)
-        size_bytes += file.size_bytes
-    return chosen
+    return next(divide(files, lambda file: (file.size_bytes,), (size_max_bytes,)), [])
 
 
 def merge_index_files(

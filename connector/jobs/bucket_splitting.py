@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from functools import partial
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
-from seamark.connector.client.values import At
 from seamark.connector.read.settled_files import now_ms, settle
-from seamark.connector.read.tables import ScanTask, open_table, plan
+from seamark.connector.read.tables import ScanTask, plan
 from seamark.connector.write.compaction import CompactionPolicy, divide_tasks, group_by_partition, rewrite_batch
-from seamark.connector.write.replacements import RewriteReport, announced, is_rewritable, replace_batches
+from seamark.connector.write.replacements import (
+    RewriteReport,
+    announced,
+    is_rewritable,
+    open_rewritable,
+    replace_batches,
+)
 from seamark.metaserver.iceberg.metadata.bucket_counts import coarser_specs
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
@@ -35,9 +39,7 @@ def split_buckets(
     `dry_run`: reports the files that would be replaced and commits nothing. `settled`: leaves files out that writers
     will probably replace soon. BadRequest for a table of version 1; Unreadable, Refused.
     """
-    opened = open_table(client, table, At(ref=branch), history=settled)
-    if opened.metadata.format_version == 1:
-        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    opened = open_rewritable(client, table, branch, history=settled)
     coarse = coarser_specs(opened.metadata)
     began_ms = now_ms()
     tasks = list(plan(client, opened, sequence_numbers=settled)) if coarse else []

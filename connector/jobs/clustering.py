@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -30,27 +30,28 @@ import numpy.typing as npt
 import pyarrow as pa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance
-from seamark.connector.client.values import At
 from seamark.connector.parquet.copy.protection import FileProtection
 from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, keys_of_environment
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
-from seamark.connector.read.scans import TaskReader, scan
+from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.settled_files import now_ms, settle
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
-    JoinedRows,
+    JoinedTable,
     cell_bounds,
     layer_properties,
     new_layer,
     range_bounds,
+    read_joined_tables,
     sortable_keys,
 )
 from seamark.connector.write.compaction import (
@@ -68,6 +69,7 @@ from seamark.connector.write.replacements import (
     RewrittenFiles,
     announced,
     is_rewritable,
+    open_rewritable,
     replace_batches,
     run_here,
 )
@@ -79,7 +81,6 @@ from seamark.metaserver.iceberg.metadata.clustering import (
     CLUSTERED_BY,
     COLUMNS,
     ClusteringLayout,
-    JoinedTable,
     joins_of,
     layer_of,
 )
@@ -104,7 +105,6 @@ _SEALED_BYTES = 1 << 20
 _ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
 
 Keys = npt.NDArray[np.bytes_]
-Longs = npt.NDArray[np.int64]
 Layer = list[ScanTask]
 
 
@@ -125,15 +125,15 @@ def cluster_incrementally(
     `runner`: where the files are rewritten. BadRequest for a table without clustering columns, or of version 1;
     Unreadable, Refused.
     """
-    opened = open_table(client, table, At(ref=branch), history=settled)
-    if opened.metadata.format_version == 1:
-        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    opened = open_rewritable(client, table, branch, history=settled)
     inherited = effective_properties(client, table)
     layout = ClusteringLayout.of({**inherited, **opened.metadata.properties})
     if layout is None:
         raise BadRequest(f"The table has no clustering columns; set the property {COLUMNS}")
     names = [field.name for field in opened.schema.fields]
-    joined = _read_joined(client, layout, joins_of({**inherited, **opened.metadata.properties}))
+    joins = joins_of({**inherited, **opened.metadata.properties})
+    tables = {name: JoinedTable(join.table, join.on) for name, join in joins.items()}
+    joined = read_joined_tables(client, layout.columns, tables, rows_max=JOINED_ROWS)
     attributes = Attributes(layout.columns, joined, plan_read(opened, names, TRUE).arrow)
     policy = CompactionPolicy.of(opened.metadata, inherited)
     began_ms = now_ms()
@@ -162,23 +162,6 @@ def cluster_incrementally(
         recheck_after_s=recheck_after_s,
         summary={CLUSTERED_BY: layout.text},
     )
-
-
-def _read_joined(
-    client: SeamarkClient, layout: ClusteringLayout, joins: Mapping[str, JoinedTable]
-) -> dict[str, JoinedRows]:
-    """The needed columns of the joined tables, of their current snapshots: a layer keeps the order of its time, which
-    makes only a worse layout. BadRequest for a table that is too large for the memory of a job."""
-    named = [*layout.columns, *(column for join in joins.values() for column in join.on)]
-    found = {}
-    for name, join in joins.items():
-        used = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
-        columns = list(dict.fromkeys([*join.on.values(), *used]))
-        rows = scan(client, join.table, columns, limit=JOINED_ROWS + 1).to_arrow()
-        if rows.num_rows > JOINED_ROWS:
-            raise BadRequest(f"{join.table} has more than {JOINED_ROWS:,} rows; use the Spark job `cluster`")
-        found[name] = JoinedRows(rows, join.on)
-    return found
 
 
 # Which files

@@ -18,14 +18,13 @@ from msgspec import structs
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
-from seamark.connector.client.values import At
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_environment
 from seamark.connector.parquet.metrics import float_columns, leaves_of
 from seamark.connector.read.file_rows import partition_of, spec_of
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import bound_filter
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.connector.write.compaction import BATCH_BYTES, BATCH_FILES, divide_tasks, group_by_partition, rewrite_rows
 from seamark.connector.write.copies import CopyPolicy
 from seamark.connector.write.replacements import (
@@ -36,6 +35,7 @@ from seamark.connector.write.replacements import (
     RewriteReport,
     RewrittenFiles,
     is_rewritable,
+    open_rewritable,
     replace_batches,
     run_here,
 )
@@ -222,9 +222,7 @@ class _DroppedColumns(NamedTuple):
 
 
 def _open(client: SeamarkClient, table: Name, branch: str) -> tuple[OpenTable, WriteTarget]:
-    opened = open_table(client, table, At(ref=branch))
-    if opened.metadata.format_version == 1:
-        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    opened = open_rewritable(client, table, branch)
     return opened, target_of(opened.metadata, opened.storage)
 
 

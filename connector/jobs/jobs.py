@@ -59,10 +59,6 @@ def _alone(
             report = rewrite()
     except RewriteRunning:
         return {RECHECK_AFTER: ANOTHER_RUNS_S}
-    return _totals_of(report)
-
-
-def _totals_of(report: RewriteReport) -> dict[str, Any]:
     if report.errors:
         raise RuntimeError(f"{len(report.errors)} parts of the table are not rewritten, the first: {report.errors[0]}")
     return {name: count for name, count in dataclasses.asdict(report).items() if count}

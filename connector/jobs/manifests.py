@@ -6,6 +6,7 @@ from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name, table_path
+from seamark.connector.client.values import given
 
 _TIMEOUT_S = 1800.0
 
@@ -16,9 +17,5 @@ def rewrite_manifests(
     """The report, as docs/reference/openapi.json has it (rewriteManifests). `min_count`: manifests of one partition
     spec and content from which on they are rewritten; None: by the table's property. NotFound; BadRequest for a table
     of format version 1."""
-    body: dict[str, Any] = {"dry-run": dry_run}
-    if min_count is not None:
-        body["min-count"] = min_count
-    path = f"{table_path(table)}/rewrite-manifests"
-    report: dict[str, Any] = client._json("POST", path, {}, body, timeout_s=_TIMEOUT_S)
-    return report
+    body = given({"dry-run": dry_run, "min-count": min_count})
+    return client._json("POST", f"{table_path(table)}/rewrite-manifests", {}, body, timeout_s=_TIMEOUT_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,8 @@ from seamark.metaserver.iceberg.expressions.arrow import arrow_array
 from seamark.metaserver.iceberg.files.parquet import FIELD_ID
 from seamark.metaserver.iceberg.manifests.content_file import UNKNOWN, partition_types
 from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.types.values import decode_json
+from seamark.metaserver.iceberg.types.types import base_name
+from seamark.metaserver.iceberg.types.values import Value, decode_json
 
 _COLUMNS: tuple[tuple[int, str, pa.DataType, str | None], ...] = (
     (2, "spec_id", pa.int32(), "spec_id"),
@@ -40,6 +42,8 @@ up to `data_file_size`, and in version 3 up to 9."""
 _REQUIRED, _REQUIRED_V3 = 5, 9
 _DV_COUNT = (13, "dv_count")
 _VECTORS = "puffin"
+_DECIMAL_BYTES = 16
+"""Of a value of Arrow's decimal128."""
 
 
 def is_partitioned(metadata: TableMetadata) -> bool:
@@ -66,7 +70,8 @@ def write_partition_statistics(
         for field_id, (name, kind) in unified.items()
     ]
     values = [
-        arrow_array(kind, [row["values"].get(field_id) for row in listed]) for field_id, (_, kind) in unified.items()
+        _partition_array(kind, [row["values"].get(field_id) for row in listed])
+        for field_id, (_, kind) in unified.items()
     ]
     fields.append(pa.field("partition", pa.struct(parts), False, {FIELD_ID: "1"}))
     arrays.append(pa.StructArray.from_arrays(values, fields=parts))
@@ -80,6 +85,16 @@ def write_partition_statistics(
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), sink, compression="zstd")
     return len(listed), opened.storage.write(location, [memoryview(sink.getvalue())])
+
+
+def _partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array:
+    """As `arrow_array`; also of decimals with a digit more than the type, which truncation adds: 10 below -999.99 is
+    -1000.00. Manifests hold them, and so does Parquet, as both store the unscaled number in whole bytes."""
+    if base_name(kind) != "decimal":
+        return arrow_array(kind, values)
+    numbers = b"".join(int(value or 0).to_bytes(_DECIMAL_BYTES, "little", signed=True) for value in values)
+    valid = pa.array([value is not None for value in values], pa.bool_()).buffers()[1]
+    return pa.Array.from_buffers(arrow_array(kind, ()).type, len(values), [valid, pa.py_buffer(numbers)])
 
 
 def _unified(metadata: TableMetadata) -> dict[int, tuple[str, str]]:

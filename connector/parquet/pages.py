@@ -17,10 +17,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from seamark.connector.arrow.arrays import Longs, single_array
 from seamark.metaserver.iceberg.files import thrift
 from seamark.metaserver.iceberg.files.thrift import I64, Fields
 
@@ -46,8 +46,6 @@ _PAGE_TYPE, _PAGE_PACKED, _DATA, _DATA_2 = 1, 3, 5, 8
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _BY_DICTIONARY = (2, 8)
 """Encodings PLAIN_DICTIONARY and RLE_DICTIONARY."""
-
-Longs = npt.NDArray[np.int64]
 
 
 class _Chunk(NamedTuple):
@@ -199,7 +197,7 @@ class Pages:
         page = np.searchsorted(first, wanted_rows, "right") - 1
         positions = (np.cumsum(last - first) - (last - first))[page] + wanted_rows - first[page]
         taken = table.take(pa.array(positions)).combine_chunks()
-        return {chunk.name: _single_array(taken.column(chunk.name)) for chunk in chunks}
+        return {chunk.name: single_array(taken.column(chunk.name)) for chunk in chunks}
 
     def _assemble_file(self, number: int, sources: Sequence[tuple[_Chunk, bytes, list[bytes]]], rows: int) -> bytes:
         """A Parquet file of one row group with these chunks: (chunk, dictionary page or nothing, data pages)."""
@@ -278,11 +276,6 @@ def _page_header(data: bytes) -> Fields:
     if end + header[_PAGE_PACKED][1] != len(data):
         raise ValueError("a page does not end where the page index says")
     return header
-
-
-def _single_array(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
 class _PageHeader(NamedTuple):

@@ -61,10 +61,6 @@ class FileProjection:
         return arrays
 
 
-def _position_of(fields: Iterable[pa.Field], field_id: int) -> int | None:
-    return _position_among([id_of(field) for field in fields], field_id)
-
-
 def _position_among(ids: Sequence[int | None], field_id: int) -> int | None:
     count = ids.count(field_id)
     if count > 1:
@@ -111,7 +107,7 @@ def _struct_converter(
 ) -> Convert:
     sources: list[tuple[int, Convert] | pa.Scalar] = []
     for field in target.fields:
-        position = _position_of(kind, field.id)
+        position = _position_among([id_of(inner) for inner in kind], field.id)
         if position is None:
             sources.append(_default_value(field, partition))
         else:

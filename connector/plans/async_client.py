@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -23,7 +22,7 @@ from yarl import URL
 
 from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, parse_error
-from seamark.connector.client.names import table_path
+from seamark.connector.client.names import check_url, standard_path, standard_root, table_path
 from seamark.connector.plans.conditions import Like
 from seamark.metaserver.decoding import from_json
 from seamark.metaserver.iceberg.expressions.expression import Expression
@@ -31,7 +30,7 @@ from seamark.metaserver.iceberg.expressions.expression_json import expression_js
 from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.tls import trusted_by_clients
-from seamark.metaserver.wire import NAMESPACE_SEPARATOR, PROXY_ENGINE
+from seamark.metaserver.wire import PROXY_ENGINE
 
 _ANSWER_BYTES_MAX = 16 << 20
 _COLUMNS_BYTES = 8 << 20
@@ -271,7 +270,7 @@ class Seamark:
         self._lease_s = lease_s
         self._plans = {} if audience is None else {"X-Seamark-Plans": audience}
         self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
-        self._catalog: str | None = None
+        self._root: str | None = None
         self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
     async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
@@ -285,10 +284,7 @@ class Seamark:
         body |= {"joins": [one.body() for one in wanted.joins]} if wanted.joins else {}
         path = f"{table_path(wanted.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
-        try:
-            return from_json(raw, PlanTableResponse)
-        except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self.url} answered with something that is not a plan table: {error}") from None
+        return self._decoded(raw, PlanTableResponse, "a plan table")
 
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
         """Renews the leases of plans of a table or view. `lease_s` 0 withdraws the plans."""
@@ -350,10 +346,7 @@ class Seamark:
         }
         path = f"{table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
-        try:
-            made = from_json(raw, _PlanView)
-        except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self.url} answered with something that is not a plan view: {error}") from None
+        made = self._decoded(raw, _PlanView, "a plan view")
         if made.name is None or made.plan_snapshot_id is None:
             return None
         return PlanView(made.name, made.plan_snapshot_id, tuple(view.columns))
@@ -389,20 +382,18 @@ class Seamark:
 
     async def _path(self, name: Name, kind: str) -> str:
         """The path of a table or view in Iceberg's REST routes."""
-        if self._catalog is None:
-            self._catalog = await self._standard()
-        levels = quote(NAMESPACE_SEPARATOR.join(name[:-1]), safe="")
-        return f"{self._catalog}/namespaces/{levels}/{kind}/{quote(name[-1], safe='')}"
+        if self._root is None:
+            _, raw = await self._ask("GET", "/v1/config")
+            config = self._decoded(raw, _Config, "a configuration")
+            self._root = standard_root(config.defaults, config.overrides)
+        return standard_path(self._root, kind, name)
 
-    async def _standard(self) -> str:
-        """The prefix of Iceberg's REST routes."""
-        _, raw = await self._ask("GET", "/v1/config")
+    def _decoded(self, raw: bytes, kind: type[T], what: str) -> T:
+        """The answer, which should be `what`."""
         try:
-            config = from_json(raw, _Config)
+            return from_json(raw, kind)
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self.url} answered with something that is not a configuration: {error}") from None
-        prefix = {**config.defaults, **config.overrides}.get("prefix", "")
-        return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
+            raise ServerFailed(f"{self.url} answered with something that is not {what}: {error}") from None
 
     async def _ask(
         self,
@@ -456,12 +447,6 @@ def _fields(name: str, kind: Any) -> dict[str, str]:
 
 def _total(snapshot: _Snapshot | None, name: str) -> int:
     return 0 if snapshot is None else count_of(snapshot.summary, name, 0)
-
-
-def check_url(url: str) -> None:
-    """ValueError for an invalid URL."""
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is not the URL of a server: a URL starts with http:// or https://")
 
 
 def check_audience(value: str) -> None:

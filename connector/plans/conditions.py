@@ -179,6 +179,11 @@ def weaken(condition: Condition | None, keep: Callable[[Atom], Atom | None]) -> 
     return keep(condition)
 
 
+def comparisons_of(condition: Condition | None) -> Condition | None:
+    """The condition with its comparisons of columns only."""
+    return weaken(condition, lambda atom: atom if isinstance(atom, ColumnComparison) else None)
+
+
 def rejects_null(condition: Condition | None) -> bool:
     """Whether it is true for no row in which all columns are null, as an outer join adds them."""
     match condition:

@@ -168,8 +168,8 @@ class _DimensionTree:
             self._left -= 1
             behind = self.dimensions(join.scan, (*path, number))
             # A condition on the join columns alone is also pushed to the filtered table itself.
-            is_told = join.transform == IDENTITY and join.where is None and join.any_of is None
-            if behind or not is_told or not planned.scan.columns <= {column for _, column in join.on}:
+            is_pushed_down = join.transform == IDENTITY and join.where is None and join.any_of is None
+            if behind or not is_pushed_down or not planned.scan.columns <= {column for _, column in join.on}:
                 found.append(Dimension(planned, table.snapshot_id, table.files, join, behind))
             else:
                 self._left += 1

@@ -1,8 +1,8 @@
-"""The names that Trino and Spark have for the time zone UTC."""
+"""The names that Trino, Spark and DuckDB have for the time zone UTC."""
 
 from __future__ import annotations
 
-_UTC = frozenset(("utc", "z", "etc/utc", "gmt", "etc/gmt", "+00:00"))
+_UTC = frozenset(("utc", "z", "zulu", "etc/utc", "gmt", "etc/gmt", "+00:00"))
 
 
 def is_utc(zone: str) -> bool:

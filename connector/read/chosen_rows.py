@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.encryption.keys import ParquetKeys
-from seamark.connector.read.read_plan import Longs, ReadPlan
+from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import ScanTask
 

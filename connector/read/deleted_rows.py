@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
+from seamark.connector.arrow.arrays import Mask
 from seamark.connector.client.storage import Storage
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.files.parquet import Unreadable
@@ -41,7 +41,6 @@ KEPT_BYTES = 256 << 20
 DECODED_BYTES = 4 << 30
 """Maximum memory of one decoded delete file; Unreadable for a larger file."""
 _CONTENTS = {"position-deletes": 1, "equality-deletes": EQUALITY}
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

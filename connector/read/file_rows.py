@@ -12,14 +12,15 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from seamark.connector.arrow.filters import Mask, evaluate_filter
+from seamark.connector.arrow.arrays import Longs, Mask, single_array
+from seamark.connector.arrow.filters import evaluate_filter
 from seamark.connector.parquet.coded_strings import are_few, coded_columns, decoded
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.parquet.row_groups import RowGroups
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import InheritedLineage
-from seamark.connector.read.read_plan import BATCH_ROWS, FILE, POSITION, Longs, ReadCounts, ReadPlan
+from seamark.connector.read.read_plan import BATCH_ROWS, FILE, POSITION, ReadCounts, ReadPlan
 from seamark.connector.read.tables import ScanTask
 from seamark.metaserver.iceberg.expressions.expression import Expression, predicates_of
 from seamark.metaserver.iceberg.files.parquet import with_mapped_ids
@@ -138,7 +139,7 @@ class FileRowReader:
             counts.row_groups_by_pages += 1
             columns = self._projected.columns(from_pages, self._other_outputs, from_pages.num_rows)
             assembled = self._assemble(
-                columns | {column_id: _single_array(parts) for column_id, parts in tested_values.items()},
+                columns | {column_id: single_array(parts) for column_id, parts in tested_values.items()},
                 first,
                 rows,
                 mask,
@@ -155,7 +156,7 @@ class FileRowReader:
                 batch = None if batch is None else decoded(batch, self.file.schema_arrow)
                 columns = self._projected.columns(batch, self._other_outputs, count)
                 columns |= {
-                    column_id: _single_array(parts.slice(taken, count)) for column_id, parts in tested_values.items()
+                    column_id: single_array(parts.slice(taken, count)) for column_id, parts in tested_values.items()
                 }
                 yield self._assemble(columns, first + start, size, mask_slice)
             start, taken = start + size, taken + count
@@ -221,11 +222,6 @@ def _batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBat
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))  # rows without columns
-
-
-def _single_array(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
 def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple[Field, tuple[int, ...]]:

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pyarrow as pa
 
 from seamark.connector.client.storage import Storage
+from seamark.connector.groups import divide
 from seamark.connector.read.read_plan import BATCH_ROWS, ReadPlan
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import ScanTask
@@ -68,20 +69,10 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
     """Successive small files within the limits; every other file alone."""
-    together, size_bytes, rows = list[ScanTask](), 0, 0
-    for task in tasks:
-        small = _is_small(task)
-        full = len(together) == _FILES or size_bytes + task.size_bytes > _BYTES or rows + task.records > _ROWS
-        if together and (full or not small):
-            yield together
-            together, size_bytes, rows = [], 0, 0
-        if small:
-            together.append(task)
-            size_bytes, rows = size_bytes + task.size_bytes, rows + task.records
-        else:
-            yield [task]
-    if together:
-        yield together
+    above = (_FILES + 1, 0, 0)
+    return divide(
+        tasks, lambda task: (1, task.size_bytes, task.records) if _is_small(task) else above, (_FILES, _BYTES, _ROWS)
+    )
 
 
 def _is_small(task: ScanTask) -> bool:

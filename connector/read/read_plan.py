@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.fs
 
@@ -25,7 +23,6 @@ FILE, POSITION = "_file", "_pos"
 The columns of row lineage are also metadata columns. A table's column with such a name takes precedence."""
 BATCH_ROWS = 65_536
 METADATA_COLUMNS = {FILE: pa.string(), POSITION: pa.int64(), **dict.fromkeys(NAMES, pa.int64())}
-Longs = npt.NDArray[np.int64]
 
 
 @dataclass

@@ -26,6 +26,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pyroaring
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.predicates import bind_exactly
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name
@@ -35,7 +36,7 @@ from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.file_rows import FileRowReader, partition_of, spec_of
-from seamark.connector.read.read_plan import BATCH_ROWS, Longs, ReadCounts, ReadPlan, plan_read
+from seamark.connector.read.read_plan import BATCH_ROWS, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, restrict_to_rows
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
 from seamark.metaserver.iceberg.expressions.residuals import Residuals

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from seamark.connector.index.builds import ClusterFailed
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
+from seamark.connector.spark.java import NO_GATEWAY, missing_java
 
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
@@ -85,16 +85,6 @@ def _raising_cluster_failed(what: str) -> Iterator[None]:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         # For an error in a task, the last line of the worker's traceback has the cause.
         why = next((line for line in lines if _ERROR_LINE.match(line)), lines[0] if lines else type(error).__name__)
-        if "JAVA_GATEWAY_EXITED" in why:
-            why = _missing_java() or why
+        if NO_GATEWAY in why:
+            why = missing_java() or why
         raise ClusterFailed(f"{what}: {why}") from error
-
-
-def _missing_java() -> str | None:
-    """Why Spark finds no Java, with what to do; None if there is one."""
-    home = os.environ.get("JAVA_HOME")
-    if shutil.which("java", path=os.path.join(home, "bin") if home else None) is not None:
-        return None
-    if home:
-        return f"JAVA_HOME is {home}, which has no bin/java: set it to the home of a JDK 17 or newer, or unset it"
-    return "there is no Java: install a JDK 17 or newer, as by apt-get install openjdk-17-jdk-headless"

@@ -1,8 +1,14 @@
-"""Values of Scala over py4j."""
+"""Values and classes of Scala over py4j. A call to the JVM takes 0.1 ms."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, cast
+
+from pyspark.sql import SparkSession
+
+SPARK = "org.apache.spark.sql."
+OPTIMIZER = f"{SPARK}catalyst.optimizer."
 
 
 def items(given: Any) -> list[Any]:
@@ -15,3 +21,63 @@ def strings(given: Any) -> list[str]:
     count = given.size()
     found = str(given.mkString("\0")).split("\0") if count else []
     return found if len(found) == count else [str(one) for one in items(given)]  # a name can have a zero byte
+
+
+class JvmStatics:
+    """Classes, objects and static members of the JVM. Each takes several calls to find, and is the same for all
+    statements."""
+
+    def __init__(self, jvm: Any) -> None:
+        self._jvm = jvm
+        self._classes: dict[str, Any] = {}
+        self._objects: dict[str, Any] = {}
+
+    def class_of(self, name: str) -> Any:
+        if name not in self._classes:
+            self._classes[name] = getattr(self._jvm, name)
+        return self._classes[name]
+
+    def object_of(self, name: str) -> Any:
+        """The only instance of an object of Scala."""
+        if name not in self._objects:
+            self._objects[name] = self.class_of(f"{name}$").__getattr__("MODULE$")
+        return self._objects[name]
+
+    @cached_property
+    def name_of(self) -> Any:
+        """The name of an object's class in one call; by `getClass` it takes three, with the release of the class."""
+        return self.class_of("org.apache.commons.lang3.ClassUtils").getName
+
+    @cached_property
+    def inline_cte(self) -> Any:
+        return self.class_of(f"{OPTIMIZER}InlineCTE")(True, False)
+
+    @cached_property
+    def current_like(self) -> Any:
+        return self.class_of(f"{SPARK}catalyst.trees.TreePattern").CURRENT_LIKE()
+
+    @cached_property
+    def plan_expression(self) -> Any:
+        return self.class_of(f"{SPARK}catalyst.trees.TreePattern").PLAN_EXPRESSION()
+
+    @cached_property
+    def skip(self) -> Any:
+        """The mode in which a command is analysed and not run."""
+        return self.class_of(f"{SPARK}execution.CommandExecutionMode").SKIP()
+
+    @cached_property
+    def schema_json(self) -> Any:
+        return self.class_of("org.apache.iceberg.SchemaParser").toJson
+
+    @cached_property
+    def snapshot_json(self) -> Any:
+        return self.class_of("org.apache.iceberg.SnapshotParser").toJson
+
+
+@lru_cache(maxsize=2)
+def _of_jvm(jvm: Any) -> JvmStatics:
+    return JvmStatics(jvm)
+
+
+def statics_of(spark: SparkSession) -> JvmStatics:
+    return _of_jvm(cast("Any", spark._jvm))

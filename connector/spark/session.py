@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.engines import EXTENSIONS, catalog_conf
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.client.names import split_name
+from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.plans.zones import is_utc
@@ -114,7 +114,7 @@ def read(
     client = SeamarkClient(uri, token=token or None)
     opened = None if where is None and at.as_of_ms is None else open_table(client, levels, at)
     if where is not None and opened is not None and _suits_seamark_reader(spark, client, opened, where):
-        options = {"uri": uri, "table": _dotted(levels), "where": where, **_snapshot_options(at)}
+        options = {"uri": uri, "table": join_name(levels), "where": where, **_snapshot_options(at)}
         options |= {"token": token} if token else {}
         options |= {} if columns is None else {"columns": ",".join(_table_names(spark, opened, columns))}
         frame = spark.read.format("seamark").options(**options).load()
@@ -148,10 +148,6 @@ def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: Op
     if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
         return False  # Spark interprets text as times of the session's zone
     return estimate_remaining_rows(client, opened, bound).suits_seamark
-
-
-def _dotted(levels: list[str]) -> str:
-    return ".".join(level.replace("\\", "\\\\").replace(".", "\\.") for level in levels)
 
 
 def _snapshot_options(at: At) -> dict[str, str]:

@@ -44,7 +44,7 @@ def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_byte
         return _for_query(demand, available, large_bytes)
     if demand.kind is Kind.MERGE:
         if SPARK not in available:
-            raise BadRequest("MERGE runs on Spark: give --spark with the URL of a Spark Connect server")
+            raise BadRequest("MERGE runs on Spark: give --spark with sc://host:port or a master such as local[2]")
         return Choice(SPARK, "MERGE runs on Spark, which DuckDB does not have for Iceberg tables")
     if demand.kind is Kind.OTHER:
         raise BadRequest("The statement is not a query, INSERT, UPDATE, DELETE, MERGE, CREATE, ALTER or DROP")
@@ -54,9 +54,8 @@ def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_byte
 def _for_query(demand: Demand, available: frozenset[str], large_bytes: int) -> Choice:
     size = f"it reads {demand.bytes:,} bytes of data files"
     if demand.not_in_duckdb:
-        for engine in (TRINO,):
-            if engine in available:
-                return Choice(engine, f"DuckDB does not run it: {demand.not_in_duckdb}")
+        if TRINO in available:
+            return Choice(TRINO, f"DuckDB does not run it: {demand.not_in_duckdb}")
         raise BadRequest(f"DuckDB does not run this statement, and no Trino is configured: {demand.not_in_duckdb}")
     if demand.bytes < large_bytes:
         return Choice(DUCKDB, f"{size}, less than {large_bytes:,}")

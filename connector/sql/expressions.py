@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Protocol
 
 from sqlglot import exp
 
@@ -51,7 +50,7 @@ TEXT_MAX = 1 << 20
 class Expressions:
     """The expressions of one statement. `now`: the statement's time."""
 
-    def __init__(self, query: QueryTranslator, functions: Functions, now: datetime) -> None:
+    def __init__(self, query: QueryTranslator, functions: FunctionTranslator, now: datetime) -> None:
         self.query = query
         self._functions = functions
         self.now = now
@@ -80,7 +79,7 @@ class Expressions:
         elif method is not None:
             found = method(self, node, scope)
         else:
-            found = self._functions.value(self, node, scope)
+            found = self._functions(self, node, scope)
         if len(found.sql) > TEXT_MAX:  # some translations repeat their operands
             raise BadRequest(f"An expression is too long: {shown(node)}")
         return found
@@ -299,12 +298,6 @@ class Expressions:
         return Value(f"CAST({value.sql} AS {duckdb_name(to)})", to)
 
 
-class Functions(Protocol):
-    """Translates functions (`functions.py`)."""
-
-    def value(self, expressions: Expressions, node: exp.Expr, scope: NameScope) -> Value: ...
-
-
 def _choice(tests: Sequence[str], results: Sequence[Value]) -> Value:
     branches = " ".join(f"WHEN {test} THEN {one.sql}" for test, one in zip(tests, results[:-1], strict=True))
     return Value(f"(CASE {branches} ELSE {results[-1].sql} END)", type_of(results))
@@ -351,8 +344,9 @@ def _flat(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
 
 
 _SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
-_Method = Callable[[Expressions, exp.Expr, NameScope], Value]
-_METHODS: dict[type[exp.Expr], _Method] = {
+FunctionTranslator = Callable[[Expressions, exp.Expr, NameScope], Value]
+"""Translates functions (`functions.py`)."""
+_METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.Literal: Expressions._literal,
     exp.Boolean: Expressions._boolean,
     exp.Null: Expressions._null,

@@ -5,13 +5,11 @@ A function is in the table only if DuckDB gives the same value for all arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sqlglot import exp
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.sql.arithmetic import quotient
-from seamark.connector.sql.expressions import Expressions
+from seamark.connector.sql.expressions import Expressions, FunctionTranslator
 from seamark.connector.sql.scopes import NameScope, UnsupportedInDuckDB, Value, shown
 from seamark.connector.sql.types import (
     BIGINT,
@@ -54,19 +52,18 @@ _TEXT_MAX = 10_000_000
 """Positions in texts."""
 
 
-class KnownFunctions:
-    def value(self, expressions: Expressions, node: exp.Expr, scope: NameScope) -> Value:
-        method = _METHODS.get(type(node))
-        if method is not None:
-            return method(expressions, node, scope)
-        if type(node) in _PARTS:
-            check_args(node)
-            return part(*_PARTS[type(node)], expressions.value(node.this, scope), node)
-        if isinstance(node, exp.Anonymous) and str(node.this).lower() == "every" and len(node.expressions) == 1:
-            return _all_or_any(expressions, exp.LogicalAnd(this=node.expressions[0].copy()), scope)
-        if type(node) in _RANKS:
-            raise BadRequest(f"{shown(node)} needs OVER")
-        raise UnsupportedInDuckDB(f"{shown(node)} is not translated")
+def translate_function(expressions: Expressions, node: exp.Expr, scope: NameScope) -> Value:
+    method = _METHODS.get(type(node))
+    if method is not None:
+        return method(expressions, node, scope)
+    if type(node) in _PARTS:
+        check_args(node)
+        return part(*_PARTS[type(node)], expressions.value(node.this, scope), node)
+    if isinstance(node, exp.Anonymous) and str(node.this).lower() == "every" and len(node.expressions) == 1:
+        return _all_or_any(expressions, exp.LogicalAnd(this=node.expressions[0].copy()), scope)
+    if type(node) in _RANKS:
+        raise BadRequest(f"{shown(node)} needs OVER")
+    raise UnsupportedInDuckDB(f"{shown(node)} is not translated")
 
 
 def part(name: str, kinds: tuple[str, ...], value: Value, node: exp.Expr) -> Value:
@@ -167,7 +164,7 @@ def _largest(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
     return Value(f"(CASE WHEN {nulls} THEN NULL ELSE {name}({', '.join(one.sql for one in values)}) END)", kind)
 
 
-def _text_function(name: str, kind: SqlType) -> Callable[[Expressions, exp.Expr, NameScope], Value]:
+def _text_function(name: str, kind: SqlType) -> FunctionTranslator:
     def translate(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
         check_args(node)
         given = [one for one in (node.this, node.args.get("expression")) if one is not None]
@@ -364,8 +361,7 @@ def ordered(value: Value, node: exp.Expr) -> str:
     return f"{value.sql} {direction} NULLS {'FIRST' if node.args.get('nulls_first') else 'LAST'}"
 
 
-_Method = Callable[[Expressions, exp.Expr, NameScope], Value]
-_METHODS: dict[type[exp.Expr], _Method] = {
+_METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.Extract: _extract,
     exp.TimestampTrunc: _truncated,
     exp.DateTrunc: _truncated,

@@ -16,7 +16,7 @@ from sqlglot import exp
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.sql.expressions import Expressions
-from seamark.connector.sql.functions import KnownFunctions, ordered
+from seamark.connector.sql.functions import ordered, translate_function
 from seamark.connector.sql.scopes import (
     Field,
     NameScope,
@@ -71,7 +71,7 @@ class Translation:
     def __init__(self, columns_of: TableColumns, now: datetime) -> None:
         self._columns_of = columns_of
         self._numbers = count()
-        self.expressions = Expressions(self.query, KnownFunctions(), now)
+        self.expressions = Expressions(self.query, translate_function, now)
         self.tables: list[StoredTable] = []
 
     def query(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:

@@ -12,6 +12,7 @@ from sqlglot import Dialect, exp
 from sqlglot.errors import ErrorLevel
 
 from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
+from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql.scopes import shown
 from seamark.metaserver.deferred import Deferred
 
@@ -59,7 +60,8 @@ class SparkStatements:
             connected = builder.remote(url) if url.startswith("sc://") else builder.master(url)
             self._session = connected.getOrCreate()
         except (RuntimeError, OSError, spark_errors.PySparkException) as error:
-            raise Unreachable(f"No Spark at {url}: {error}") from None
+            why = missing_java() if NO_GATEWAY in str(error) else None
+            raise Unreachable(f"No Spark at {url}: {why or error}") from None
 
     def run(self, text: str) -> None:
         """BadRequest for a statement that Spark refuses, ServerFailed for one that fails."""

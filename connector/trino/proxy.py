@@ -28,7 +28,8 @@ import structlog
 from aiohttp import web
 from multidict import CIMultiDict
 
-from seamark.connector.plans.async_client import check_audience, check_url, open_seamark
+from seamark.connector.client.names import check_url
+from seamark.connector.plans.async_client import check_audience, open_seamark
 from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, check_access
 from seamark.connector.trino.protocol.column_reports import ColumnReports
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator, Coordinators, UnknownCoordinator

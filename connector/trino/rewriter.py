@@ -68,7 +68,7 @@ from seamark.metaserver.wire import PLAN_MARK, PLANS_FOLDER
 TEXT_CHARACTERS_MAX = 1_000_000
 """The default of Trino's `query.max-length`: Trino refuses a longer text."""
 SCANS_MAX = 64
-_TOLD_CHARACTERS_MAX = 2000
+_SUMMARY_CHARACTERS_MAX = 2000
 _TOO_MANY = "plans keep too many of the files"
 _USELESS_S = 5.0
 """How long a statement without a useful plan is sent unchanged: dashboards repeat their statements."""
@@ -419,7 +419,7 @@ def _rewritten(
     )
     return RewriteResult(
         statement,
-        summary[:_TOLD_CHARACTERS_MAX],
+        summary[:_SUMMARY_CHARACTERS_MAX],
         files,
         considered,
         text.prepared,

@@ -23,8 +23,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, Conflict
@@ -37,8 +37,6 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.iceberg.types.transforms import VOID, canonical, width_of
-
-Longs = npt.NDArray[np.int64]
 
 TARGET_BYTES = 3_000_000_000
 """Target size of a bucket: large enough for files of the usual size, small enough for one task to rewrite it."""

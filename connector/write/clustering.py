@@ -25,8 +25,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from seamark.connector.arrow.arrays import Longs, single_array
+from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name
 from seamark.connector.parquet.metrics import COLUMN_MODE, DEFAULT_MODE
+from seamark.connector.read.scans import scan
 from seamark.connector.write.curves import Points, curve_keys
 from seamark.metaserver.iceberg.metadata.clustering import LINEAR
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
@@ -47,8 +51,6 @@ whose files have about the target size, also with the error of a sample."""
 _BOUND, _BOUND_MAX, _QUANTILES = 16, 256, 200
 """Characters of the bounds of a string: by default, and at most."""
 
-Longs = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class JoinedRows:
@@ -59,6 +61,32 @@ class JoinedRows:
 
     rows: pa.Table
     on: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class JoinedTable:
+    """A referenced table, and how rows refer to its rows: referring column → column of the table, one or more. A
+    referring column may belong to an earlier table of the same joins, as in `customer.nation_id`."""
+
+    table: Name
+    on: Mapping[str, str]
+
+
+def read_joined_tables(
+    client: SeamarkClient, by: Sequence[str], joins: Mapping[str, JoinedTable], *, rows_max: int | None = None
+) -> dict[str, JoinedRows]:
+    """The columns that `by` and the join conditions name, of the tables' current snapshots: a clustering keeps the
+    order of its time, which makes only a worse layout. BadRequest for a table of more than `rows_max` rows."""
+    named = [*by, *(column for join in joins.values() for column in join.on)]
+    found = {}
+    for name, join in joins.items():
+        used = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
+        columns = list(dict.fromkeys([*join.on.values(), *used]))
+        rows = scan(client, join.table, columns, limit=None if rows_max is None else rows_max + 1).to_arrow()
+        if rows_max is not None and rows.num_rows > rows_max:
+            raise BadRequest(f"{join.table} has more than {rows_max:,} rows; use the Spark job `cluster`")
+        found[name] = JoinedRows(rows, join.on)
+    return found
 
 
 class KeyMatcher:
@@ -123,10 +151,10 @@ class Attributes:
     def rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
         """int64[rows]: the joined row of the table for each row of the batch; -1 for none."""
         columns, lookup = self._lookups[name]
-        return lookup.rows([_single_array(batch[column]) for column in columns])
+        return lookup.rows([single_array(batch[column]) for column in columns])
 
     def table_values(self, name: str, column: str) -> pa.Array:
-        return _single_array(self._tables[name][column])
+        return single_array(self._tables[name][column])
 
     def _add_join(self, name: str, join: JoinedRows, schema: pa.Schema) -> None:
         table = self._tables[name]
@@ -134,7 +162,7 @@ class Attributes:
             raise BadRequest(f"{name!r} is joined on no columns; set `on`")
         for column in join.on.values():
             _check_column(column, table.schema, f"{name}.{column}")
-        lookup = KeyMatcher([_single_array(table[column]) for column in join.on.values()])
+        lookup = KeyMatcher([single_array(table[column]) for column in join.on.values()])
         sources = [self._resolve_column(text, schema) for text in join.on]
         tables = {source for source, _ in sources}
         if len(tables) > 1:
@@ -151,7 +179,7 @@ class Attributes:
             self._lookups[name] = columns, lookup
             return
         self._merged_into[name] = source
-        rows = lookup.rows([_single_array(self._tables[source][column]) for column in columns])
+        rows = lookup.rows([single_array(self._tables[source][column]) for column in columns])
         joined_table = table.take(pa.array(rows, mask=rows < 0))
         for column in table.column_names:
             self._tables[source] = self._tables[source].append_column(f"{name}.{column}", joined_table[column])
@@ -178,12 +206,6 @@ class Attributes:
 def _check_column(column: str, schema: pa.Schema, text: str) -> None:
     if schema.names.count(column) != 1:
         raise BadRequest(f"There is no column {text!r}: there are {', '.join(schema.names)[:500]}")
-
-
-def _single_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 @dataclass(frozen=True)
@@ -265,7 +287,7 @@ class Clustering:
         joined: dict[int, npt.NDArray[np.uint64]] = {}
         for number, (name, column) in enumerate(attributes.by):
             if not name:
-                own[number] = Ranks.of(_single_array(sample[column]))
+                own[number] = Ranks.of(single_array(sample[column]))
                 continue
             values = attributes.table_values(name, column)
             table_rows = attributes.rows(name, sample)
@@ -306,7 +328,7 @@ class Clustering:
         points: Points = np.empty((rows.num_rows, len(self.attributes.by)), dtype=np.uint64)
         for number, (name, column) in enumerate(self.attributes.by):
             if not name:
-                points[:, number] = self.own[number].places(_single_array(rows[column]))
+                points[:, number] = self.own[number].places(single_array(rows[column]))
                 continue
             if name not in rows_by_table:
                 rows_by_table[name] = self.attributes.rows(name, rows)

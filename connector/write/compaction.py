@@ -25,20 +25,20 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance
-from seamark.connector.client.values import At
+from seamark.connector.groups import divide
 from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_environment
 from seamark.connector.parquet.metrics import float_columns
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_ahead import read_tasks
 from seamark.connector.read.read_plan import BATCH_ROWS, plan_read
 from seamark.connector.read.settled_files import now_ms, settle
-from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
+from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.connector.write.copies import CopyCounts, CopyPolicy, CopyWriter
 from seamark.connector.write.replacements import (
     BatchRunner,
@@ -46,10 +46,11 @@ from seamark.connector.write.replacements import (
     RewrittenFiles,
     announced,
     is_rewritable,
+    open_rewritable,
     replace_batches,
     run_here,
 )
-from seamark.connector.write.row_origins import Longs, OriginLog
+from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, keeps_lineage, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
@@ -124,9 +125,7 @@ def compact(
     estimate. `settled`: leaves files out that writers will probably replace soon. `runner`: where the files are
     rewritten. BadRequest for a table of version 1; Unreadable, Refused.
     """
-    opened = open_table(client, table, At(ref=branch), history=settled)
-    if opened.metadata.format_version == 1:
-        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    opened = open_rewritable(client, table, branch, history=settled)
     if policy is None:
         policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))
     began_ms = now_ms()
@@ -160,23 +159,12 @@ def _chosen_of_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Itera
 
 def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:
     """Batches of successive files within the limits; a file above them has its own."""
-    for batch in divide_groups(([task] for task in tasks), bytes_max, files_max):
-        yield [task for group in batch for task in group]
+    return divide(tasks, lambda task: (task.size_bytes, 1), (bytes_max, files_max))
 
 
 def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: int) -> Iterator[list[list[ScanTask]]]:
     """Batches of successive groups of files within the limits; a group above them has its own."""
-    batch: list[list[ScanTask]] = []
-    size_bytes = files = 0
-    for group in groups:
-        group_bytes = sum(task.size_bytes for task in group)
-        if batch and (size_bytes + group_bytes > bytes_max or files + len(group) > files_max):
-            yield batch
-            batch, size_bytes, files = [], 0, 0
-        batch.append(group)
-        size_bytes, files = size_bytes + group_bytes, files + len(group)
-    if batch:
-        yield batch
+    return divide(groups, lambda group: (sum(task.size_bytes for task in group), len(group)), (bytes_max, files_max))
 
 
 def group_by_partition(tasks: Iterable[ScanTask]) -> Iterable[list[ScanTask]]:

@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import UNKNOWN, conform
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
@@ -48,6 +49,7 @@ from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
     encode_row_group,
+    file_without_rows,
     parsed_footer,
     writer_options,
 )
@@ -59,8 +61,6 @@ from seamark.metaserver.iceberg.files.footer import ParquetFooter
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
 from seamark.metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-
-Longs = np.ndarray[Any, np.dtype[np.int64]]
 
 SMALL_PART = 8
 """A row group is small below this part of the target size of row groups."""
@@ -446,7 +446,7 @@ class _Layout:
                 for field, kind in zip(_written_fields(target), target.arrow, strict=True)
             ]
         )
-        source = SourceFile("a file without rows", None, encode_row_group(arrow.empty_table(), target.schema, {}))
+        source = file_without_rows(arrow, target.schema)
         return _Layout(arrow, source.footer, source.leaves)
 
 

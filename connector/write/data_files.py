@@ -142,7 +142,7 @@ class EncryptedFileWriter(FileWriter):
         """Unreadable if a key service fails."""
         super().__init__(new)
         self._protection = protection
-        skeleton = SourceFile("a file without rows", None, encode_row_group(new.arrow.empty_table(), new.schema, {}))
+        skeleton = file_without_rows(new.arrow, new.schema)
         encryption = protection.new_encryption(new.location)
         self._assembler = FileAssembler(open_sink(new.location, new.storage), skeleton.footer, encryption)
 
@@ -184,13 +184,19 @@ def divided_by_protection(
     that is encrypted is refused when it is read. Unreadable."""
     if keys is None:
         return [(None, list(tasks))]
-    empty = SourceFile("a file without rows", None, encode_row_group(target.arrow.empty_table(), target.schema, {}))
+    empty = file_without_rows(target.arrow, target.schema)
     found: dict[EncryptionScheme | None, tuple[FileProtection | None, list[ScanTask]]] = {}
     for task in tasks:
         protection = protection_of_file(task.path, target.storage, empty.leaves, keys)
         scheme = None if protection is None else protection.scheme
         found.setdefault(scheme, (protection, []))[1].append(task)
     return list(found.values())
+
+
+def file_without_rows(arrow: pa.Schema, schema: Schema) -> SourceFile:
+    """A Parquet file in memory that has the columns and no rows."""
+    rows = pa.Table.from_batches([], arrow)  # `empty_table()` fails for a uuid within a struct, list or map
+    return SourceFile("a file without rows", None, encode_row_group(rows, schema, {}))
 
 
 def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, str]) -> bytes:

@@ -24,10 +24,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyroaring
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.arrow.partitions import Partitioner
 from seamark.connector.client.storage import Storage
@@ -41,8 +41,6 @@ from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
 from seamark.metaserver.iceberg.types.schema import Field, Schema
 from seamark.metaserver.iceberg.types.values import FLOATS
-
-Longs = npt.NDArray[np.int64]
 
 VECTOR = "deletion-vector-v1"
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Conflict
@@ -26,12 +27,17 @@ KIND = "RowsChangedException"
 
 
 def check_unchanged(
-    client: SeamarkClient, opened: OpenTable, keys: BatchKeys, read_snapshot_id: int | None, strategy: str | None
+    client: SeamarkClient,
+    opened: OpenTable,
+    keys: BatchKeys,
+    read_snapshot_id: int | UnsetType | None,
+    strategy: str | None,
 ) -> None:
-    """Conflict if rows with the keys have changed between a snapshot (None: the empty table) and the opened snapshot.
+    """Conflict if rows with the keys have changed between a snapshot (None: the empty table; UNSET: nothing is checked)
+    and the opened snapshot.
 
     `opened` must have its history. Unreadable for a file that cannot be read."""
-    if read_snapshot_id == opened.snapshot_id or not keys.count:
+    if read_snapshot_id is UNSET or read_snapshot_id == opened.snapshot_id or not keys.count:
         return
     if not _is_ancestor(opened, read_snapshot_id):
         raise rows_changed(

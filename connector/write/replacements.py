@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, Conflict, Refused
+from seamark.connector.client.names import Name
 from seamark.connector.client.progress import expect, part
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import keys_of_environment
@@ -32,7 +34,7 @@ from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.write.appends import commit
 from seamark.connector.write.copies import CopyCounts
 from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRows, WrittenDeletes, write_deletes
-from seamark.connector.write.row_origins import Longs, OriginLog
+from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import WrittenFiles
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.expressions.expression import TRUE
@@ -61,6 +63,14 @@ class Overtaken(Conflict):
 
     def __reduce__(self) -> tuple[object, ...]:
         return Overtaken, (self.reason,)
+
+
+def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history: bool = False) -> OpenTable:
+    """The head of a branch. `history`: with all snapshots. BadRequest for a table of version 1."""
+    opened = open_table(client, table, At(ref=branch), history=history)
+    if opened.metadata.format_version == 1:
+        raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
+    return opened
 
 
 def replacement(

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import Unwritable, arrow_schema
 from seamark.connector.arrow.filters import plain_values
 from seamark.connector.arrow.partitions import apply_transform
@@ -43,8 +44,6 @@ from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.delete_files import merge_zeros
 from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
 from seamark.metaserver.index.kinds.kinds import KINDS
-
-Longs = npt.NDArray[np.int64]
 
 LOOKUP, SCAN = "lookup", "scan"
 STRATEGIES = (LOOKUP, SCAN)

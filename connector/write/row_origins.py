@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Longs = npt.NDArray[np.int64]
+from seamark.connector.arrow.arrays import Longs
 
 RUNS_MAX = 16 << 20
 """Limit of the runs of all files of a writer; 24 bytes each."""

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import conform
 from seamark.connector.arrow.partitions import Partition, column_at, field_positions
 from seamark.connector.client.storage import Storage
@@ -28,7 +29,7 @@ from seamark.connector.write.data_files import (
     data_file_writer,
     writer_options,
 )
-from seamark.connector.write.row_origins import Longs, OriginLog
+from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.errors import Corrupt
 from seamark.metaserver.iceberg.files.parquet import Unreadable

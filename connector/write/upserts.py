@@ -23,10 +23,10 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
+from seamark.connector.arrow.arrays import Longs, Mask
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
@@ -62,9 +62,6 @@ from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.iceberg.types.schema import Field, Schema
-
-Mask = npt.NDArray[np.bool_]
-Longs = npt.NDArray[np.int64]
 
 MERGE_ON_READ, COPY_ON_WRITE = "merge-on-read", "copy-on-write"
 MODES = (MERGE_ON_READ, COPY_ON_WRITE)
@@ -122,25 +119,13 @@ def upsert(
         if strategy == EQUALITY:
             return write_equality_upsert(batch, opened, target)
         write_mode = mode_of(mode, target)
-        check_read(client, opened, batch, read_snapshot_id, strategy)
+        check_unchanged(client, opened, batch.keys, read_snapshot_id, strategy)
         difference = compute_upsert(client, opened, batch, strategy, write_mode)
         return _write_change(client, difference, read_scope(batch.keys, opened), opened, target, write_mode)
 
     options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     options["file_keys"] = file_keys
     return commit_row_change(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
-
-
-def check_read(
-    client: SeamarkClient,
-    opened: OpenTable,
-    batch: Batch,
-    read_snapshot_id: int | UnsetType | None,
-    strategy: str | None,
-) -> None:
-    """Conflict if rows with the batch's keys have changed since the given snapshot. UNSET checks nothing."""
-    if read_snapshot_id is not UNSET:
-        check_unchanged(client, opened, batch.keys, read_snapshot_id, strategy)
 
 
 def delete(
@@ -184,7 +169,7 @@ def delete(
             batch = keys_of_rows(batches, opened.schema, key)
             if strategy == EQUALITY:
                 return write_equality_upsert(batch, opened, target, deletes=True)
-            check_read(client, opened, batch, read_snapshot_id, strategy)
+            check_unchanged(client, opened, batch.keys, read_snapshot_id, strategy)
             scope, difference = read_scope(batch.keys, opened), compute_delete(client, opened, batch, strategy)
         return _write_change(client, difference, scope, opened, target, mode_of(mode, target, deletes=True))
 

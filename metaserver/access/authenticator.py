@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -42,6 +41,7 @@ from seamark.metaserver.access.tokens import PREFIX, digest_of, is_live
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import Forbidden, Unauthenticated
+from seamark.metaserver.memoization import memoized
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import Token
 from seamark.metaserver.store.port import PointerStore
@@ -78,27 +78,24 @@ class Authenticator:
         accepted: oidc.Oidc | None,
     ) -> None:
         self._mode = settings.auth
-        self._host = settings.host
+        self._host = settings.host.lower()
+        self._is_here = memoized(1024)(self._names_this_machine)
         self._store = store
         self._clock = clock
         self._oidc = accepted
+        self.open = settings.auth == "none"
+        """Whether the server accepts requests without a login."""
         self.issuer = issuer
         self.service_tokens = service_tokens
         self.statement_tokens = statement_tokens
-
-    @property
-    def open(self) -> bool:
-        """Whether the server accepts requests without a login."""
-        return self._mode == "none"
 
     async def authenticate(self, headers: Mapping[str, str], remote: str | None) -> Principal:
         """The principal that sent these headers. `headers` as in aiohttp, with case-insensitive names.
 
         Unauthenticated (401) without a valid login; Forbidden, without logins, for a browser's request from another
         site; RetryLater while the database or the issuer is unavailable."""
-        if self._mode == "none":
-            self._check_local(headers, remote)
-            return ANONYMOUS
+        if self.open:
+            return self.identify_local(headers, remote)
         if isinstance(headers, MultiMapping) and len(headers.getall("Authorization", ())) > 1:
             # A proxy that checks logins may have read the second header.
             raise Unauthenticated("The request has the header Authorization twice; send it once")
@@ -161,7 +158,10 @@ class Authenticator:
         if "token" not in self._mode:
             raise Unauthenticated("This server accepts only tokens of its OIDC issuer")
 
-    def _check_local(self, headers: Mapping[str, str], remote: str | None) -> None:
+    def identify_local(self, headers: Mapping[str, str], remote: str | None) -> Principal:
+        """The principal of all clients of an `open` server. Forbidden as for `authenticate`."""
+        if not self.open:
+            raise RuntimeError("This server requires logins")
         if remote and not is_loopback_address(remote):
             raise Forbidden("Without logins this server accepts only requests from its own machine")
         host, origin = headers.get("Host"), headers.get("Origin")
@@ -173,18 +173,13 @@ class Authenticator:
             raise Forbidden(
                 "Without logins this server accepts no requests from web pages of other sites; configure auth for them"
             )
+        return ANONYMOUS
 
-    def _is_here(self, url: str) -> bool:
+    def _names_this_machine(self, url: str) -> bool:
         host = _host_of(url)
-        return (
-            host == "localhost"
-            or host.endswith(".localhost")
-            or host == self._host.lower()
-            or is_loopback_address(host)
-        )
+        return host == "localhost" or host.endswith(".localhost") or host == self._host or is_loopback_address(host)
 
 
-@lru_cache(maxsize=1024)
 def _host_of(url: str) -> str:
     """The host; empty for an invalid URL."""
     try:

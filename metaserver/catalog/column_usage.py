@@ -2,25 +2,38 @@
 
 A read is counted in memory, without I/O, and recorded once a minute. What a killed server has not recorded is lost:
 the advice states how much of the traffic it has seen. Jobs of table services are not counted.
+
+The memory is limited, and a principal can use half of it, so that reads of one principal do not prevent that those of
+others are counted. What is beyond counts as a read of every column of its table: then no column that is read looks
+unread.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import structlog
 
 from seamark.cache.memory import MemoryCache
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.errors import NoSuchTable
-from seamark.metaserver.store.model import EVERY_COLUMN, NAMED_COLUMNS, UNKNOWN_COLUMNS, ColumnReads
+from seamark.metaserver.errors import BadRequest, NoSuchTable
+from seamark.metaserver.store.model import (
+    ALL_AGES,
+    EVERY_COLUMN,
+    NAMED_COLUMNS,
+    UNKNOWN_COLUMNS,
+    ColumnReads,
+)
 from seamark.metaserver.store.operations import AddColumnReads
 
 FLUSH_S = 60.0
 COLUMNS_MAX = 200
 """A read of more columns counts as a read of every column."""
+_COLUMNS_EACH = 16
+"""A read of more columns counts as several towards the limit: it takes as much memory."""
 DAY_MS = 86_400_000
 _LISTED_MAX = 200_000
 _PRUNED = 1000
@@ -29,11 +42,19 @@ _log = structlog.get_logger("seamark.server")
 
 
 class ColumnRead(NamedTuple):
-    """`columns`: ids. `oldest_age_d`: as in `ColumnReads`."""
+    """`columns`: ids, made by `columns_of`. `oldest_age_d`: as in `ColumnReads`."""
 
     uuid: str
     columns: frozenset[int]
     oldest_age_d: int
+
+
+def columns_of(ids: Iterable[int]) -> frozenset[int]:
+    """The columns of a read, of at most `COLUMNS_MAX`: clients may name tens of thousands, and each read is kept."""
+    columns = frozenset(ids)
+    if len(columns) <= COLUMNS_MAX:
+        return columns
+    return frozenset((EVERY_COLUMN, UNKNOWN_COLUMNS)) if UNKNOWN_COLUMNS in columns else frozenset((EVERY_COLUMN,))
 
 
 class ColumnUsage:
@@ -44,20 +65,31 @@ class ColumnUsage:
         self._parts = parts
         self._limit = parts.settings.column_usage_counters
         self._counts: Counter[ColumnRead] = Counter()
+        self._held: Counter[str | None] = Counter()
+        """Of the limit, by principal."""
         self._is_full = False
         self.plans: MemoryCache[int, int | None] = MemoryCache(_PLANS_BYTES, "column-usage")
         self.days = parts.settings.column_usage_days
+        self.is_on = self.days > 0
 
-    @property
-    def is_on(self) -> bool:
-        return self.days > 0
-
-    def add(self, read: ColumnRead) -> None:
-        if read in self._counts or len(self._counts) < self._limit:
-            self._counts[read] += 1
-        elif not self._is_full:
-            self._is_full = True
-            _log.warning("reads of columns are not recorded", limit=self._limit, setting="column_usage_counters")
+    def add(self, read: ColumnRead, who: str | None) -> None:
+        """`who`: the principal that reads; None without logins, when it has the whole limit."""
+        if read not in self._counts:
+            cost = 1 + len(read.columns) // _COLUMNS_EACH
+            share = self._limit if who is None else max(1, self._limit // 2)
+            if self._held.total() + cost <= self._limit and self._held[who] + cost <= share:
+                self._held[who] += cost
+            else:
+                read = ColumnRead(read.uuid, frozenset((EVERY_COLUMN,)), ALL_AGES)
+                if not self._is_full:
+                    self._is_full = True
+                    _log.warning(
+                        "reads are counted as reads of every column",
+                        limit=self._limit,
+                        setting="column_usage_counters",
+                        who=who,
+                    )
+        self._counts[read] += 1
 
     @property
     def today(self) -> int:
@@ -71,22 +103,17 @@ class ColumnUsage:
             await self.flush()
 
     async def flush(self) -> None:
-        """Records what was counted. RetryLater, CommitUnknown: the rest is lost."""
+        """Records what was counted, except what the database refuses for a table. RetryLater, CommitUnknown: the rest
+        is lost."""
         counts, self._counts, self._is_full = self._counts, Counter(), False
-        tables: defaultdict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
-        for read, count in counts.items():
-            columns = set(read.columns) if len(read.columns) <= COLUMNS_MAX else {EVERY_COLUMN}
-            if UNKNOWN_COLUMNS not in read.columns:
-                columns.add(NAMED_COLUMNS)
-            for column in columns:
-                age_d, reads = tables[read.uuid].get(column, (0, 0))
-                tables[read.uuid][column] = max(age_d, read.oldest_age_d), reads + count
-        for uuid, by_column in tables.items():
-            rows = tuple((column, *counted) for column, counted in by_column.items())
+        self._held = Counter()
+        for uuid, rows in (await asyncio.to_thread(_by_table, counts)).items():
             try:
                 await self._parts.store.transact([AddColumnReads(uuid, self.today, rows)])
             except NoSuchTable:  # it was dropped meanwhile
                 continue
+            except BadRequest as error:
+                _log.warning("reads of columns are not recorded", uuid=uuid, error=error.message)
 
     async def of_table(self, uuid: str) -> list[ColumnReads]:
         """With those that this server has not recorded yet."""
@@ -101,3 +128,16 @@ class ColumnUsage:
             if count < _PRUNED:
                 break
         return removed
+
+
+def _by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[int, int, int], ...]]:
+    """Of each table the columns with (oldest_age_d, reads)."""
+    tables: defaultdict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
+    for read, count in counts.items():
+        of_table = tables[read.uuid]
+        for column in read.columns if UNKNOWN_COLUMNS in read.columns else (*read.columns, NAMED_COLUMNS):
+            age_d, reads = of_table.get(column, (0, 0))
+            of_table[column] = max(age_d, read.oldest_age_d), reads + count
+    return {
+        uuid: tuple((column, *counted) for column, counted in by_column.items()) for uuid, by_column in tables.items()
+    }

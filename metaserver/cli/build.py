@@ -37,7 +37,7 @@ from seamark.metaserver.cli.options import Misconfigured
 from seamark.metaserver.cli.terminal import open_console, print_json, say, show_count, show_size
 from seamark.metaserver.errors import Corrupt
 
-_TOLD_MAX = 10
+_SKIPPED_SHOWN_MAX = 10
 ENGINES = ("auto", "process", "spark")
 
 
@@ -178,7 +178,7 @@ def _show(bar: ProgressBar, shown: TaskID, now: Progress) -> None:
 def _show_left(report: BuildReport) -> None:
     if report.files_not_indexed:
         say(f"Cannot be indexed, and kept by every plan: {show_count(report.files_not_indexed, 'data file')}", err=True)
-    for path, why in report.skipped[:_TOLD_MAX]:
+    for path, why in report.skipped[:_SKIPPED_SHOWN_MAX]:
         say(f"  {path}: {why}", err=True)
-    if report.files_not_indexed > _TOLD_MAX:
+    if report.files_not_indexed > _SKIPPED_SHOWN_MAX:
         say("  …", err=True)

@@ -5,6 +5,7 @@ Exit codes: 1 when the server refuses or cannot be reached, 2 for invalid argume
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import msgspec
 
 from seamark.connector.client.catalog import list_views
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated
+from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated, Unreachable
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_table
 from seamark.metaserver.cli.options import Misconfigured, address_options, json_option, load_settings, settings_flags
@@ -28,6 +29,8 @@ from seamark.metaserver.iceberg.types.near_names import near_names
 
 _NAMES_MAX = 10_000
 """Names that are compared with one that does not exist."""
+
+_REFUSED = re.compile(r"No answer from [^ ]+: Connection refused")
 
 Client = TypeVar("Client", bound=SeamarkClient)
 
@@ -45,6 +48,16 @@ def served_at(config: Path | None, flags: dict[str, Any]) -> str:
         ) from None
 
 
+def failed(error: ClientError, *, has_token: bool) -> click.ClickException:
+    """The error of the command for an error of its client, with what to do as far as that is known."""
+    hint = ""
+    if isinstance(error, Unauthenticated) and not has_token:
+        hint = "; set --token or the variable SEAMARK_TOKEN"
+    elif isinstance(error, Unreachable) and _REFUSED.fullmatch(error.message):
+        hint = "; start the server, or set --url to the address that it printed"
+    return click.ClickException(printable(f"{error.message}{hint}"))
+
+
 @contextmanager
 def connected(make: Callable[[], Client]) -> Iterator[Client]:
     """The client, closed with the block. Errors within the block become error messages of the command."""
@@ -59,10 +72,7 @@ def connected(make: Callable[[], Client]) -> Iterator[Client]:
     except BadRequest as error:
         raise Misconfigured(printable(error.message)) from None
     except ClientError as error:
-        hint = ""
-        if isinstance(error, Unauthenticated) and not client.has_token:
-            hint = "; set --token or the variable SEAMARK_TOKEN"
-        raise click.ClickException(printable(f"{error.message}{hint}")) from None
+        raise failed(error, has_token=client.has_token) from None
     finally:
         client.close()
 
@@ -103,6 +113,9 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
         similar = similar_name(client, missing if table is None else table)
         if similar is None and what in ("Namespace", "View"):
             similar = _similar(missing, _named(client, view=what == "View"))
+        if similar is None and what == "Namespace":
+            todo = f"seamark namespace create {shlex.quote(missing)} creates it"
+            raise NotFound(f"{error.message}; {todo}", status=error.status) from None
         if similar is None:
             raise
         raise NotFound(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None

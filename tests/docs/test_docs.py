@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from codeop import CommandCompiler
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,23 @@ NOT_SETTINGS = {
     *("wrap_key", "unwrap_key"),  # pyarrow's KmsClient
 }
 """Words of inline code that look like settings and are none."""
+
+
+def test_a_block_of_python_can_be_pasted_into_an_interactive_interpreter() -> None:
+    """Before Python 3.13 an empty line must end a loop there, and no empty line may be inside of it."""
+    blocks = [(page, block) for page in PAGES for block in page.blocks if block.language == "python"]
+    assert len(blocks) > 50
+    for page, block in blocks:
+        pasted: list[str] = []
+        compiler = CommandCompiler()
+        for number, line in enumerate([*block.text.splitlines(), ""], block.line + 1):
+            pasted.append(line)
+            try:
+                if compiler("\n".join(pasted), symbol="single") is not None:
+                    pasted = []
+            except SyntaxError as error:
+                pytest.fail(f"{page}:{number}: {error.msg}; put an empty line before it")
+        assert not any(pasted), f"{page}:{block.line}: it does not end"
 
 
 def test_a_page_that_fills_the_home_asks_for_a_folder_of_its_own() -> None:

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from seamark.metaserver.memoization import CHARACTERS_MAX, memoized
 
 
-def test_results_of_short_texts_are_kept() -> None:
-    calls: list[tuple[str, str]] = []
+def _one(text: str) -> str:
+    """One text."""
+    return text
 
-    @memoized(2)
-    def joined(first: str, second: str) -> str:
-        """Both."""
-        calls.append((first, second))
-        return first + second
 
-    half = "x" * (CHARACTERS_MAX // 2)
+def _two(first: str, second: str) -> str:
+    """Two texts."""
+    return first + second
+
+
+def _three(first: str, second: str, third: str) -> str:
+    """Three texts."""
+    return first + second + third
+
+
+def _optional(first: str, second: str = "-") -> str:
+    """One text or two."""
+    return first + second
+
+
+@pytest.mark.parametrize(("function", "given"), [(_one, 1), (_two, 2), (_three, 3), (_optional, 1), (_optional, 2)])
+def test_results_of_short_texts_are_kept(function: Callable[..., str], given: int) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def counted(*texts: str) -> str:
+        calls.append(texts)
+        return function(*texts)
+
+    counted.__wrapped__ = function  # type: ignore[attr-defined]  # what inspect.signature follows
+    counted.__doc__ = function.__doc__
+    call = memoized(2)(counted)
+    short = ("a",) * given
+    longest = ("x" * (CHARACTERS_MAX - given + 1), *short[1:])
+    too_long = (longest[0] + "x", *short[1:])
     for _ in range(2):
-        assert joined("a", "b") == "ab"
-        assert joined(half, half) == half * 2
-    assert calls == [("a", "b"), (half, half)]
-    assert joined.__doc__ == "Both."
+        assert call(*short) == function(*short)
+        assert call(*longest) == function(*longest)
+    assert calls == [short, longest]
+    assert call.__doc__ == function.__doc__
     for _ in range(2):
-        assert len(joined(half, half + "x")) == CHARACTERS_MAX + 1
-    assert len(calls) == 4
-    assert joined("a", "b") == "ab"
-    assert len(calls) == 4
+        assert call(*too_long) == function(*too_long)
+    assert calls == [short, longest, too_long, too_long]
+    assert call(*short) == function(*short)
+    assert calls == [short, longest, too_long, too_long]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -141,6 +142,13 @@ def test_an_import_waits_for_the_first_use(imported: str, kept_out: tuple[str, .
     script = f"import sys, {imported}; print([name for name in {kept_out!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("imported", ["seamark", "seamark.spark", "seamark.duckdb"])
+def test_an_interpreter_completes_all_names(imported: str) -> None:
+    module = import_module(imported)
+    assert len(module.__all__) > 3
+    assert dir(module) == sorted(module.__all__)
 
 
 def test_help_imports_no_command() -> None:

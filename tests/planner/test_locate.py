@@ -25,7 +25,7 @@ from seamark.metaserver.planner.deletes import delete_files
 from seamark.metaserver.planner.rows import record_lookup as locate
 from seamark.metaserver.planner.rows import row_deletes as deleted
 from seamark.metaserver.planner.rows.data_columns import DataRows
-from seamark.metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
+from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays, keys_of_json
 from seamark.metaserver.settings import Settings
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import LOOKUP, ask, told
@@ -64,16 +64,16 @@ def test_a_key_in_json_is_the_key_that_the_column_has(kind: str) -> None:
     for seed in (0, 1):
         assert np.array_equal(hash_rows(given, seed), hash_rows(expected, seed))
     table = pa.table({"d": columns[1], "c": columns[0], "more": columns[1]})
-    assert np.array_equal(hash_rows(keys_of_arrow(terms, table), 0), hash_rows(expected, 0))
+    assert np.array_equal(hash_rows(keys_of_arrays(terms, arrays_of(terms, table)[0]), 0), hash_rows(expected, 0))
 
 
 def test_columns_of_keys_are_there_once() -> None:
     schema = Schema((Field(1, "c", False, "long"),))
     twice = pa.table([[1], [2]], names=["c", "c"])
     with pytest.raises(BadRequest, match="several columns c"):
-        keys_of_arrow([resolve("c", schema)], twice)
+        arrays_of([resolve("c", schema)], twice)
     with pytest.raises(BadRequest, match="no column c"):
-        keys_of_arrow([resolve("c", schema)], pa.table({"d": [1]}))
+        arrays_of([resolve("c", schema)], pa.table({"d": [1]}))
 
 
 def test_hashes_are_found_by_both_halves() -> None:

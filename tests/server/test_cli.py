@@ -189,9 +189,8 @@ def test_tokens_and_grants_are_listed_as_json(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("url", "cause"), [("http://127.0.0.1:1", "Connection refused"), ("https://127.0.0.1:1", "Connection refused")]
-)
-def test_a_server_that_does_not_answer_is_told_in_one_line(url: str, cause: str) -> None:
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
+def test_a_server_that_does_not_answer_is_reported_in_one_line(url: str) -> None:
     code, text = run("table", "list", "--url", url)
-    assert (code, text) == (1, f"Error: No answer from {url}: {cause}\n")
+    todo = "start the server, or set --url to the address that it printed"
+    assert (code, text) == (1, f"Error: No answer from {url}: Connection refused; {todo}\n")

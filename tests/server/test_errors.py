@@ -57,6 +57,14 @@ async def test_every_refusal_has_the_standards_shape(
         assert status != 405 or "GET" in answer.headers["Allow"]
 
 
+@pytest.mark.parametrize("path", ["/v1", "/api/catalog"])
+@pytest.mark.parametrize(("method", "first"), [("GET", "/v1/config?warehouse=lake"), ("POST", "/v1/oauth/tokens")])
+async def test_a_client_whose_uri_has_a_path_is_told_so(server: Running, path: str, method: str, first: str) -> None:
+    async with server.http.request(method, f"{server.url}{path}{first}") as answer:
+        assert check_model(body := await answer.json(), 404) == "NotFoundException"
+        assert body["error"]["message"].endswith(f"; leave '{path}' out of the URI of the catalog, which has no path")
+
+
 async def test_a_refusal_of_head_has_no_body(server: Running) -> None:
     for path, status in (("/nope", 404), ("/v1/namespaces/none", 404), ("/api/v1/timeline?limit=x", 400)):
         async with server.http.head(server.url + path) as answer:

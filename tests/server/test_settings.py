@@ -106,6 +106,33 @@ def test_an_unknown_key_of_the_file_is_refused_with_the_nearest_one(tmp_path: Pa
         load({}, {}, config)
 
 
+def test_a_table_in_the_file_is_refused_as_such(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("[server]\nport = 1\n")
+    with pytest.raises(ConfigError, match=r"c\.toml has a table \[server\]: write its keys without it"):
+        load({}, {}, config)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("/srv/lake", "file:///srv/lake"),
+        ("file:/srv/lake", "file:///srv/lake"),
+        ("./lake/", f"file://{Path.cwd()}/lake"),
+        ("s3a://lake/warehouse", "s3://lake/warehouse"),
+        ("gs://lake", None),
+        ("s3:lake", None),
+    ],
+)
+def test_a_refused_warehouse_is_answered_by_the_url_that_was_meant(given: str, meant: str | None) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load({"warehouse": given}, {})
+    hint = "" if meant is None else f"; write {meant}"
+    assert refused.value.message.endswith(f"file:// or s3://; {given!r} is not{hint}")
+    if meant is not None:
+        assert load({"warehouse": meant}, {}).warehouse == meant
+
+
 @pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe", b"[port]\nx = 1\n"])
 def test_a_broken_file_is_refused(tmp_path: Path, content: bytes) -> None:
     config = tmp_path / "c.toml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,8 +15,9 @@ import asyncpg
 import pytest
 
 from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import CommitUnknown, ConfigError, RetryLater
-from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, Operation, RecordInstant
+from seamark.metaserver.errors import BadRequest, CommitUnknown, ConfigError, RetryLater, StorageError
+from seamark.metaserver.store.model import ClaimedLocation
+from seamark.metaserver.store.operations import ClaimLocations, CreateEntry, CreateNamespace, Operation, RecordInstant
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.store.sql import dispatch as operations
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
@@ -52,6 +54,47 @@ async def _raw(url: str) -> AsyncIterator[Any]:
         yield connection
     finally:
         await connection.close()
+
+
+async def test_what_its_indexes_cannot_hold_is_the_clients_mistake(store: GeneratorStore, postgres_url: str) -> None:
+    """A claimed location, a namespace, or a name of random characters, which PostgreSQL cannot compress."""
+    rng = random.Random(7)
+    letters = [chr(code) for code in range(0x20000, 0x2A000)]
+    long = "".join(rng.choices(letters, k=255))
+    deep = tuple("".join(rng.choices(letters, k=250)) for _ in range(3))
+    create = CreateEntry(make_entry(long, uuid="u"))
+    claim = ClaimLocations("u", (ClaimedLocation(f"file:///w/{'/'.join(deep)}"),))
+    await store.transact([CreateNamespace((*NS, deep[0]), {})])
+    for changes in ([CreateNamespace((*NS, *deep[:2]), {})], [create, claim]):
+        with pytest.raises(BadRequest, match="too long for PostgreSQL"):
+            await store.transact(changes)
+    await store.transact([create])
+
+
+async def test_clients_learn_no_address_and_no_values_of_the_database(
+    postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with open_postgres(postgres_url, clock=CLOCK, timeout_s=1) as store, _raw(postgres_url) as connection:
+        await store.transact([CreateNamespace(NS, {})])
+        messages = []
+        await connection.execute("ALTER TABLE namespaces ADD CONSTRAINT odd CHECK (path <> 'odd')")
+        try:
+            with pytest.raises(StorageError) as failed:
+                await store.transact([CreateNamespace(("odd",), {})])
+        finally:
+            await connection.execute("ALTER TABLE namespaces DROP CONSTRAINT odd")
+        messages.append(str(failed.value))
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE namespaces IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(RetryLater) as slow:
+                await store.namespace(NS)
+        messages.append(str(slow.value))
+        for message in messages:
+            assert "PostgreSQL" in message
+            assert str(urlsplit(postgres_url).port) not in message
+            assert "odd" not in message
+    logged = capsys.readouterr()
+    assert "odd" in logged.out + logged.err
 
 
 async def _drive(connection: Any, *changes: Operation) -> None:

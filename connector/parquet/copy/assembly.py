@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.parquet.copy.leaves import Leaf, leaves_of
 from seamark.connector.parquet.copy.reencryption import MovedPages
 from seamark.connector.parquet.copy.sinks import Sink
@@ -39,8 +40,6 @@ from seamark.metaserver.iceberg.files.footer import (
     patched,
     shifted_offset_index,
 )
-
-Longs = npt.NDArray[np.int64]
 
 CREATED_BY = b"seamark version 1.0.0 (build 0)"
 """The writer of a file whose chunks come from several writers. Readers take statistics of an unknown writer as correct

@@ -14,15 +14,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.parquet.copy.sinks import Sink
 from seamark.connector.parquet.encryption.footers import unpadded
 from seamark.connector.parquet.encryption.modules import LENGTH_BYTES, ChunkCipher, Module
 from seamark.metaserver.iceberg.files import _footer
 from seamark.metaserver.iceberg.files.footer import PAGE_HEADER_MAX_BYTES
 
-Longs = npt.NDArray[np.int64]
 View = Callable[[int, int], AbstractContextManager[memoryview]]
 """(begin, size): bytes of a file."""
 

@@ -32,11 +32,10 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
-from seamark.connector.client.values import At
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
-from seamark.connector.read.scans import TaskReader, scan
-from seamark.connector.read.tables import ScanTask, open_table, plan
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import ScanTask, plan
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.spark.frames.writes import WriteReport, add_partition_number, decode_files, encode_files
 from seamark.connector.spark.types import for_spark, spark_type
@@ -44,13 +43,14 @@ from seamark.connector.write.appends import commit
 from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
-    JoinedRows,
+    JoinedTable,
     layer_properties,
     new_layer,
     range_bounds,
+    read_joined_tables,
     sortable_keys,
 )
-from seamark.connector.write.replacements import replacement
+from seamark.connector.write.replacements import open_rewritable, replacement
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
@@ -68,15 +68,6 @@ _TASKS_A_CORE = 3
 _KEY, _TASK = "_seamark_key", "_seamark_task"
 _OWN = (_KEY, _TASK)
 _GIVEN = "tasks binary"
-
-
-@dataclass(frozen=True)
-class JoinedTable:
-    """A referenced table, and how rows refer to its rows: referring column → column of the table, one or more. A
-    referring column may belong to an earlier table of the same `joins`, as in `customer.nation_id`."""
-
-    table: Name
-    on: Mapping[str, str]
 
 
 def cluster(
@@ -109,17 +100,13 @@ def cluster(
         raise ValueError(f"there is no curve {curve!r}: there are {', '.join(CURVES)}")
     if files is not None and (files < 1 or target_file_bytes is not None):
         raise ValueError("give files, at least 1, or target_file_bytes")
-    opened = open_table(client, table, At(ref=branch))
-    if opened.metadata.format_version == 1:
-        raise BadRequest(
-            "The table has format version 1, which does not support replacing files; upgrade it to version 2"
-        )
+    opened = open_rewritable(client, table, branch)
     target = target_of(opened.metadata, opened.storage)
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE)
-    attributes = Attributes(by, _read_joined_tables(client, by, joins or {}), read_plan.arrow)
+    attributes = Attributes(by, read_joined_tables(client, by, joins or {}), read_plan.arrow)
     tasks = list(plan(client, opened))
     if not tasks:
         return WriteReport(0, 0, 0, 0, (), None)
@@ -146,19 +133,6 @@ def cluster(
     answer = commit(client, table, body, partial(written.discard, target.storage))
     index_files = min(len(written.index_files), INDEX_FILES_MAX)
     return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
-
-
-def _read_joined_tables(
-    client: SeamarkClient, by: Sequence[str], joins: Mapping[str, JoinedTable]
-) -> dict[str, JoinedRows]:
-    """The named columns of the referenced tables, for their current rows."""
-    named = [*by, *(column for joined in joins.values() for column in joined.on)]
-    tables = {}
-    for name, joined in joins.items():
-        columns_of_table = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
-        columns = list(dict.fromkeys([*joined.on.values(), *columns_of_table]))
-        tables[name] = JoinedRows(scan(client, joined.table, columns).to_arrow(), joined.on)
-    return tables
 
 
 def _count(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:

@@ -5,7 +5,7 @@ Merge-on-read marks the rows as deleted; copy-on-write writes the other rows of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 from pyspark.sql import SparkSession
 
+from seamark.connector.groups import divide
 from seamark.connector.read.tables import OpenTable, ScanTask
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.rewrites import rewrite_files
@@ -50,21 +51,6 @@ class PackedRows(msgspec.Struct, frozen=True):
         return MatchedRows(ScanTask(self.file, tuple(self.deletes)), positions, np.zeros_like(positions))
 
 
-def group_files(
-    files: Sequence[MatchedRows], weight: Callable[[MatchedRows], int], most: int
-) -> list[list[MatchedRows]]:
-    """Groups of neighbouring files with a weight of at most `most`, or a single file that has more."""
-    groups: list[list[MatchedRows]] = []
-    group_weight = 0
-    for file in files:
-        if not groups or group_weight + weight(file) > most:
-            groups.append([])
-            group_weight = 0
-        groups[-1].append(file)
-        group_weight += weight(file)
-    return groups
-
-
 @dataclass(frozen=True)
 class FileChanges:
     """Changes files of located rows: by the driver, or by tasks if they are many."""
@@ -90,14 +76,14 @@ class FileChanges:
     def copied_by_tasks(self, files: Sequence[MatchedRows]) -> WrittenFiles:
         total = sum(file.task.size_bytes for file in files)
         most = min(_GROUP_BYTES, -(-total // self._cores))
-        groups = group_files(files, lambda file: file.task.size_bytes, most)
+        groups = divide(files, lambda file: (file.task.size_bytes,), (most,))
         return WrittenFiles.joined(_run(self.spark, partial(_copy, self.opened, self.target), groups))
 
     def marked(self, files: Sequence[MatchedRows]) -> WrittenDeletes:
         """Merge-on-read: deletes of these rows."""
         if len(files) <= DRIVER_FILES:
             return delete_by_position(self.opened, self.target, files)
-        groups = group_files(files, lambda _: 1, max(DRIVER_FILES, -(-len(files) // self._cores)))
+        groups = divide(files, lambda _: (1,), (max(DRIVER_FILES, -(-len(files) // self._cores)),))
         parts = _run(self.spark, partial(_mark, self.opened, self.target), groups)
         return WrittenDeletes(
             tuple(file for part in parts for file in part.files), tuple(path for part in parts for path in part.removed)
@@ -117,7 +103,7 @@ def _mark(opened: OpenTable, target: WriteTarget, rows: Sequence[PackedRows]) ->
 
 
 def _run(
-    spark: SparkSession, task: Callable[[Sequence[PackedRows]], T], groups: Sequence[Sequence[MatchedRows]]
+    spark: SparkSession, task: Callable[[Sequence[PackedRows]], T], groups: Iterable[Sequence[MatchedRows]]
 ) -> list[T]:
     """Runs a task for each group of files. If a task fails after Spark's retries, the job fails, and files of the other
     tasks stay as orphans."""

@@ -53,7 +53,7 @@ from seamark.connector.spark.frames.results import RESULT, collect_results, enco
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_table, write_equality_upsert
 from seamark.connector.write.latest_rows import Batch, batch_of, check_no_nulls, column_of
-from seamark.connector.write.read_conditions import rows_changed
+from seamark.connector.write.read_conditions import check_unchanged, rows_changed
 from seamark.connector.write.rewrites import rewrite_files
 from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, check_supports_deletes, commit_row_change
 from seamark.connector.write.row_locations import SCAN, MatchedRows, hashes_of, key_fields, key_names, record_index
@@ -63,7 +63,6 @@ from seamark.connector.write.upserts import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
     check_arguments,
-    check_read,
     compute_delete,
     compute_upsert,
     delete,
@@ -312,10 +311,8 @@ class _Result(msgspec.Struct, frozen=True):
     """The result of a task. `removed`: paths of data files that it rewrote; `found`: rows that are still to be deleted;
     `counts`: inserted, updated, deleted and stale."""
 
-    files: list[dict[str, Any]]
-    index_files: list[dict[str, Any]]
-    skipped: list[tuple[str, str]]
-    equality_deletes: list[dict[str, Any]] = []
+    written: WrittenFiles = WrittenFiles()
+    equality_deletes: tuple[dict[str, Any], ...] = ()
     removed: list[str] = []
     found: list[PackedRows] = []
     read: list[str] = []
@@ -323,10 +320,6 @@ class _Result(msgspec.Struct, frozen=True):
     counts: tuple[int, int, int, int] = (0, 0, 0, 0)
     changed: str = ""
     """Why the change must not be made: rows of its keys have changed since the read. Then nothing is written."""
-
-    @property
-    def written(self) -> WrittenFiles:
-        return WrittenFiles(tuple(self.files), tuple(self.index_files), tuple(self.skipped))
 
 
 def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -342,17 +335,15 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
 
 def _blind(work: UpsertTask, batch: Batch) -> _Result:
     made = write_equality_upsert(batch, work.opened, work.target, deletes=work.request.deletes)
-    return _Result(
-        list(made.data.files), list(made.data.index_files), list(made.data.skipped), list(made.deletes.files)
-    )
+    return _Result(made.data, made.deletes.files)
 
 
 def _located(work: UpsertTask, batch: Batch) -> _Result:
     opened, target, request = work.opened, work.target, work.request
     try:
-        check_read(work.client, opened, batch, request.read_snapshot_id, request.strategy)
+        check_unchanged(work.client, opened, batch.keys, request.read_snapshot_id, request.strategy)
     except Conflict as conflict:  # the driver raises it: in Spark's error it would be text
-        return _Result([], [], [], changed=conflict.message)
+        return _Result(changed=conflict.message)
     if request.deletes:
         matches = compute_delete(work.client, opened, batch, request.strategy)
     else:
@@ -368,9 +359,7 @@ def _located(work: UpsertTask, batch: Batch) -> _Result:
     scope_json, rows = expression_json(scope), [PackedRows.of(file) for file in rest]
     written = rewrite_files(opened, target, own, matches.rows()) if own else matches.written(target)
     return _Result(
-        list(written.files),
-        list(written.index_files),
-        list(written.skipped),
+        written,
         removed=[file.task.path for file in own],
         found=rows,
         read=sorted(matches.located.read | {file.task.path for file in own if not file.is_whole}),

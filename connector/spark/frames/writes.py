@@ -20,13 +20,13 @@ table; `none`, unchanged. Callers that have already shuffled the rows pass `dist
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, overload
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
@@ -49,6 +49,7 @@ from seamark.connector.write.row_changes import ATTEMPTS, Report
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 from seamark.connector.write.upserts import check_names
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.iceberg.types.schema import Column as TableColumn
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
@@ -57,6 +58,7 @@ from seamark.metaserver.wire import INDEX_FILES_MAX
 DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"
 _PLACE = "_seamark_partition"
+_PLACE_FIELD = spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
 UPSERT, DELETE = "upsert", "delete"
 _KEYED = ("keys", "row_mode", "strategy", "read_snapshot_id", "attempts", "driver_rows")
 _TAKES: Mapping[str, tuple[str, ...]] = {
@@ -238,12 +240,11 @@ def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterat
 
 def encode_files(written: WrittenFiles) -> bytes:
     """The form of task results: JSON, as in the commit."""
-    return json.dumps([written.files, written.index_files, written.skipped]).encode()
+    return msgspec.json.encode(written)
 
 
 def decode_files(data: bytes) -> WrittenFiles:
-    files, index_files, skipped = json.loads(data)
-    return WrittenFiles(tuple(files), tuple(index_files), tuple((path, why) for path, why in skipped))
+    return from_json(data, WrittenFiles)
 
 
 # Distribution of rows to tasks
@@ -261,14 +262,10 @@ def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = No
     if not target.spec.fields:
         return df.repartitionByRange(*sorted_by) if sorted_by else df
     placed = df.mapInArrow(
-        partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _place_field()])
+        partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     )
     # By the hash of the partition and, if there is one, the sort order: several tasks may then write a partition.
     return placed.repartitionByRange(sf.col(_PLACE), *sorted_by) if sorted_by else placed.repartition(_PLACE)
-
-
-def _place_field() -> spark_types.StructField:
-    return spark_types.StructField(_PLACE, spark_types.IntegerType(), False)
 
 
 def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -9,38 +9,35 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from functools import cached_property, lru_cache
-from typing import Any, TypeAlias, TypeVar, cast
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from seamark.connector.spark.scala import items, strings
+from seamark.connector.spark.scala import OPTIMIZER, SPARK, items, statics_of, strings
 
 Node: TypeAlias = Any
 """A node of a plan or expression in the JVM."""
 T = TypeVar("T")
-_SCHEMAS = "org.apache.iceberg.SchemaParser"
-_SNAPSHOTS = "org.apache.iceberg.SnapshotParser"
 _ATTRIBUTE = re.compile(r"(.*)#([0-9]+)[A-Za-z]?", re.DOTALL)
 """The text of an attribute in Spark."""
 _LEVEL = re.compile(r"[A-Za-z0-9_]+|`[^`]+`")
 _IDENTIFIER = re.compile(rf"Some\(((?:{_LEVEL.pattern})(?:\.(?:{_LEVEL.pattern}))*)\)")
 """The text of a defined identifier. Spark quotes all levels but plain words, and doubles the quotes in them."""
-_SPARK = "org.apache.spark.sql."
-_OPTIMIZER, _ANALYSIS = f"{_SPARK}catalyst.optimizer.", f"{_SPARK}catalyst.analysis."
+_ANALYSIS = f"{SPARK}catalyst.analysis."
 _FIRST = (
-    f"{_OPTIMIZER}EliminateResolvedHint",
+    f"{OPTIMIZER}EliminateResolvedHint",
     f"{_ANALYSIS}EliminateSubqueryAliases",
     f"{_ANALYSIS}EliminateView",
-    f"{_OPTIMIZER}ReplaceExpressions",
-    f"{_OPTIMIZER}RewriteWithExpression",
-    f"{_OPTIMIZER}RewriteNonCorrelatedExists",
-    f"{_OPTIMIZER}PullupCorrelatedPredicates",
-    f"{_OPTIMIZER}RewritePredicateSubquery",
-    f"{_OPTIMIZER}RewriteCorrelatedScalarSubquery",
-    f"{_OPTIMIZER}RewriteLateralSubquery",
+    f"{OPTIMIZER}ReplaceExpressions",
+    f"{OPTIMIZER}RewriteWithExpression",
+    f"{OPTIMIZER}RewriteNonCorrelatedExists",
+    f"{OPTIMIZER}PullupCorrelatedPredicates",
+    f"{OPTIMIZER}RewritePredicateSubquery",
+    f"{OPTIMIZER}RewriteCorrelatedScalarSubquery",
+    f"{OPTIMIZER}RewriteLateralSubquery",
 )
 _LEAVES = frozenset({"DataSourceV2Relation", "UnresolvedRelation", "OneRowRelation", "LocalRelation"})
 _UNARY = frozenset(
@@ -48,68 +45,20 @@ _UNARY = frozenset(
     | {"UnresolvedHaving", "View", "Window"}
 )
 """Kinds whose only child has a method, which saves two calls to the JVM."""
-_FOLDING = f"{_OPTIMIZER}ConstantFolding"
+_FOLDING = f"{OPTIMIZER}ConstantFolding"
 _ROUNDS = 3
 _EACH_ROUND = (
-    f"{_OPTIMIZER}BooleanSimplification",
-    f"{_OPTIMIZER}SimplifyCasts",
-    f"{_OPTIMIZER}UnwrapCastInBinaryComparison",
-    f"{_OPTIMIZER}LikeSimplification",
-    f"{_OPTIMIZER}CombineFilters",
-    f"{_OPTIMIZER}PushDownPredicates",
-    f"{_OPTIMIZER}EliminateOuterJoin",
-    f"{_OPTIMIZER}PushDownLeftSemiAntiJoin",
-    f"{_OPTIMIZER}InferFiltersFromConstraints",
+    f"{OPTIMIZER}BooleanSimplification",
+    f"{OPTIMIZER}SimplifyCasts",
+    f"{OPTIMIZER}UnwrapCastInBinaryComparison",
+    f"{OPTIMIZER}LikeSimplification",
+    f"{OPTIMIZER}CombineFilters",
+    f"{OPTIMIZER}PushDownPredicates",
+    f"{OPTIMIZER}EliminateOuterJoin",
+    f"{OPTIMIZER}PushDownLeftSemiAntiJoin",
+    f"{OPTIMIZER}InferFiltersFromConstraints",
 )
 """None of these rules reads data or statistics, or builds a scan."""
-
-
-class _Statics:
-    """Static members of the JVM. A member costs several calls to the JVM to find, and is the same for all queries."""
-
-    def __init__(self, jvm: Any) -> None:
-        self._jvm = jvm
-        self._rules: dict[str, Node] = {}
-
-    @cached_property
-    def name_of(self) -> Any:
-        """The name of an object's class in one call; by `getClass` it takes three, with the release of the class."""
-        return getattr(self._jvm, "org.apache.commons.lang3.ClassUtils").getName
-
-    @cached_property
-    def inline_cte(self) -> Node:
-        return getattr(self._jvm, f"{_OPTIMIZER}InlineCTE")(True, False)
-
-    @cached_property
-    def current_like(self) -> Any:
-        return getattr(self._jvm, f"{_SPARK}catalyst.trees.TreePattern").CURRENT_LIKE()
-
-    @cached_property
-    def skip(self) -> Any:
-        """The mode in which a command is analysed and not run."""
-        return getattr(self._jvm, f"{_SPARK}execution.CommandExecutionMode").SKIP()
-
-    @cached_property
-    def schema_json(self) -> Any:
-        return getattr(self._jvm, _SCHEMAS).toJson
-
-    @cached_property
-    def snapshot_json(self) -> Any:
-        return getattr(self._jvm, _SNAPSHOTS).toJson
-
-    @cached_property
-    def plan_expression(self) -> Any:
-        return getattr(self._jvm, f"{_SPARK}catalyst.trees.TreePattern").PLAN_EXPRESSION()
-
-    def rule(self, name: str) -> Node:
-        if name not in self._rules:
-            self._rules[name] = getattr(self._jvm, f"{name}$").__getattr__("MODULE$")
-        return self._rules[name]
-
-
-@lru_cache(maxsize=2)
-def _statics_of(jvm: Any) -> _Statics:
-    return _Statics(jvm)
 
 
 class Catalyst:
@@ -117,7 +66,7 @@ class Catalyst:
 
     def __init__(self, spark: SparkSession) -> None:
         self.session = spark._jsparkSession
-        self._statics = _statics_of(cast("Any", spark._jvm))
+        self._statics = statics_of(spark)
         self._kinds: dict[str, str] = {}
         self._ids: dict[str, int] = {}
         self._types: dict[str, str] = {}
@@ -129,7 +78,7 @@ class Catalyst:
         found = self._kinds.get(node._target_id)
         if found is None:
             name = str(self._statics.name_of(node, ""))
-            found = self._kinds[node._target_id] = name.rpartition(".")[2] if name.startswith(_SPARK) else ""
+            found = self._kinds[node._target_id] = name.rpartition(".")[2] if name.startswith(SPARK) else ""
         return found
 
     @cached_property
@@ -304,6 +253,6 @@ class Catalyst:
     def _applied(self, rule: str, plan: Node) -> Node:
         """The plan unchanged if this version of Spark does not have the rule, or it fails for the plan."""
         try:
-            return self._statics.rule(rule).apply(plan)
+            return self._statics.object_of(rule).apply(plan)
         except (Py4JError, PySparkException, TypeError):
             return plan

@@ -31,6 +31,7 @@ from seamark.connector.plans.conditions import (
     SemiJoin,
     all_of,
     any_of,
+    comparisons_of,
     weaken,
 )
 from seamark.connector.plans.literals import LOCAL, ZONED, Literal
@@ -141,7 +142,7 @@ class Conditions:
 
     def read(self, node: Node, columns: Mapping[int, SparkColumn]) -> Condition | None:
         """A condition on these columns, which are by the ids of Spark's attributes. Its references are (0, column)."""
-        return weaken(self.read_with_likes([node], columns), _comparison)
+        return comparisons_of(self.read_with_likes([node], columns))
 
     def read_with_likes(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
         """A condition that is true where all the nodes are; with LIKE, which only filters the rows of a dimension."""
@@ -386,10 +387,6 @@ class _Reading:
 
 def _rule_kind(kind: str) -> str | None:
     return kind if kind.startswith("decimal(") else _RULE_KINDS.get(kind)
-
-
-def _comparison(atom: Atom) -> Atom | None:
-    return atom if isinstance(atom, ColumnComparison) else None
 
 
 def _sure(atom: Atom, or_null: Collection[str]) -> Atom | None:

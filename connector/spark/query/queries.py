@@ -30,14 +30,12 @@ from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark, run_in_thread
 from seamark.connector.plans.conditions import (
-    Atom,
-    ColumnComparison,
     Condition,
     Like,
     all_of,
     any_of,
+    comparisons_of,
     likes_of,
-    weaken,
     within_limit,
 )
 from seamark.connector.plans.joins import Dimension
@@ -122,19 +120,19 @@ def sql(
     if done.statement is not None and done.is_write:
         if _may_run(spark, done):
             try:
-                return _run(spark, done.statement, args)
+                return run_text(spark, done.statement, args)
             except AnalysisException as error:
                 if not is_plan_gone(error):
                     raise
     elif done.statement is not None:
         try:
-            frame = _run(spark, done.statement, args)
+            frame = run_text(spark, done.statement, args)
             if _is_as_understood(Catalyst(spark), _analyzed(frame), done):
                 return frame
             _log.warning("run unchanged: its tables were altered meanwhile")
         except (PySparkException, Py4JError) as error:
             _log.warning("run unchanged: Spark does not accept it with plan tables: %s", error)
-    return _run(spark, text, args)
+    return run_text(spark, text, args)
 
 
 def planned_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
@@ -182,7 +180,7 @@ def rewritten(
         return RewrittenQuery(None, f"unchanged; {type(error).__name__}")
 
 
-def _run(spark: SparkSession, text: str, args: Any) -> DataFrame:
+def run_text(spark: SparkSession, text: str, args: Any) -> DataFrame:
     return spark.sql(text) if args is None else spark.sql(text, args)
 
 
@@ -223,12 +221,12 @@ class _Query:
         """The analysed query of the text. Runs nothing."""
         if self._is_write:
             return self._catalyst.analyzed(query_of(self._catalyst, self._catalyst.parsed(text)))
-        return _analyzed(_run(self._spark, text, self._args))
+        return _analyzed(run_text(self._spark, text, self._args))
 
     def _reads_cached(self) -> bool:
         if self._is_write:  # its text must not run here
             return True
-        execution = _run(self._spark, self._text, self._args)._jdf.queryExecution()
+        execution = run_text(self._spark, self._text, self._args)._jdf.queryExecution()
         return any("InMemory" in self._catalyst.kind(one) for one in self._catalyst.leaves(execution.withCachedData()))
 
     # Tables of the query
@@ -259,7 +257,7 @@ class _Query:
                 alias_needed=reference.alias,
                 snapshot_id=reference.snapshot_id if table.snapshot_id is None else table.snapshot_id,
                 version_span=None,
-                condition=within_limit(weaken(condition, _comparison)),
+                condition=within_limit(comparisons_of(condition)),
                 likes=_likes(condition),
                 joins=_joins(each, mark),
                 ref=reference.ref if table.ref is None else table.ref,
@@ -393,10 +391,6 @@ class _Query:
                 return await asking.plans(own, dimensions), asking.why
 
         return run_in_thread(ask())
-
-
-def _comparison(atom: Atom) -> Atom | None:
-    return atom if isinstance(atom, ColumnComparison) else None
 
 
 def _likes(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:

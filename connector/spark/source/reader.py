@@ -28,6 +28,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Fil
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.values import CURRENT, At
+from seamark.connector.groups import divide
 from seamark.connector.read.changes import APPEND, INSERT, OPERATION, SnapshotChange, changes, history
 from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
 from seamark.connector.read.scans import TaskReader, bound_filter, limit_batches
@@ -344,19 +345,13 @@ def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, spl
     all_changes = list(snapshot_changes)
     total = sum(change.task.size_bytes + OPEN_BYTES for change in all_changes)
     most = min(split_bytes, max(SMALL_BYTES, total // TASKS_MIN))
-    parts: list[InputPartition] = []
-    group: list[SnapshotChange] = []
-    size = 0
-    for change in all_changes:
-        for task in _pieces(change.task, most):
-            span = task.span or (0, task.size_bytes)
-            cost = span[1] - span[0] + OPEN_BYTES
-            if group and size + cost > most + OPEN_BYTES:
-                parts.append(ReadTask(rows, group))
-                group, size = [], 0
-            group.append(change._replace(task=task))
-            size += cost
-    return [*parts, ReadTask(rows, group)] if group else parts
+    pieces = (change._replace(task=task) for change in all_changes for task in _pieces(change.task, most))
+    return [ReadTask(rows, group) for group in divide(pieces, _cost, (most + OPEN_BYTES,))]
+
+
+def _cost(change: SnapshotChange) -> tuple[int]:
+    start, end = change.task.span or (0, change.task.size_bytes)
+    return (end - start + OPEN_BYTES,)
 
 
 def _pieces(task: ScanTask, most: int) -> Iterator[ScanTask]:

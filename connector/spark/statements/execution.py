@@ -30,6 +30,7 @@ from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.spark.frames.writes import WriteReport
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import Conditions, SparkColumn, spark_kind
+from seamark.connector.spark.query.queries import run_text
 from seamark.connector.spark.statements.held_rows import HeldRows, held_rows, ordinals_of
 from seamark.connector.spark.statements.key_values import KeyValues, fitting_rows, keys_of_condition, keys_of_join
 from seamark.connector.spark.statements.located_rows import (
@@ -100,7 +101,7 @@ def execute(
         report = statement.commit()
     except _Unprepared as why:
         _log.info("iceberg; %s", why)
-        return ExecutedStatement(ICEBERG, str(why), None, _as_spark(spark, text, args))
+        return ExecutedStatement(ICEBERG, str(why), None, run_text(spark, text, args))
     _log.info("%s; %s; %s", statement.path, statement.reason, report)
     statement.target.refresh(spark)
     return ExecutedStatement(statement.path, statement.reason, report, PlanBuilder(spark).no_rows())
@@ -117,10 +118,6 @@ def explain(
         return _prepared(spark, text, args, limits).plan()
     except _Unprepared as why:
         return StatementPlan(ICEBERG, str(why))
-
-
-def _as_spark(spark: SparkSession, text: str, args: Any) -> DataFrame:
-    return spark.sql(text) if args is None else spark.sql(text, args)
 
 
 def is_change(catalyst: Catalyst, parsed: Node) -> bool:
@@ -329,7 +326,7 @@ class _LocatedStatement:
         by_index = [one for one in given if self._index(opened, one)]
         if by_index:
             return self._explained(opened, by_index[0])
-        read = [Conditions(self._catalyst).read(part, columns) for part in self._parts(condition)]
+        read = [Conditions(self._catalyst).read(part, columns) for part in self._catalyst.operands(condition, "And")]
         where = within_limit(all_of(read))
         if where is not None:
             self.reason = "the server plans its condition"
@@ -337,9 +334,6 @@ class _LocatedStatement:
         if given:
             return self._explained(opened, given[0])
         raise NotLocated("its condition does not say which rows it can change")
-
-    def _parts(self, condition: Node | None) -> list[Node]:
-        return self._catalyst.operands(condition, "And")
 
     def _columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
         """The columns of the stored rows whose values Spark compares as Iceberg does, by the ids of attributes."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn
 from seamark.connector.spark.scala import items
@@ -21,7 +21,6 @@ from seamark.connector.spark.statements.targets import NotLocated
 from seamark.connector.write.latest_rows import column_of
 from seamark.connector.write.row_locations import BatchKeys
 
-Longs = npt.NDArray[np.int64]
 _HELD = re.compile(
     r"boolean|tinyint|smallint|int|bigint|float|double|string|binary|date|timestamp|timestamp_ntz"
     r"|decimal\([0-9,]+\)|(?:struct|array|map)<(?!.*(?:collate|interval|variant)).*>",

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.read.chosen_rows import read_chosen
 from seamark.connector.read.read_plan import plan_read
@@ -20,8 +20,6 @@ from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
 from seamark.metaserver.iceberg.types.schema import Field
 from seamark.metaserver.iceberg.types.values import FLOATS
 
-Longs = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 PLACE = "_pos"
 """The column of the row's number, in the place of its position in its file."""
 

@@ -43,7 +43,7 @@ class OverwriteStatement:
     def __init__(self, spark: SparkSession, parsed: Node) -> None:
         check_session(spark)
         self._spark, self._catalyst, self._build = spark, Catalyst(spark), PlanBuilder(spark)
-        command = self._build.analyzed(parsed)
+        command = self._catalyst.analyzed(parsed)
         if self._catalyst.kind(command) not in _KINDS:
             raise NotLocated("Spark does not rewrite it to an overwrite of a table")
         if not command.writeOptions().isEmpty():

@@ -7,8 +7,7 @@ nodes above it refer to them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -16,64 +15,26 @@ from pyspark.sql.classic.column import _to_seq
 from pyspark.sql.types import StructType
 
 from seamark.connector.spark.query.catalyst import Node
-from seamark.connector.spark.scala import items
+from seamark.connector.spark.scala import OPTIMIZER, SPARK, items, statics_of
 
-_SQL = "org.apache.spark.sql."
-_LOGICAL, _EXPRESSIONS = f"{_SQL}catalyst.plans.logical.", f"{_SQL}catalyst.expressions."
-
-
-class _Statics:
-    """Classes and objects of the JVM, which take several calls to find, and are the same for all statements."""
-
-    def __init__(self, jvm: Any) -> None:
-        self._jvm = jvm
-        self._classes: dict[str, Any] = {}
-        self._objects: dict[str, Any] = {}
-
-    def class_of(self, name: str) -> Any:
-        if name not in self._classes:
-            self._classes[name] = getattr(self._jvm, name)
-        return self._classes[name]
-
-    def object_of(self, name: str) -> Any:
-        if name not in self._objects:
-            self._objects[name] = self.class_of(f"{name}$").__getattr__("MODULE$")
-        return self._objects[name]
-
-    @cached_property
-    def no_items(self) -> Node:
-        return self.object_of("scala.collection.immutable.Nil")
-
-    @cached_property
-    def none(self) -> Node:
-        return self.object_of("scala.None")
-
-
-@lru_cache(maxsize=2)
-def _statics_of(jvm: Any) -> _Statics:
-    return _Statics(jvm)
+_LOGICAL, _EXPRESSIONS = f"{SPARK}catalyst.plans.logical.", f"{SPARK}catalyst.expressions."
 
 
 class PlanBuilder:
-    """Builds plans of one session. A call to the JVM takes 0.1 ms."""
+    """Builds plans of one session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._statics = _statics_of(cast("Any", spark._jvm))
+        self._statics = statics_of(spark)
 
     # Frames and plans
 
-    def analyzed(self, plan: Node) -> Node:
-        """The plan after Spark's analyser. PySparkException if Spark does not accept it. Runs nothing."""
-        skip = self._class("execution.CommandExecutionMode").SKIP()
-        return self._spark._jsparkSession.sessionState().executePlan(plan, skip).analyzed()
-
     def frame(self, plan: Node) -> DataFrame:
-        return DataFrame(self._class("classic.Dataset").ofRows(self._spark._jsparkSession, plan), self._spark)
+        return DataFrame(self.class_of(f"{SPARK}classic.Dataset").ofRows(self._spark._jsparkSession, plan), self._spark)
 
     def with_one_time(self, plan: Node) -> Node:
         """The plan with literals for the current time, so that its parts can run one after the other."""
-        return self._object(f"{_SQL}catalyst.optimizer.", "ComputeCurrentTime").apply(plan)
+        return self._object(OPTIMIZER, "ComputeCurrentTime").apply(plan)
 
     def local(self, rows: pa.Table, schema: StructType) -> Node:
         """A plan of rows that the driver holds."""
@@ -143,10 +104,8 @@ class PlanBuilder:
         return self._object(_EXPRESSIONS, "CreateArray").apply(values)
 
     def _alias(self, expression: Node, name: str, number: Node) -> Node:
-        statics = self._statics
-        return self._new(
-            _EXPRESSIONS, "Alias", expression, name, number, statics.no_items, statics.none, statics.no_items
-        )
+        none, no_items = self._object("scala.", "None"), self._object("scala.collection.immutable.", "Nil")
+        return self._new(_EXPRESSIONS, "Alias", expression, name, number, no_items, none, no_items)
 
     def _new(self, package: str, kind: str, *arguments: Any) -> Node:
         return self._statics.class_of(f"{package}{kind}")(*arguments)
@@ -157,9 +116,6 @@ class PlanBuilder:
     def class_of(self, name: str) -> Any:
         """A class of the JVM."""
         return self._statics.class_of(name)
-
-    def _class(self, name: str) -> Node:
-        return self._statics.class_of(f"{_SQL}{name}")
 
     # Replacement
 

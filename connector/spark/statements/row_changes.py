@@ -7,16 +7,16 @@ the source's rows as they were when their keys were read. The result has a row f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import types as spark_types
 
+from seamark.connector.arrow.arrays import Longs
 from seamark.connector.read.lineage import ROW_ID_NAME, has_lineage
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.frames.file_changes import FileChanges
@@ -41,7 +41,6 @@ _INNER, _RIGHT_OUTER, _LEFT_ANTI = "Inner", "RightOuter", "LeftAnti"
 """Spark's joins of a MERGE: with the stored rows on the left, or on the right of an anti-join."""
 _IS_STORED, _ROW = "is stored", "row"
 """What such a join's side of the stored rows has besides their columns."""
-Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -112,31 +111,34 @@ class ChangeQuery:
         join = self._statement.join
         if join is None or located.keys is None or source.table is None:
             return None
-        pairs = matching_rows(located.keys, keys, pairs_max)
         kind = str(join.joinType().toString())
-        marks: dict[int, str] | None = None
-        if kind in (_INNER, _RIGHT_OUTER):
-            marks = self._marks(join.left())
-        elif kind == _LEFT_ANTI and self._is_stored(join.right()):
-            marks = {}
-        if pairs is None or marks is None or len(np.unique(pairs[0])) < len(pairs[0]):
+        marks = self._marks_of(join, kind)
+        pairs = matching_rows(located.keys, keys, pairs_max)
+        if marks is None or pairs is None or len(np.unique(pairs[0])) < len(pairs[0]):
             return None
-        stored_rows, source_rows = pairs
-        if kind != _INNER:
-            alone = np.flatnonzero(~np.isin(keys, located.keys))
-            joined = [] if kind == _LEFT_ANTI else [pairs]
-            stored_rows = np.concatenate([*(rows for rows, _ in joined), np.full(len(alone), -1, dtype=np.int64)])
-            source_rows = np.concatenate([*(rows for _, rows in joined), alone])
-        is_stored = stored_rows >= 0
-        values = located.values.take(pa.array(stored_rows, mask=~is_stored))
-        fields, columns = self._for_spark(values, opened.schema)
-        mark = pa.array(is_stored, mask=~is_stored)
+        stored_rows, source_rows = joined_rows(kind, pairs, np.flatnonzero(~np.isin(keys, located.keys)))
+        stored = located.values.take(pa.array(stored_rows, mask=stored_rows < 0))
         given = source.table.take(pa.array(source_rows))
+        fields, columns = self._for_spark(stored, opened.schema)
+        mark = pa.array(stored_rows >= 0, mask=stored_rows < 0)
+        return self._changes(opened, [(join, self._beside(join, fields, [*columns, mark], source, given, marks))])
+
+    def _beside(
+        self,
+        join: Node,
+        fields: Sequence[spark_types.StructField],
+        stored: Sequence[Any],
+        source: HeldRows,
+        given: pa.Table,
+        marks: Mapping[int, str],
+    ) -> Node:
+        """The rows of the join: the columns of stored rows and the mark that there is one, beside rows of the
+        source."""
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
         names = [f"c{number}" for number in range(len(kinds))]
         local = self._build.local(
-            pa.table([*columns, mark, *given.columns], names=names),
+            pa.table([*stored, *given.columns], names=names),
             spark_types.StructType(list(map(spark_types.StructField, names, kinds))),
         )
         outputs = items(local.output())
@@ -144,11 +146,17 @@ class ChangeQuery:
         by_id = self._by_id(by_name) | dict(zip(source.ids, outputs[len(fields) + 1 :], strict=True))
         for number, kind_of_mark in marks.items():
             by_id[number] = by_name[PLACE] if kind_of_mark == _ROW else outputs[len(fields)]
-        return self._changes(opened, [(join, self._with_attributes(join, local, by_id))])
+        return self._with_attributes(join, local, by_id)
+
+    def _marks_of(self, join: Node, kind: str) -> dict[int, str] | None:
+        """What the join's side of the stored rows has besides their columns. None for a join that is not known."""
+        if kind in (_INNER, _RIGHT_OUTER):
+            return self._marks(join.left())
+        return {} if kind == _LEFT_ANTI and self._is_stored(join.right()) else None
 
     def _marks(self, side: Node) -> dict[int, str] | None:
-        """What the join's side of the stored rows has besides their columns, by the ids of attributes: a mark that a
-        row is stored, and a number of the row. None for anything else, as parts of the ON in a filter of this side."""
+        """By the ids of attributes: a mark that a row is stored, and a number of the row. None for anything else, as
+        parts of the ON in a filter of this side."""
         if self._catalyst.kind(side) != "Project" or not self._is_stored(side.child()):
             return None
         stored = {number for number, _ in self._catalyst.attributes(self._statement.stored)}
@@ -256,6 +264,17 @@ def matching_rows(stored: Longs, given: Longs, pairs_max: int) -> tuple[Longs, L
     return order[np.repeat(first, counts) + within], np.repeat(np.arange(len(given)), counts)
 
 
+def joined_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
+    """The positions of the stored rows, -1 for none, and of the source rows that a join has. `alone`: source rows
+    without a stored row."""
+    if kind == _INNER:
+        return pairs
+    none = np.full(len(alone), -1, dtype=np.int64)
+    if kind == _LEFT_ANTI:
+        return none, alone
+    return np.concatenate([pairs[0], none]), np.concatenate([pairs[1], alone])
+
+
 def write_changes(
     spark: SparkSession,
     changes: Changes,
@@ -283,8 +302,7 @@ def write_changes(
         data = files.copied(matched, new.to_batches(), tracked=tracked)
         read = located.read | {file.task.path for file in matched if not file.is_whole}
         removed = tuple({"file-path": file.task.path} for file in matched)
-        report = Report(report.inserted, report.updated, report.deleted, files_read=len(read))
-        return RowChange(scope, report, data, removed=removed)
+        return RowChange(scope, replace(report, files_read=len(read)), data, removed=removed)
     data = write_batches(with_lineage(target) if tracked else target, new.to_batches())
     try:
         deletes = files.marked(matched) if matched else WrittenDeletes()

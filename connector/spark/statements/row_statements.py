@@ -80,7 +80,7 @@ class RowStatementReader:
         if kind == MERGE and not parsed.notMatchedBySourceActions().isEmpty():
             raise NotLocated("WHEN NOT MATCHED BY SOURCE can change every stored row")
         name = self._name_node(parsed.targetTable() if kind == MERGE else parsed.table())
-        table = self._build.analyzed(name)
+        table = self._catalyst.analyzed(name)
         relation = target_relation(self._spark, table)
         target = target_of_relation(self._catalyst, relation)
         copy = relation.copy(
@@ -92,7 +92,7 @@ class RowStatementReader:
             relation.timeTravelSpec(),
         ).newInstance()  # Spark keeps a node in the place of an equal one, and tables are equal by their names
         known = self._build.replaced(table, [(relation, copy)])
-        plan = self._build.analyzed(self._build.replaced(parsed, [(name, known)]))
+        plan = self._catalyst.analyzed(self._build.replaced(parsed, [(name, known)]))
         return self._rewritten(kind, target, plan, copy)
 
     # The target

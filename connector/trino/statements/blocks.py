@@ -29,16 +29,15 @@ from sqlglot import exp
 from seamark.connector.plans.conditions import (
     LEAVES_MAX,
     All,
-    ColumnComparison,
     ColumnReference,
     Condition,
     SemiJoin,
     all_of,
     any_of,
+    comparisons_of,
     move,
     references_of,
     rejects_null,
-    weaken,
 )
 from seamark.connector.plans.literals import Literal
 from seamark.connector.trino.statements.block_sources import BlockSource, struct_field
@@ -211,7 +210,7 @@ class Block:
             if found is not None and partner.kind(reference[1]) == query._kind(own):
                 table, (column,) = found
                 alone = at_reference(on_references(table.predicate, {(0, column)}), own)
-                parts.append(weaken(alone, lambda atom: atom if isinstance(atom, ColumnComparison) else None))
+                parts.append(comparisons_of(alone))
         query.correlated = all_of(parts)
 
     def _ask(self, tree: Tree, wanted: Condition | None) -> None:

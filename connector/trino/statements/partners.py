@@ -16,7 +16,6 @@ from seamark.connector.plans.conditions import (
     YEAR,
     All,
     Any,
-    Atom,
     ColumnComparison,
     ColumnReference,
     Condition,
@@ -129,7 +128,7 @@ def _semi_join(
 ) -> SemiJoin | None:
     """A semi-join with a row of the partner's table that meets a condition on its columns. Comparisons that are
     true for null are left out: null may represent a missing value."""
-    kept = weaken(wanted, lambda atom: atom if _is_comparison(atom) and atom.rejects_null else None)
+    kept = weaken(wanted, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)
     if kept is None:
         return None
     columns = sorted({column for _, column in references_of(kept)})
@@ -140,10 +139,6 @@ def _semi_join(
     stored = dict(zip(columns, names[len(pairs) :], strict=True))
     matched = zip((reference for reference, _ in pairs), names[: len(pairs)], strict=True)
     return SemiJoin(tuple(sorted(matched)), table, move(kept, lambda reference: (0, stored[reference[1]])))
-
-
-def _is_comparison(atom: Atom) -> bool:
-    return isinstance(atom, ColumnComparison)
 
 
 class Period(NamedTuple):

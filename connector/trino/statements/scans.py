@@ -41,6 +41,7 @@ from seamark.connector.plans.conditions import (
     SemiJoin,
     all_of,
     any_of,
+    comparisons_of,
     likes_of,
     move,
     weaken,
@@ -241,7 +242,7 @@ def _of_partners(table: Table) -> Iterator[Condition | None]:
     for semi_join in _semi_joins(table):
         for reference, column in semi_join.pairs if semi_join.transform == IDENTITY else ():
             partner = semi_join.of.predicate if isinstance(semi_join.of, Table) else None
-            alone = weaken(partner, lambda atom: atom if isinstance(atom, ColumnComparison) else None)
+            alone = comparisons_of(partner)
             yield move(alone, partial(_moved, column, reference))
 
 

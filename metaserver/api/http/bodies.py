@@ -48,31 +48,34 @@ _VALUES_MAX = 600_000
 def body_limit(size: BodySize, settings: Settings) -> int:
     """Bytes that a body of this class may have, unpacked. msgspec parses in one go, and nothing else runs meanwhile: so
     a reader's bodies are bounded by what takes some milliseconds."""
-    limits = {
-        BodySize.LOGIN: TOKEN_BODY_MAX,
-        BodySize.SMALL: settings.small_body_limit_bytes,
-        BodySize.MEDIUM: settings.medium_body_limit_bytes,
-        BodySize.LARGE: settings.body_limit_bytes,
-    }
-    return min(limits[size], settings.body_limit_bytes)
+    limit = settings.body_limit_bytes
+    if size is BodySize.LARGE:
+        return limit
+    if size is BodySize.MEDIUM:
+        return min(limit, settings.medium_body_limit_bytes)
+    return min(limit, settings.small_body_limit_bytes if size is BodySize.SMALL else TOKEN_BODY_MAX)
 
 
-async def read(request: web.Request) -> bytes:
-    """The body's bytes, unpacked as its Content-Encoding says; a second call returns the same bytes.
+async def read(request: web.Request, size: BodySize | None = None) -> bytes:
+    """The body's bytes, unpacked as its Content-Encoding says; a second call returns the same bytes. `size`: the class
+    of the route's limit, for callers that know it.
 
     TooLarge; BadRequest for one that does not unpack; UnsupportedMediaType for a coding that is not read here;
     RequestTimeout for one that takes too long; ClientGone; RetryLater and TooManyRequests where all bodies together, or
     those of who asks, hold too much."""
-    known: bytes | None = request.get(_BODY)
+    slot = request.get(SLOT)
+    known: bytes | None = request.get(_BODY) if slot is None else slot.body
     if known is not None:
         return known
     settings = request.app[SETTINGS]
-    size = description_of(request.match_info.route.handler).body_size
+    if size is None:
+        size = description_of(request.match_info.route.handler).body_size
     limit = body_limit(size, settings)
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
-    content, slot = request.content, request.get(SLOT)
-    coding = coding_of(request.headers.getall("Content-Encoding", ()))
+    content = request.content
+    codings = request.headers.getall("Content-Encoding", None)
+    coding = "" if codings is None else coding_of(codings)
     try:
         if not coding and content.is_eof() and content.exception() is None:  # as most do, it came with the headers
             if content.total_bytes > limit:
@@ -92,13 +95,18 @@ async def read(request: web.Request) -> bytes:
         raise ClientGone("The client left before its request had arrived") from None
     if len(body) > QUICK_BYTES and size is not BodySize.LARGE:
         _check_values(body)
-    request[_BODY] = body
+    if slot is None:
+        request[_BODY] = body
+    else:
+        slot.body = body
     return body
 
 
 def length(request: web.Request) -> int:
     """Bytes of the body that `read` has returned; 0 before."""
-    return len(request.get(_BODY, b""))
+    slot = request.get(SLOT)
+    body: bytes | None = request.get(_BODY) if slot is None else slot.body
+    return 0 if body is None else len(body)
 
 
 async def _receive(request: web.Request, limit: int, timeout_s: float, slot: RequestSlot | None, coding: str) -> bytes:
@@ -164,7 +172,7 @@ def _holder(request: web.Request) -> str:
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:
     """Ends the connection after an answer to a request whose body was not read to its end: it is unknown where the
     next request begins, and the rest is not worth unpacking."""
-    if _UNREADABLE not in request and request.content.is_eof():
+    if request.content.is_eof() and (response.status < 400 or _UNREADABLE not in request):
         return
     response.force_close()
     response.headers["Connection"] = "close"

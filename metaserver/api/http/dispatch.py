@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -23,8 +23,8 @@ from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler,
 from seamark.metaserver.api.http.endpoints import served_paths
 from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, BOUNDS, PRINCIPAL, REQUEST_ID, SETTINGS
 from seamark.metaserver.api.http.parameters.paging import page_size
-from seamark.metaserver.api.http.parameters.plan_audience import audience_of
-from seamark.metaserver.api.http.parameters.requests import key_of, path_names, path_namespace
+from seamark.metaserver.api.http.parameters.plan_audience import HEADER, audience_of
+from seamark.metaserver.api.http.parameters.requests import key_of, names_in, namespace_in, template_of
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.errors import CacheDamaged, NoSuchTable
 from seamark.metaserver.store.model import NamespacePath
@@ -32,7 +32,6 @@ from seamark.metaserver.turns import free_later
 from seamark.metaserver.wire import check_changeable, decode_as, encode_json, is_plan_name, show
 
 B = TypeVar("B")
-P = ParamSpec("P")
 _NOT_NAMES = ("namespace", "name", "plan_id", "statement")
 """Variables that are not names of entries; handlers read them from `Call.variables`."""
 
@@ -116,7 +115,15 @@ class Call:
 
     async def parse(self, body: bytes, shape: type[B]) -> B:
         """A body that the handler takes as bytes; large bodies are parsed in a thread."""
+        if len(body) <= bodies.QUICK_BYTES:
+            return bodies.parse_now(body, shape)
         return await bodies.parse(self._request, body, shape)
+
+    def keep(self, size_bytes: int) -> None:
+        """Counts memory that the request takes until its answer as bytes of its body. RetryLater, TooManyRequests."""
+        slot = self._request.get(bodies.SLOT)
+        if slot is not None:
+            slot.keep(size_bytes)
 
     async def in_turn(self, work: Callable[[], B]) -> B:
         """The result of `work`, long Python work on what the request says: in a thread, one of all at a time, and
@@ -169,7 +176,8 @@ Answer = dict[str, Any] | msgspec.Struct | web.StreamResponse | None
 
 class Route(Description, frozen=True):
     """The declaration of a route. As a decorator it makes an `Endpoint` of a handler without a body; `takes` and
-    `takes_bytes` make one of a handler with a body."""
+    `takes_bytes` make one of a handler with a body. The handler of an operation that changes nothing is repeated once
+    after it found a damaged file of the local cache, which is then read from the storage."""
 
     check: Check = Check.NAMESPACE
     is_secret: bool = False
@@ -180,31 +188,42 @@ class Route(Description, frozen=True):
     """Whether the handler sends its answer itself and therefore sees the request."""
 
     def __call__(self, work: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
-        open_call, encode, answer = self._opener(), self._encoder(), self._repeated(work)
+        open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
 
         async def handle(request: web.Request) -> web.StreamResponse:
             call = open_call(request)
-            return encode(call, await answer(call))
+            try:
+                answer = await work(call)
+            except CacheDamaged:
+                if is_change:
+                    raise
+                answer = await work(call)
+            return encode(call, answer)
 
         return self._endpoint(handle)
 
     def takes(self, body: type[B]) -> Callable[[Callable[[Call, B], Awaitable[Answer]]], Endpoint]:
         """`body`: the type of the JSON body, from which OpenAPI's schema is derived."""
         self._check_body()
-        open_call, encode, is_optional = self._opener(), self._encoder(), self.is_body_optional
+        open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
+        is_optional, body_size = self.is_body_optional, self.body_size
 
         def make(work: Callable[[Call, B], Awaitable[Answer]]) -> Endpoint:
-            answer = self._repeated(work)
-
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = open_call(request)
-                data = await bodies.read(request)
+                data = await bodies.read(request, body_size)
                 if is_optional:
                     parsed = decode_as(data, body, "The body") if data else body()
                 else:
                     parsed = await bodies.parse(request, data, body)
                 try:
-                    return encode(call, await answer(call, parsed))
+                    try:
+                        answer = await work(call, parsed)
+                    except CacheDamaged:
+                        if is_change:
+                            raise
+                        answer = await work(call, parsed)
+                    return encode(call, answer)
                 finally:
                     if len(data) > bodies.QUICK_BYTES:
                         free_later(*_lists_of(parsed))
@@ -216,14 +235,20 @@ class Route(Description, frozen=True):
     def takes_bytes(self, body: Any = None) -> Callable[[Callable[[Call, bytes], Awaitable[Answer]]], Endpoint]:
         """For handlers that parse the body themselves. `body`: the type that OpenAPI's schema is derived from."""
         self._check_body()
-        open_call, encode = self._opener(), self._encoder()
+        open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
+        body_size = self.body_size
 
         def make(work: Callable[[Call, bytes], Awaitable[Answer]]) -> Endpoint:
-            answer = self._repeated(work)
-
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = open_call(request)
-                return encode(call, await answer(call, await bodies.read(request)))
+                data = await bodies.read(request, body_size)
+                try:
+                    answer = await work(call, data)
+                except CacheDamaged:
+                    if is_change:
+                        raise
+                    answer = await work(call, data)
+                return encode(call, answer)
 
             return msgspec.structs.replace(self, body=body)._endpoint(handle)
 
@@ -239,20 +264,6 @@ class Route(Description, frozen=True):
 
         return self._endpoint(answer)
 
-    def _repeated(self, work: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[Answer]]:
-        """`work`; if the operation changes nothing, it is repeated once after it found a damaged file of the local
-        cache, which is then read from the storage."""
-        if changes(self.operation):
-            return work
-
-        async def repeated(*args: P.args, **options: P.kwargs) -> Answer:
-            try:
-                return await work(*args, **options)
-            except CacheDamaged:
-                return await work(*args, **options)
-
-        return repeated
-
     def _check_body(self) -> None:
         if self.check in (Check.HANDLER, Check.LOGIN):
             raise TypeError(f"{self.operation} has a body, so that its right has to be checked before the handler")
@@ -267,15 +278,23 @@ class Route(Description, frozen=True):
 
         def open_call(request: web.Request) -> Call:
             call = Call(request, self)
+            if has_namespace or names:
+                path = request.rel_url.raw_path, template_of(request)
             if has_namespace:
-                call.namespace = path_namespace(request)
+                call.namespace = namespace_in(*path)
             if check is Check.NAMESPACE or check is Check.CATALOG:
-                call.allow(call.namespace)
+                call.app[AUTHORIZER].require(call.principal, operation, call.namespace)
+                call.is_checked = True
             elif check is Check.SOMEWHERE:
                 call.app[AUTHORIZER].require_somewhere(call.principal, operation)
             if names:
-                call.names = given = path_names(request, names)
-                if is_table and is_plan_name(given[0]) and audience_of(request) is not None:
+                call.names = given = names_in(*path, names)
+                if (
+                    is_table
+                    and HEADER in request.headers
+                    and is_plan_name(given[0])
+                    and audience_of(request) is not None
+                ):
                     raise NoSuchTable(f"Table does not exist: {show(call.namespace, given[0])}")
                 if is_change:
                     for name in given:
@@ -291,7 +310,8 @@ class Route(Description, frozen=True):
         def encode(call: Call, answer: Answer) -> web.StreamResponse:
             if not call.is_checked:
                 raise RuntimeError(f"The handler of {operation} did not check the caller's right")
-            if isinstance(answer, web.StreamResponse):
+            # The exact class first: aiohttp's responses are mappings, whose checks run in Python.
+            if type(answer) is web.Response or isinstance(answer, web.StreamResponse):
                 return answer
             response = web.Response(status=without) if answer is None else json_answer(answer, with_body)
             if is_secret:

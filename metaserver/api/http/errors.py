@@ -16,6 +16,8 @@ from seamark.metaserver.api.http.content_codings import ACCEPTED
 from seamark.metaserver.errors import NoSuchTable, NoSuchView, RetryLater, SeamarkError, TooLarge, UnsupportedMediaType
 from seamark.metaserver.wire import encode_json
 
+_FIRST_REQUEST = re.compile(r"(.+)/v1/(?:config|oauth/tokens)")
+"""A client's first request, if the URI of the catalog that it was given has a path."""
 _EMPTY_NAMESPACE = re.compile(r"^/v1/(?:[^/]+/)?namespaces//(tables|views)/[^/]")
 MESSAGE_CHARACTERS_MAX = 8_000
 """A message quotes names and values of the request, which may have megabytes."""
@@ -69,6 +71,8 @@ def from_http_exception(error: web.HTTPException, request: web.Request) -> web.R
         return from_seamark_error(missing(f"The namespace is empty in {request.path[:200]}"), head=head)
     elif error.status == 404:
         message = f"No such route: {request.method} {request.path[:200]}"
+        if first := _FIRST_REQUEST.fullmatch(request.path[:200]):
+            message = f"{message}; leave {first[1]!r} out of the URI of the catalog, which has no path"
     elif isinstance(error, web.HTTPMethodNotAllowed):
         message = f"{error.method} is not allowed here; allowed: {', '.join(sorted(error.allowed_methods))}"
     else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Coroutine
 
 import structlog
 from aiohttp import web
@@ -19,7 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from seamark.metaserver.access.authorizer import changes
-from seamark.metaserver.access.principal import ANONYMOUS, Principal, answering
+from seamark.metaserver.access.principal import ANONYMOUS, CURRENT, Principal
 from seamark.metaserver.access.refusals import Refusals
 from seamark.metaserver.api.http.bodies import SLOT, end_unread
 from seamark.metaserver.api.http.describe import Description, description_of
@@ -69,12 +68,16 @@ class _RequestPipeline:
         request_id = given if given is not None and _SANE_ID.match(given) else self._ids.new()
         request[REQUEST_ID] = request_id
         staleness = self._staleness(request, described) if self._stale_limit_s else None
+        if self._tracer is None:
+            answer = self._answer(request, handler, described, request_id)
+        else:
+            answer = self._traced(self._tracer, request, handler, template, described, request_id)
         if staleness is None:
-            response, error = await self._respond(request, handler, template, described, request_id)
+            response, error = await answer
         else:
             request[STALENESS] = staleness
             with allowing(staleness):
-                response, error = await self._respond(request, handler, template, described, request_id)
+                response, error = await answer
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id
             response.headers["Server"] = "seamark"  # otherwise aiohttp sends its version and that of Python
@@ -82,7 +85,10 @@ class _RequestPipeline:
                 response.force_close()
             end_unread(request, response)
         shown = self._logs
-        if self._is_audited(described, response.status):
+        is_audited = self._audited.get((described.operation, response.status))
+        if is_audited is None:
+            is_audited = self._is_audited(described, response.status)
+        if is_audited:
             written = await self._audit.record(
                 who=_who(request),
                 operation=described.operation,
@@ -134,28 +140,30 @@ class _RequestPipeline:
             fields["trace_id"] = parsed[1]
         _log.info("request", **fields)
 
-    def _respond(
-        self, request: web.Request, handler: Handler, template: str, described: Description, request_id: str
-    ) -> Coroutine[None, None, tuple[web.StreamResponse, Exception | None]]:
-        if self._tracer is None:
-            return self._answer(request, handler, described, request_id)
-        return self._traced(self._tracer, request, handler, template, described, request_id)
-
     async def _answer(
         self, request: web.Request, handler: Handler, described: Description, request_id: str
     ) -> tuple[web.StreamResponse, Exception | None]:
         """The handler's answer and None, or the error's answer and the error."""
         requests = self._metrics.requests
         requests.answering += 1
+        slot: RequestSlot | None = None
         try:
             if not described.public:
-                principal = request[PRINCIPAL] = await self._identify(request)
+                if self._authenticator.open:
+                    principal = self._authenticator.identify_local(request.headers, request.remote)
+                else:
+                    principal = await self._log_in(request)
+                request[PRINCIPAL] = principal
                 holder = None if principal is ANONYMOUS else principal.name
-                request[SLOT] = RequestSlot(self._bounds, holder, "watching" if described.waits else "working")
-                with answering(principal.name):
+                slot = RequestSlot(self._bounds, holder, "watching" if described.waits else "working")
+                request[SLOT] = slot
+                token = CURRENT.set(principal.name)
+                try:
                     return await handler(request), None
+                finally:
+                    CURRENT.reset(token)
             if request.method not in _BODILESS:
-                request[SLOT] = RequestSlot(self._bounds, f"address {request.remote}", "tokens")
+                request[SLOT] = slot = RequestSlot(self._bounds, f"address {request.remote}", "tokens")
             return await handler(request), None
         except SeamarkError as error:
             return from_seamark_error(error, head=request.method == "HEAD"), error
@@ -169,15 +177,12 @@ class _RequestPipeline:
             return from_unexpected(request_id, head=request.method == "HEAD"), error
         finally:
             requests.answering -= 1
-            slot = request.get(SLOT)
             if slot is not None:
                 slot.leave()
 
-    async def _identify(self, request: web.Request) -> Principal:
+    async def _log_in(self, request: web.Request) -> Principal:
         """The principal. Logins have a separate limit, by address, so that unauthenticated clients take no slot of
         authenticated requests."""
-        if self._authenticator.open:
-            return await self._authenticator.authenticate(request.headers, request.remote)
         logins, address = self._bounds.logging_in, f"address {request.remote}"
         logins.take(address)
         try:
@@ -213,12 +218,11 @@ class _RequestPipeline:
 
     def _is_audited(self, described: Description, status: int) -> bool:
         """Leaves out unmatched paths, which scanners send by the thousand, and successes of public routes."""
-        key = (described.operation, status)
-        known = self._audited.get(key)
-        if known is None:
-            unwanted = described is _UNROUTED[1] or (described.public and status not in (401, 403))
-            known = self._audited[key] = not unwanted and self._audit.wants(*key)
-        return known
+        unwanted = described is _UNROUTED[1] or (described.public and status not in (401, 403))
+        audited = self._audited[described.operation, status] = not unwanted and self._audit.wants(
+            described.operation, status
+        )
+        return audited
 
     def _route(self, request: web.Request) -> tuple[str, Description]:
         """Template and description of the matched route. A bounded set: unmatched paths are "unrouted"."""

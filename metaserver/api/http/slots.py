@@ -31,7 +31,7 @@ class HolderLimit:
         if self.taken + amount > self.limit:
             raise RetryLater(f"The server is at its limit of {self.limit:,} {self._what}; try again shortly")
         if holder is not None:
-            held = self._held[holder] + amount
+            held = self._held.get(holder, 0) + amount
             if held > self.share:
                 raise TooManyRequests(
                     f"{holder[:100]} uses its share of {self.share:,} of the server's {self.limit:,} {self._what}; "
@@ -101,13 +101,17 @@ Kind = Literal["working", "watching", "tokens"]
 class RequestSlot:
     """The slots of one request, from its login to its answer. The owner calls `leave` in any case."""
 
+    __slots__ = ("_bound", "_bounds", "_bytes", "_holder", "_own", "body")
+
     def __init__(self, bounds: WorkerLimits, holder: str | None, kind: Kind) -> None:
         self._bounds = bounds
         self._holder = holder
         self._own = getattr(bounds, kind)
-        self._bound: HolderLimit | None = None
+        self._own.take(holder)
+        self._bound: HolderLimit | None = self._own
         self._bytes = 0
-        self._move(self._own)
+        self.body: bytes | None = None
+        """The whole body, once it was read."""
 
     def begin_reading(self) -> None:
         """The body is being received. RetryLater and TooManyRequests as for `HolderLimit`."""

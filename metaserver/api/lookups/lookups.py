@@ -40,7 +40,7 @@ from seamark.metaserver.index.kinds.kinds import KINDS
 from seamark.metaserver.index.kinds.record import COLUMNS_MAX
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.lookup.lookup import files_at
-from seamark.metaserver.planner.rows.lookup_keys import keys_of_arrow, keys_of_json
+from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays, keys_of_json
 from seamark.metaserver.planner.rows.record_lookup import KEYS_MAX, LocatedRows, Locator
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.request import ScanRequest
@@ -168,7 +168,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     assert entry is not None
     query = await _parse(call, data, metadata)
     definition, terms = _record_index(metadata, query)
-    columns, possible = await _keys(call, terms, query.given)
+    columns, possible = await _keys(call, terms, query.given, len(data))
     in_order = [columns[terms.index(term)] for term in definition.terms]
     scan = await call.app[PLANNER].bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
     located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
@@ -252,10 +252,17 @@ def _ordered(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Term, 
     return tuple(own[term.column_id, term.transform] for term in terms)
 
 
-async def _keys(call: Call, terms: Sequence[Term], given: Any) -> tuple[list[Keys], Mask | None]:
+async def _keys(call: Call, terms: Sequence[Term], given: Any, body_bytes: int) -> tuple[list[Keys], Mask | None]:
     if isinstance(given, pa.Table):
-        return await asyncio.to_thread(keys_of_arrow, terms, given), None
-    if len(given) <= _IN_THREAD:
+        arrays, shared_bytes = await asyncio.to_thread(arrays_of, terms, given)
+        if shared_bytes > (limit := call.app[SETTINGS].body_limit_bytes):
+            raise TooLarge(
+                f"With a value for each row the keys take {shared_bytes:,} bytes; the limit is {limit:,}. Send them in "
+                "several requests"
+            )
+        call.keep(shared_bytes)
+        return await asyncio.to_thread(keys_of_arrays, terms, arrays), None
+    if len(given) <= _IN_THREAD and body_bytes <= _QUICK_BODY:
         return keys_of_json(terms, given)
     return await call.in_turn(partial(keys_of_json, terms, given))
 

@@ -10,10 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.service_tokens import PRINCIPAL
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK
-from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage
+from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage, columns_of
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.binding import bind, terms_of
 from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression, Op, predicates_of
@@ -42,7 +43,7 @@ def usage_of(call: Call) -> ColumnUsage | None:
 def count_read(call: Call, read: ColumnRead | None) -> ColumnRead | None:
     usage = None if read is None else usage_of(call)
     if usage is not None and read is not None:
-        usage.add(read)
+        usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
     return read
 
 
@@ -59,7 +60,7 @@ async def read_of_plan(
     columns = {UNKNOWN_COLUMNS} if named is None else named
     columns |= {predicate.column_id for predicate in predicates_of(scan.bound)}
     end_ms = oldest_end_ms(scan.view, scan.entry_ids, scan.metadata)
-    return ColumnRead(entry.uuid, frozenset(columns), _age_d(end_ms, call.app[CLOCK].now_ms()))
+    return ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.app[CLOCK].now_ms()))
 
 
 def _ids(schema: Schema, names: Collection[str]) -> set[int]:
@@ -82,8 +83,10 @@ def read_of_report(
     """Of a scan report (Iceberg REST specification, ScanReport). A wrong report is one of unknown columns. None for the
     report of an engine that reads a plan of the Trino proxy: the proxy reports the columns."""
     schema = _schema_of(metadata, report)
-    ids = {one for one in report.get("projected-field-ids") or () if isinstance(one, int) and one > 0}
-    names = [one for one in report.get("projected-field-names") or () if isinstance(one, str)]
+    # A reader could invent ids without end. Engines also send those of metadata columns.
+    by_id = schema.index.by_id
+    ids = {one for one in _listed(report, "projected-field-ids") if type(one) is int and one in by_id}
+    names = [one for one in _listed(report, "projected-field-names") if isinstance(one, str)]
     columns = ids or _ids(schema, names)
     engine = report.get("metadata")
     engine_name = str(engine.get("engine-name", "")).lower() if isinstance(engine, dict) else ""
@@ -102,7 +105,12 @@ def read_of_report(
             oldest = _least_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
     except BadRequest:  # Iceberg replaces literals by what they are, such as (2-digit-int)
         pass
-    return ColumnRead(uuid, frozenset(columns), _age_d(oldest, now_ms))
+    return ColumnRead(uuid, columns_of(columns), _age_d(oldest, now_ms))
+
+
+def _listed(report: Mapping[str, Any], name: str) -> list[Any]:
+    given = report.get(name)
+    return given if isinstance(given, list) else []
 
 
 def _schema_of(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:

@@ -36,7 +36,9 @@ class LongFilters:
 
     async def bind(self, metadata: TableMetadata, pinned: PinnedRequest) -> BoundScan:
         """The filter, parsed and bound. BadRequest for an invalid filter."""
-        return await self.run(pinned, partial(_bound, metadata, pinned))
+        if is_long(pinned):
+            return await self._turns.run(self._who, partial(_bound, metadata, pinned))
+        return _bound(metadata, pinned)
 
 
 def is_long(pinned: PinnedRequest) -> bool:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
+from sys import getsizeof
 
 import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
 from seamark.cache.memory import MemoryCache
-from seamark.cache.sizes import object_bytes
 from seamark.metaserver.api.formats.pieces import send
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
@@ -142,7 +142,8 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     if scan is not None and scan.complete and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
         sent = _CachedAnswer(answer.body, answer.headers.copy(), scan.considered, scan.files, read)
         # The key has headers, which a client may change with each request, up to 8 KiB each.
-        app[ANSWERS].put(known, sent, len(sent.body) + object_bytes(known) + 1000)
+        key_bytes = sum(map(getsizeof, known)) + sum(map(getsizeof, namespace))
+        app[ANSWERS].put(known, sent, len(sent.body) + key_bytes + 1000)
     return answer
 
 
@@ -150,17 +151,20 @@ async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, S
     """The answer; the plan if the answer can be cached; and the read if it is counted."""
     body = await call.parse(data, _PlanTableScan)
     pinned = _pinned(body, loaded.metadata)
-    loaded = msgspec.structs.replace(loaded, metadata=by_schema(loaded.metadata, pinned.schema_id))
+    metadata = by_schema(loaded.metadata, pinned.schema_id)
+    if metadata is not loaded.metadata:
+        loaded = msgspec.structs.replace(loaded, metadata=metadata)
     # Validates the request before anything is read, also for an empty table.
-    bound_scan = await _long_filters(call).bind(loaded.metadata, pinned)
+    bound_scan = await _long_filters(call).bind(metadata, pinned)
     if bound_scan.snapshot is None:
         return {"status": "completed", "file-scan-tasks": []}, None, None
     plan_id = await _start_if_long(call, loaded, pinned, bound_scan)
     if plan_id is not None:
         return {"status": "submitted", "plan-id": plan_id}, None, None
-    began_s = call.app[CLOCK].monotonic()
+    monotonic = call.app[CLOCK].monotonic
+    began_s = monotonic()
     scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
-    call.app[METRICS].plans.observe(scan.considered, scan.files, call.app[CLOCK].monotonic() - began_s)
+    call.app[METRICS].plans.observe(scan.considered, scan.files, monotonic() - began_s)
     read = count_read(call, await read_of_plan(call, loaded.entry, scan, body.select) if body.seamark.usage else None)
     credentials = _credentials(call, loaded)
     answer = await _completed(call, loaded, pinned, scan, body.min_rows_requested or 0, credentials)
@@ -250,9 +254,14 @@ def _pinned(body: _PlanTableScan, metadata: TableMetadata) -> PinnedRequest:
     if len(fields) > STATS_FIELDS_MAX:
         raise BadRequest(f"stats-fields has {len(fields):,} names; the limit is {STATS_FIELDS_MAX:,}")
     incremental = body.start_snapshot_id is not None or body.end_snapshot_id is not None
-    pinned = PinnedRequest(
-        snapshot_id=body.snapshot_id,
-        start_snapshot_id=body.start_snapshot_id,
+    snapshot_id, start_snapshot_id = body.snapshot_id, body.start_snapshot_id
+    if snapshot_id is None and not incremental:
+        snapshot_id = metadata.current_snapshot_id
+    if incremental and start_snapshot_id is None:
+        start_snapshot_id = expired_ancestor(metadata, body.end_snapshot_id)
+    return PinnedRequest(
+        snapshot_id=snapshot_id,
+        start_snapshot_id=start_snapshot_id,
         end_snapshot_id=body.end_snapshot_id,
         schema_id=metadata.current_schema_id if body.seamark.schema_id is None else body.seamark.schema_id,
         filter=bytes(body.filter),
@@ -262,11 +271,6 @@ def _pinned(body: _PlanTableScan, metadata: TableMetadata) -> PinnedRequest:
         residuals=body.seamark.residuals,
         sequence_numbers=body.seamark.sequence_numbers,
     )
-    if body.snapshot_id is None and not incremental:
-        pinned = msgspec.structs.replace(pinned, snapshot_id=metadata.current_snapshot_id)
-    if incremental and body.start_snapshot_id is None:
-        pinned = msgspec.structs.replace(pinned, start_snapshot_id=expired_ancestor(metadata, body.end_snapshot_id))
-    return pinned
 
 
 def _metadata_at(metadata: TableMetadata, pinned: PinnedRequest) -> TableMetadata | None:
@@ -307,11 +311,13 @@ def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedReques
 
 async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest, bound_scan: BoundScan) -> str | None:
     """Starts a long plan and returns its id; None when the plan should be answered synchronously."""
-    pending = call.app[PENDING]
-    if not _dialect(call).polls or pending.is_full(call.principal.name):
+    if not _dialect(call).polls:
         return None
     undecoded = await call.app[PLANNER].entries_to_decode(bound_scan)
     if undecoded <= call.app[SETTINGS].plan_async_files:
+        return None
+    pending = call.app[PENDING]
+    if pending.is_full(call.principal.name):
         return None
     packed = await _long_filters(call).run(pinned, partial(pack, pinned))
     plan_id = call.app[TOKENS].plan_id(packed, _uuid(loaded))
@@ -354,6 +360,8 @@ def _wants_exact_residuals(call: Call) -> bool:
 
 def _columns(metadata: TableMetadata, pinned: PinnedRequest) -> list[int]:
     """Ids of the columns whose statistics are requested. BadRequest for a name that is in no schema of the table."""
+    if not pinned.stats_fields:
+        return []
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     schemas = [metadata.current_schema, *newest_first]
     fold = (lambda name: name) if pinned.case_sensitive else str.lower

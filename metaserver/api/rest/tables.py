@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from seamark.metaserver.api.http.render import (
     table_etag,
     unregistered_answer,
 )
-from seamark.metaserver.api.plans.column_reads import read_of_report, usage_of
+from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
 from seamark.metaserver.errors import NoSuchTable, TooLarge
@@ -34,6 +35,8 @@ from seamark.metaserver.wire import is_plan_name, show
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
+_QUICK_REPORT = 8 << 10
+"""Longer reports are analysed in a thread: their filter may have thousands of values."""
 
 
 class _CreateTable(CreateTable, frozen=True, rename="kebab"):
@@ -163,9 +166,8 @@ async def report_metrics(call: Call, data: bytes) -> None:
     entry = await catalog.metrics.report(call.caller, call.namespace, name, report, len(data))
     if entry is not None and report["report-type"] == "scan-report" and (usage := usage_of(call)) is not None:
         metadata = await catalog.documents.table(entry.metadata_location)
-        read = read_of_report(entry.uuid, metadata, report, usage, call.app[CLOCK].now_ms())
-        if read is not None:
-            usage.add(read)
+        read_of = partial(read_of_report, entry.uuid, metadata, report, usage, call.app[CLOCK].now_ms())
+        count_read(call, read_of() if len(data) <= _QUICK_REPORT else await call.in_turn(read_of))
 
 
 async def _once(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], name: str) -> web.Response:

@@ -34,10 +34,23 @@ from seamark.metaserver.cli.catalog.properties import checked_properties
 from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.options import parse_properties
 from seamark.metaserver.cli.terminal import print_json, print_rows, say, time_text
+from seamark.metaserver.iceberg.types.near_names import near_names
 from seamark.metaserver.iceberg.types.types import canonical_primitive
 from seamark.metaserver.index.keys.terms import parse_term
 
 _TOTALS = {"total-records": "rows", "total-data-files": "data files", "total-delete-files": "delete files"}
+_TYPES = (
+    *("boolean", "int", "long", "float", "double", "decimal(9,2)", "date", "time", "timestamp", "timestamptz"),
+    *("string", "uuid", "fixed[16]", "binary"),
+)
+_SQL_TYPES = {
+    **dict.fromkeys(("tinyint", "smallint", "integer"), "int"),
+    **dict.fromkeys(("varchar", "char", "text"), "string"),
+    **dict.fromkeys(("varbinary", "blob", "bytes"), "binary"),
+    **dict.fromkeys(("decimal", "numeric"), "decimal(9,2)"),
+    **{"bigint": "long", "real": "float", "bool": "boolean", "datetime": "timestamp"},
+}
+"""Iceberg's types for the names of other types in SQL."""
 
 
 @click.group()
@@ -150,7 +163,10 @@ def _field(number: int, text: str) -> dict[str, Any]:
     try:
         canonical = canonical_primitive(kind.rstrip("!").strip())
     except errors.BadRequest as error:
-        raise click.UsageError(f"--column {text!r}: {error.message}") from None
+        name_of_type = kind.rstrip("!").strip().lower()
+        known = _SQL_TYPES.get(name_of_type) or next(iter(near_names(name_of_type, _TYPES, most=1)), None)
+        hint = f"write {known}" if known else f"the types are {', '.join(_TYPES)}"
+        raise click.UsageError(f"--column {text!r}: {error.message}; {hint}") from None
     return {"id": number, "name": name, "type": canonical, "required": required}
 
 

@@ -12,6 +12,7 @@ import click
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import split_table
+from seamark.connector.spark.java import missing_java
 from seamark.connector.write.replacements import RewriteReport
 from seamark.metaserver.cli.options import Misconfigured
 from seamark.metaserver.cli.terminal import say
@@ -59,8 +60,12 @@ def run_on_spark(
     """Runs a rewriting job by spark-submit. Misconfigured without a master or Spark; ClickException if it fails."""
     if on == CLUSTER and not master:
         raise Misconfigured("--on cluster needs --master, such as spark://host:7077")
-    if submit_program() is None or (on == LOCAL and not has_local_spark()):
-        raise Misconfigured("Spark and Java are not installed; run pip install 'seamark[spark]', or use --on process")
+    if submit_program() is None:
+        raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --on process")
+    if (why := missing_java()) is not None:
+        raise Misconfigured(f"Spark does not start: {why}, or use --on process")
+    if on == LOCAL and not has_local_spark():
+        raise Misconfigured("PySpark is not installed; run pip install 'seamark[spark]', or use --on process")
     *namespace, name = split_table(table)
     umask = os.umask(0o022)
     os.umask(umask)

@@ -24,7 +24,7 @@ from seamark.connector.client.errors import BadRequest, ClientError
 from seamark.connector.sql.choice import AUTO, ENGINES
 from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
-from seamark.metaserver.cli.connecting import served_at, suggesting
+from seamark.metaserver.cli.connecting import failed, served_at, suggesting
 from seamark.metaserver.cli.options import Misconfigured, parse_size, settings_flags
 from seamark.metaserver.cli.terminal import open_console, printable, show_count, show_size
 
@@ -131,7 +131,7 @@ def sql(
     except BadRequest as error:
         raise Misconfigured(printable(error.message)) from None
     except ClientError as error:
-        raise click.ClickException(printable(error.message)) from None
+        raise failed(error, has_token=token is not None) from None
 
 
 def _explain(found: ChosenPlan) -> None:

@@ -83,33 +83,34 @@ def expanded_bytes(array: pa.Array) -> int:
     """Memory of an array's values if each row had its own copy, for arrays whose rows share values (dictionaries, runs,
     views). Computed without expansion.
     """
-    if pa.types.is_dictionary(array.type):
-        return _expanded(array.dictionary, array.indices.drop_null())
-    if pa.types.is_run_end_encoded(array.type):
-        ends = array.run_ends.to_numpy()
-        counts = np.diff(ends, prepend=ends.dtype.type(0)).astype(np.int64)
-        lengths = _lengths(array.values)
-        return int((lengths * counts).sum()) + _OFFSET_BYTES * len(array)
     return int(_lengths(array).sum()) + _OFFSET_BYTES * len(array)
 
 
-def _expanded(dictionary: pa.Array, rows: pa.Array) -> int:
-    size_bytes = _OFFSET_BYTES * len(rows)
-    if len(dictionary) and len(rows):
-        size_bytes += int(_lengths(dictionary)[rows.to_numpy()].sum())
-    return size_bytes
+def has_shared_values(kind: pa.DataType) -> bool:
+    """Whether rows of an array of this type may share the bytes of one value."""
+    is_view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
+    return bool(is_view or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind))
 
 
 def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
-    """int64[n]: the size of each value in bytes."""
+    """int64[n]: the size of each value in bytes. The values of dictionaries and runs may be shared in turn."""
     kind = values.type
+    if pa.types.is_dictionary(kind):
+        sizes = np.zeros(len(values), dtype=np.int64)
+        there = values.indices.is_valid().to_numpy(zero_copy_only=False)
+        if there.any():
+            sizes[there] = _lengths(values.dictionary)[values.indices.drop_null().to_numpy()]
+        return sizes
+    if pa.types.is_run_end_encoded(kind):
+        # The ends of runs may exceed the rows by any number, with which a product of lengths would overflow.
+        ends = np.clip(values.run_ends.to_numpy().astype(np.int64) - values.offset, 0, len(values))
+        return np.repeat(_lengths(values.values), np.diff(ends, prepend=np.int64(0)))
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # of four numbers each; the first is the length
         return views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
     if any(is_kind(kind) for is_kind in _OF_ANY_LENGTH):
         lengths = pc.fill_null(pc.binary_length(values), 0)
-        sizes: npt.NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-        return sizes
+        return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
     try:
         width = kind.bit_width // 8 + 1
     except ValueError:  # nested types, which are not indexed

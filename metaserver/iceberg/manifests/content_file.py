@@ -53,7 +53,7 @@ _OPAQUE = frozenset({"variant", "geometry", "geography"})
 """Types whose bounds are not single values."""
 
 
-_TOLD_MAX = 1_000
+_SHOWN_CHARACTERS_MAX = 1_000
 """Maximum length of an error that repeats the client's input."""
 
 
@@ -193,8 +193,8 @@ def _naming(path: str) -> Iterator[None]:
         yield
     except (msgspec.ValidationError, ValueError, BadRequest) as error:
         # the answer is UTF-8 for any path
-        named = path[:_TOLD_MAX].encode(errors="backslashreplace").decode()
-        raise BadRequest(f"Invalid content file {named}: {str(error)[:_TOLD_MAX]}") from None
+        named = path[:_SHOWN_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
+        raise BadRequest(f"Invalid content file {named}: {str(error)[:_SHOWN_CHARACTERS_MAX]}") from None
 
 
 def _decoded(parsed: _Json, metadata: TableMetadata) -> ContentFile:

@@ -281,10 +281,7 @@ class Block:
         return None if values is None else (self.column_at(entry.counts), values)
 
     def partition(self, row: int) -> tuple[Value | None, ...]:
-        return tuple(
-            _value(column, entry.kind, row)
-            for column, entry in zip(self.partition_columns, self._directory.partition, strict=True)
-        )
+        return tuple([_value(self._column(entry.values), entry.kind, row) for entry in self._directory.partition])
 
     def partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
         """(type, packed values or None if all are null); None if the block's spec lacks the field."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.iceberg.files.budget import expanded_bytes
+from seamark.metaserver.iceberg.files.budget import expanded_bytes, has_shared_values
 from seamark.metaserver.iceberg.types.types import base_name
 from seamark.metaserver.iceberg.types.values import FLOATS, TIMESTAMPS, decimal_scale
 from seamark.metaserver.index.keys.keys import (
@@ -92,7 +92,7 @@ def _plain(array: pa.Array) -> pa.Array:
     """The array without extension type, dictionary, runs or views, which only affect storage."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    if _is_shared(array.type) and expanded_bytes(array) > EXPANDED_MAX:
+    if has_shared_values(array.type) and expanded_bytes(array) > EXPANDED_MAX:
         raise ValueError(f"expanded to one value per row, they take more than {EXPANDED_MAX:,} bytes")
     if pa.types.is_dictionary(array.type):
         return _plain(array.dictionary_decode())
@@ -101,12 +101,6 @@ def _plain(array: pa.Array) -> pa.Array:
     if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
         return array.cast(pa.large_binary())
     return array
-
-
-def _is_shared(kind: pa.DataType) -> bool:
-    """Whether rows of an array may share the bytes of one value."""
-    is_view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
-    return bool(is_view or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind))
 
 
 def _valid(array: pa.Array) -> Mask | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,13 +24,20 @@ Part = tuple[object, ...]
 """A part in the format of `_answer.write`."""
 
 
-@contextmanager
-def naming(block: Block) -> Iterator[None]:
+class naming:  # noqa: N801  a context manager; each answer enters several, and a generator costs thrice as much
     """Converts errors into Corrupt with the path of the block's manifest."""
-    try:
-        yield
-    except (ValueError, KeyError) as error:
-        raise Corrupt(f"The manifest {block.location} has an invalid entry: {error}") from None
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and isinstance(error, (ValueError, KeyError)):
+            raise Corrupt(f"The manifest {self._block.location} has an invalid entry: {error}") from None
 
 
 class BlockLayout(NamedTuple):

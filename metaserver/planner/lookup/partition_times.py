@@ -6,11 +6,15 @@ import numpy as np
 
 from seamark.metaserver.iceberg.metadata.column_ttl import TimeColumn, partition_end_ms, time_columns
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.index.blocks.block import longs_at
-from seamark.metaserver.index.blocks.packing import MISSING, Longs
+from seamark.metaserver.index.blocks.packing import MISSING, NONE, Longs, PackedColumn
 from seamark.metaserver.planner.view.view import ENTRY_MASK, TableView
 
 _FAR_MS = 1 << 62
+_FEW = 64
+_TIMES_BYTES, _TIME_BYTES = 500, 300
 
 
 def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
@@ -18,13 +22,22 @@ def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int 
     without a time do not count; without others the end is far away."""
     oldest = _FAR_MS
     for number, local in by_block(view, rows):
-        found = _partition_times(view, number, local, metadata)
+        found = _time_column(view, number, metadata)
         if found is None:
             return None
-        time, values = found
-        known = values[values != MISSING]
-        if len(known):
-            oldest = min(oldest, partition_end_ms(time, int(known.min())))
+        time, column = found
+        if column is None:
+            continue
+        if column.packed.width == 0 and column.packed.presence == NONE:
+            oldest = min(oldest, partition_end_ms(time, column.packed.base))
+            continue
+        values = longs_at(column, local)
+        if column.packed.presence != NONE:
+            values = values[values != MISSING]
+        if len(values):
+            # Most plans keep few files, whose least value a list finds sooner.
+            least = min(values.tolist()) if len(values) <= _FEW else int(values.min())
+            oldest = min(oldest, partition_end_ms(time, least))
     return oldest
 
 
@@ -32,9 +45,9 @@ def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
     """(block number, rows in the block) of entry ids, which are in order."""
     if not len(entry_ids):
         return []
-    ends = entry_ids[[0, -1]]
-    if (ends[0] ^ ends[1]) <= ENTRY_MASK:  # most plans keep few files, which are in one block
-        return [(int(view.split(ends)[0][0]), entry_ids & ENTRY_MASK)]
+    first_id = int(entry_ids[0])
+    if (first_id ^ int(entry_ids[-1])) <= ENTRY_MASK:  # most plans keep few files, which are in one block
+        return [(view.number_of(first_id), entry_ids & ENTRY_MASK)]
     numbers, local = view.split(entry_ids)
     firsts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
     stops = [*firsts[1:], len(entry_ids)]
@@ -44,26 +57,57 @@ def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
 def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
     """int64[rows]: the end of the partition of each row of a block; MISSING for a partition without a time. None if the
     block's spec has no time, or several."""
-    found = _partition_times(view, number, local, metadata)
+    found = _time_column(view, number, metadata)
     if found is None:
         return None
-    time, values = found
+    time, column = found
+    values = np.full(len(local), MISSING, dtype=np.int64) if column is None else longs_at(column, local)
     distinct, numbers = np.unique(values, return_inverse=True)
     ends = [MISSING if value == MISSING else partition_end_ms(time, value) for value in distinct.tolist()]
     return np.array(ends, dtype=np.int64)[numbers]
 
 
-def _partition_times(
-    view: TableView, number: int, local: Longs, metadata: TableMetadata
-) -> tuple[TimeColumn, Longs] | None:
-    """The values of the time by which the rows of a block are partitioned, MISSING for null."""
+def _time_column(
+    view: TableView, number: int, metadata: TableMetadata
+) -> tuple[TimeColumn, PackedColumn | None] | None:
+    """The time by which a block is partitioned, and its values; None in their place if all are null."""
     block = view.blocks[number]
-    spec = metadata.spec(block.spec_id)
-    times = [] if spec is None else time_columns(metadata, spec)
-    if len(times) != 1:
+    derived = view.derived
+    times = derived.get(_TimesOfView) or derived.keep(_TimesOfView())
+    time = times.of_spec(metadata, block.spec_id)
+    found = None if time is None else block.partition_column(time.field_id)
+    if time is None or found is None:
         return None
-    for (field_id, _), column in zip(block.partition_fields, block.partition_columns, strict=True):
-        if field_id == times[0].field_id:
-            empty = np.full(len(local), MISSING, dtype=np.int64)
-            return times[0], empty if column is None else longs_at(column, local)
-    return None
+    return time, None if found[1] is None else block.column_at(found[1])
+
+
+class _TimesOfView:
+    """The time by which each spec partitions, for the metadata of the latest plan; nearly always the
+    next plan uses the same."""
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[Schema, ...], int, tuple[PartitionSpec, ...], dict[int, TimeColumn | None]] | None
+        self._known = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Without schemas and specs, which other metadata of the table share."""
+        known = self._known
+        return _TIMES_BYTES if known is None else _TIMES_BYTES + _TIME_BYTES * len(known[3])
+
+    def of_spec(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
+        """None if the spec partitions by no time, or by several."""
+        known = self._known
+        if (
+            known is None
+            or known[1] != metadata.current_schema_id
+            or known[0] != metadata.schemas
+            or known[2] != metadata.partition_specs
+        ):
+            known = self._known = metadata.schemas, metadata.current_schema_id, metadata.partition_specs, {}
+        by_spec = known[3]
+        if spec_id not in by_spec:
+            spec = metadata.spec(spec_id)
+            times = [] if spec is None else time_columns(metadata, spec)
+            by_spec[spec_id] = times[0] if len(times) == 1 else None
+        return by_spec[spec_id]

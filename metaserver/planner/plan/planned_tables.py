@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+
+import msgspec
 
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.planner.plan.cached_views import ViewKey
@@ -15,8 +16,7 @@ LATELY_S = 300.0
 _TABLES_MAX = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedTable:
+class PlannedTable(msgspec.Struct, frozen=True):
     """`key`: of the newest view. `prepared`: it was made in advance, and no plan has used it since. `due_s`: no
     view is made before that time, in monotonic seconds."""
 

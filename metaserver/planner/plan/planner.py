@@ -141,19 +141,19 @@ class Planner:
 
     async def _repeat_if_damaged(self, work: Callable[[], Awaitable[T]]) -> T:
         """The result of `work`, which is repeated after the removal of blocks that it found to be damaged."""
-        await self._remove_damaged()  # found by an answer, or a lookup
+        if self._blocks.has_damaged:  # found by an answer, or a lookup
+            await self._remove_damaged()
         try:
             return await work()
         except CacheDamaged as error:
             log.warning("cached_block_damaged", error=error.message)
-        await self._remove_damaged()
+        if self._blocks.has_damaged:
+            await self._remove_damaged()
         return await work()
 
     async def _remove_damaged(self) -> None:
         """Removes damaged blocks and the views that contain them. All blocks of these views are verified: a disk that
         damages one file damages more, and each would fail another plan."""
-        if not self._blocks.has_damaged:
-            return
         views = self._views.containing(self._blocks.damaged())
         suspects = [block for _, view in views for block in (*view.blocks, *view.delete_blocks)]
         await asyncio.to_thread(_all_valid, suspects)
@@ -394,8 +394,9 @@ class Planner:
         )  # not in the decoders' pool: loading one table must not delay planning on another
 
     def _deadline(self) -> Callable[[], bool]:
-        clock, until_s = self._clock, self._clock.monotonic() + self._time_budget_s
-        return lambda: clock.monotonic() >= until_s
+        monotonic = self._clock.monotonic
+        until_s = monotonic() + self._time_budget_s
+        return lambda: monotonic() >= until_s
 
     def check_invariants(self) -> None:
         """AssertionError if the account of memory is wrong. For tests."""

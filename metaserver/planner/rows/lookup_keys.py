@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, Literal, parse_literal
+from seamark.metaserver.iceberg.files.budget import expanded_bytes, has_shared_values
 from seamark.metaserver.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from seamark.metaserver.index.keys.keys import Key, Keys, Mask, bits_of, has_codes, key_of
@@ -38,8 +39,10 @@ def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys]
     return columns, None if possibleble.all() else possibleble
 
 
-def keys_of_arrow(terms: Sequence[Term], table: pa.Table) -> list[Keys]:
-    """Keys from Arrow columns. BadRequest with the name of a column that is missing or of another type."""
+def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:
+    """(the column of each term in one piece, the bytes that shared values take with a copy for each row). A request of
+    a megabyte can share one value among its million rows, in any number of batches. BadRequest with the name of a
+    column that is missing, there several times, or cannot be one piece."""
     texts = [term.text for term in terms]
     missing = [text for text in texts if text not in table.column_names]
     if missing:
@@ -47,15 +50,34 @@ def keys_of_arrow(terms: Sequence[Term], table: pa.Table) -> list[Keys]:
         raise BadRequest(
             f"The keys have no column {missing[0]}: the index is on {', '.join(texts)}, but the keys have {had}"
         )
-    columns = []
+    arrays, shared_bytes = [], 0
     for term in terms:
         if table.column_names.count(term.text) > 1:
             raise BadRequest(f"The keys have several columns {term.text}; send each once")
+        column = table.column(term.text)
         try:
-            columns.append(keys_of(table.column(term.text), term.kind))
+            array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            array = array.storage if isinstance(array, pa.ExtensionArray) else array
+            shared_bytes += expanded_bytes(array) if has_shared_values(array.type) else 0
+        except pa.ArrowException as error:
+            raise _invalid(term, error) from None
+        arrays.append(array)
+    return arrays, shared_bytes
+
+
+def keys_of_arrays(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Keys]:
+    """Keys from the columns of the terms. BadRequest with the name of a column of another type."""
+    columns = []
+    for term, array in zip(terms, arrays, strict=True):
+        try:
+            columns.append(keys_of(array, term.kind))
         except ValueError as error:
-            raise BadRequest(f"The column {term.text} of the keys is invalid: {error}") from None
+            raise _invalid(term, error) from None
     return columns
+
+
+def _invalid(term: Term, error: Exception) -> BadRequest:
+    return BadRequest(f"The column {term.text} of the keys is invalid: {str(error)[:200]}")
 
 
 def _transposed(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any]]:

@@ -46,7 +46,8 @@ ROWS_MAX = 4_000_000
 _KEYS_AT_ONCE = 1 << 16
 _THREADS = max(1, len(os.sched_getaffinity(0)))
 _QUICK_KEYS = 200
-"""Up to this number, keys are looked up on the event loop; a thread would take longer."""
+_QUICK_BYTES = 64 << 10
+"""Up to this number, and these bytes, keys are looked up on the event loop; a thread would take longer."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +87,17 @@ class Locator:
         """
         view = scan.view
         keys = _LookupKeys(columns, asked)
-        work = _Search(await self._resolver.records(view, definition, entry, keys.few), keys)
+        work = _Search(await self._resolver.records(view, definition, entry, await keys.few()), keys)
         evaluator = self._deleted.evaluator_of(scan, _known(definition, columns))
-        quick = keys.count <= _QUICK_KEYS
         parts = [_nothing()]
         # In batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_AT_ONCE):
-            query, data_file, position = work.run(start) if quick else await work.run_in_threads(start)
+            query, data_file, position = work.run(start) if keys.is_quick else await work.run_in_threads(start)
             deletion = await evaluator.evaluate(data_file, position, query)
             live = ~deletion.deleted
             parts.append((query[live], data_file[live], position[live], deletion.undecided[live]))
         combine = partial(_combined, parts, work.uncovered)
-        located, removed = combine() if quick else await asyncio.to_thread(combine)
+        located, removed = combine() if keys.is_quick else await asyncio.to_thread(combine)
         self._usage.note(
             entry.uuid,
             definition.id,
@@ -152,11 +152,14 @@ class _LookupKeys:
         self._columns, self._possible = columns, possible
         self._hashes: tuple[Hashes, Hashes] | None = None
         self.count = columns[0].rows
+        heap_bytes = sum(len(column.heap) for column in columns if column.heap is not None)
+        self.is_quick = self.count <= _QUICK_KEYS and heap_bytes <= _QUICK_BYTES
 
-    @property
-    def few(self) -> tuple[Hashes, Hashes] | None:
+    async def few(self) -> tuple[Hashes, Hashes] | None:
         """The halves of all hashes if the keys fit one batch and are few, otherwise None."""
-        return self.part(0)[1:] if self.count <= REMOTE_KEYS_MAX else None
+        if self.count > REMOTE_KEYS_MAX:
+            return None
+        return (self.part(0) if self.is_quick else await asyncio.to_thread(self.part, 0))[1:]
 
     def part(self, start: int) -> tuple[Longs, Hashes, Hashes]:
         """(indexes of keys, the halves of their hashes) of one batch, from `start` on."""

@@ -67,7 +67,8 @@ class Selection:
     @property
     def is_empty(self) -> bool:
         """Whether no row is selected, by what is done of the comparisons."""
-        return not self._state.any()
+        state = self._state.tobytes()  # searched in a fraction of the time that `any` takes
+        return b"\1" not in state and b"\2" not in state
 
     @classmethod
     def everything(cls, view: TableView) -> Selection:

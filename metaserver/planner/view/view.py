@@ -207,7 +207,7 @@ class TableView:
         self.delete_blocks = tuple(delete_blocks)
         self.ordinals: Longs = np.array(range(len(self.blocks)) if ordinals is None else ordinals, dtype=np.int64)
         self.base_blocks = 0 if base is None else len(base.blocks)
-        self._numbers = dict(zip(self.ordinals.tolist(), range(len(self.blocks)), strict=True))
+        self._numbers: dict[int, int] = dict(zip(self.ordinals.tolist(), range(len(self.blocks)), strict=True))
         self._identities = _identities(self.blocks)
         self._base = None if base is None else weakref.ref(base)
         self.shared_blocks = _shared(self._identities, None if base is None else base._identities)
@@ -282,6 +282,10 @@ class TableView:
     def locate(self, entry_id: int) -> tuple[Block, int]:
         """(block, row in the block) of an entry id."""
         return self.blocks[self._numbers[entry_id >> ENTRY_BITS]], entry_id & ENTRY_MASK
+
+    def number_of(self, entry_id: int) -> int:
+        """The number of the block of an entry id."""
+        return self._numbers[entry_id >> ENTRY_BITS]
 
     def manifest_of(self, entry_id: int) -> ManifestFile:
         return self.manifests[self._numbers[entry_id >> ENTRY_BITS]]

@@ -5,7 +5,8 @@ The rules:
   reads. Deadlocks and serialization failures roll the transaction back, which is then run again from its generator.
 - A connection lost before COMMIT was sent: nothing happened; retried on another. Lost after: CommitUnknown.
 - Every wait is bounded: for a connection and for a statement (also on the server, so that locks are released).
-- Error messages never contain the URL, which may contain a password.
+- Error messages never contain the URL, which may contain a password. Those of a running store also contain no address,
+  and no text of PostgreSQL that may quote values: clients receive them, unauthenticated clients among them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
+import structlog
 
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import (
@@ -42,10 +44,13 @@ CONNECT_TIMEOUT_S = 10.0
 """The limit for one connection, and for waiting on a server that is still starting."""
 ROLLBACK_TIMEOUT_S = 5.0
 """The limit for resetting a connection; after it, the connection is closed."""
+INDEX_ROW_BYTES = 2704
+"""A third of a page of PostgreSQL's B-trees, after compression."""
 MIGRATION_LOCK = 0x5EA_3A4C
 """The key of the advisory lock that serialises migrations of replicas."""
 
 _translate = POSTGRES.translator()
+_log = structlog.get_logger("seamark.store")
 
 _LOST = (
     asyncpg.PostgresConnectionError,
@@ -225,20 +230,20 @@ class _PostgresStore(GeneratorStore):
                     raise self._error(error) from error
                 _terminate(connection)  # the pool would reuse it, or wait for a server that does not answer
                 if isinstance(error, TimeoutError):
-                    raise RetryLater(f"{self._where} took longer than {self._timeout_s:g} s") from error
+                    raise RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s") from error
             finally:
                 await self._release(connection)
-        raise RetryLater(f"{self._where}: the transaction was rolled back {ATTEMPTS} times; retry")
+        raise RetryLater(f"PostgreSQL: the transaction was rolled back {ATTEMPTS} times; retry")
 
     async def _acquire(self) -> Any:
         try:
             return await self._pool.acquire(timeout=self._timeout_s)
         except TimeoutError:
-            raise RetryLater(f"All {self._pool_max} connections to {self._where} are busy; retry") from None
+            raise RetryLater(f"All {self._pool_max} connections to PostgreSQL are busy; retry") from None
         except asyncpg.TooManyConnectionsError:
-            raise RetryLater(f"{self._where} accepts no more connections; retry") from None
+            raise RetryLater("PostgreSQL accepts no more connections; retry") from None
         except (*_LOST, asyncpg.PostgresError) as error:
-            raise RetryLater(f"{self._where} does not answer ({_why(error)})") from None
+            raise RetryLater(f"PostgreSQL does not answer ({_why(error)})") from None
 
     async def _release(self, connection: Any) -> None:
         """Never fails: the outcome of the transaction is known and must be returned."""
@@ -262,7 +267,7 @@ class _PostgresStore(GeneratorStore):
             raise
         except _LOST as error:
             _terminate(connection)
-            raise CommitUnknown(f"{self._where} was lost while committing ({_why(error)})") from error
+            raise CommitUnknown(f"PostgreSQL was lost while committing ({_why(error)})") from error
         return result
 
     def _jitter_s(self, attempt: int) -> float:
@@ -272,11 +277,18 @@ class _PostgresStore(GeneratorStore):
         """The error for the caller after a failure of PostgreSQL that changed nothing."""
         if isinstance(error, (asyncpg.DataError, ValueError)):
             return BadRequest("A value does not fit the database: integers have 64 bits, text contains no NUL")
+        if isinstance(error, asyncpg.ProgramLimitExceededError):
+            return BadRequest(
+                "A name with its namespace, or a location, is too long for PostgreSQL, whose indexes hold about "
+                f"{INDEX_ROW_BYTES:,} bytes"
+            )
         if isinstance(error, (asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)):
-            return RetryLater(f"{self._where} took longer than {self._timeout_s:g} s")
+            return RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s")
         if isinstance(error, (asyncpg.InsufficientResourcesError, asyncpg.ReadOnlySQLTransactionError)):
-            return RetryLater(f"{self._where} cannot write now: {error}", retry_after_s=10)
-        return StorageError(f"{self._where} failed: {error}")
+            _log.warning("PostgreSQL cannot write", database=self._where, error=str(error))
+            return RetryLater("PostgreSQL has no room or no connections left, or is read-only", retry_after_s=10)
+        _log.error("statement failed", database=self._where, error=str(error))
+        return StorageError("PostgreSQL failed; the server's log tells more")
 
 
 async def _drive_begun(connection: Any, make_steps: Callable[[], Steps[T]]) -> T:

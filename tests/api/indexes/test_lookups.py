@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,14 @@ import pyarrow as pa
 import pytest
 
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
+from seamark.metaserver.api.http.slots import RequestSlot
+from seamark.metaserver.iceberg.files.budget import expanded_bytes
+from seamark.metaserver.index.keys import hashing
+from seamark.metaserver.planner.rows import record_lookup
 from tests.api.client import Api
 from tests.api.rest.stored import Row, Snapshot, Stored, some_row
 from tests.seeds import examples
+from tests.server.rig import running
 
 Found = tuple[int, str, int]
 """Number of the key, path, position."""
@@ -303,6 +309,86 @@ async def test_a_body_that_is_no_arrow_stream_of_keys_is_refused(api: Api, body:
     answer = await api("POST", LOOKUP, body, headers={"Content-Type": ARROW_STREAM})
     assert answer.error[0] == status, answer.raw
     assert told in answer.error[2]
+
+
+def sharing(form: str, value: str, rows: int) -> pa.Array:
+    """`value` in each of `rows` rows, stored once."""
+    if form == "dictionary":
+        return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([value]))
+    if form == "dictionary of a dictionary":
+        inner = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), pa.array([value]))
+        return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), inner)
+    if form == "runs":
+        return pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int32()), pa.array([value]))
+    if form == "a run that ends far behind the rows":
+        end = (1 << 64) // len(value)  # times the length of the value: 0 in 64 bits
+        return pa.RunEndEncodedArray.from_arrays(pa.array([end], pa.int64()), pa.array([value])).slice(0, rows)
+    view = pa.array([value], pa.string_view())
+    views = np.tile(np.frombuffer(view.buffers()[1], np.uint8)[:16], rows)
+    return pa.Array.from_buffers(pa.string_view(), rows, [None, pa.py_buffer(views.tobytes()), *view.buffers()[2:]])
+
+
+FORMS = ("dictionary", "runs", "a run that ends far behind the rows", "views")
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_values_that_keys_share_are_limited_as_if_each_key_had_its_own(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all batches together; and while they are looked up, they count as bytes of the body."""
+    kept: list[int] = []
+    keep = RequestSlot.keep
+
+    def counted(slot: RequestSlot, size: int) -> None:
+        kept.append(size)
+        keep(slot, size)
+
+    monkeypatch.setattr(RequestSlot, "keep", counted)
+    async with running(tmp_path, body_limit_bytes=1 << 20, auth="none") as server:
+        api = Api(server)
+        stored, files = await two_files(api)
+        await stored.index("keys", "record", ["name"], files)
+        headers = {"Content-Type": ARROW_STREAM}
+        for batches, refused in ((1, False), (3, True)):
+            batch = sharing(form, "x" * 4096, 100)
+            keys = pa.table({"name": pa.chunked_array([batch] * batches)})
+            body = stream(keys)
+            assert len(body) < 100_000
+            kept.clear()
+            answer = await api("POST", f"{LOOKUP}?index=keys", body, headers=headers)
+            if refused:
+                assert answer.error[0] == 413, answer.raw
+                assert "With a value for each row the keys take 1,2" in answer.error[2]
+            else:
+                assert answer.json["missing"] == list(range(100))
+                assert sum(kept) >= 100 * 4096
+
+
+def test_shared_values_of_shared_values_count_in_each_row() -> None:
+    for form in (*FORMS, "dictionary of a dictionary"):
+        assert 409_600 <= expanded_bytes(sharing(form, "x" * 4096, 100)) < 420_000, form
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
+    assert expanded_bytes(runs.slice(1, 3)) - 8 * 3 == 2 + 3 + 3
+    with_nulls = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["abc", None]))
+    assert expanded_bytes(with_nulls) - 8 * 3 == 3
+
+
+async def test_few_long_keys_are_hashed_beside_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, files = await two_files(api)
+    await stored.index("keys", "record", ["name"], files)
+    threads: set[int] = set()
+    kept = hashing.hash_halves
+
+    def hash_halves(columns: Any) -> Any:
+        threads.add(threading.get_ident())
+        return kept(columns)
+
+    monkeypatch.setattr(record_lookup, "hash_halves", hash_halves)
+    for count in (1, 100):
+        threads.clear()
+        await ask_arrow(api, pa.table({"name": ["x" * 100_000] * count}), "index=keys")
+        assert threads
+        assert threading.get_ident() not in threads
 
 
 async def test_values_that_no_row_can_have_are_missing_and_no_mistake(api: Api) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from seamark.metaserver.api.plans import column_reads
+from seamark.metaserver.api.rest import tables
+from seamark.metaserver.store.model import NAMED_COLUMNS, UNKNOWN_COLUMNS
 from tests.api.client import SCHEMA, Api, append, set_properties
 from tests.server.rig import running
 
@@ -212,6 +218,40 @@ async def test_a_page_of_reports_is_as_small_as_the_largest_reports_need(api: Ap
         token = page["next-page-token"]
     assert listed == list(range(40))
     assert max(sizes) <= 32
+
+
+async def test_a_report_names_columns_of_its_table_alone(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invented ids were stored, and one beyond 64 bits lost what was counted for all tables. A long filter is read in a
+    thread."""
+    threads: list[int] = []
+    kept = column_reads.read_of_report
+
+    def read_of_report(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        return kept(*args)
+
+    monkeypatch.setattr(tables, "read_of_report", read_of_report)
+    await api.table("other")
+    await api.table()
+    usage = api.server.parts.catalog.column_usage
+    report = {"report-type": "scan-report", "snapshot-id": -1, "filter": True, "projected-field-ids": [1]}
+    odd: tuple[dict[str, Any], ...] = (
+        {"projected-field-ids": [2, 2**63, 2**200, -3, 77, True, "1", None]},
+        {"projected-field-ids": 5},
+        {"projected-field-names": {"id": 1}},
+        {"projected-field-ids": [], "projected-field-names": "id"},
+        {"schema-id": 2**70, "metadata": []},
+        {"filter": {"type": "in", "term": "id", "values": list(range(3000))}},
+    )
+    assert (await api("POST", f"{TABLES}/other/metrics", report)).status == 204
+    for fields in odd:
+        answer = await api("POST", f"{TABLES}/t/metrics", {**report, **fields})
+        assert answer.status == 204, answer.raw
+    assert [thread == threading.get_ident() for thread in threads] == [True] * 6 + [False]
+    for name, columns in (("other", {1, NAMED_COLUMNS}), ("t", {1, 2, NAMED_COLUMNS, UNKNOWN_COLUMNS})):
+        entry = (await api.server.parts.catalog.tables.load(("db",), name)).entry
+        assert entry is not None
+        assert {one.column_id for one in await usage.of_table(entry.uuid)} == columns, name
 
 
 async def test_the_timeline_keeps_the_beginning_of_what_a_summary_says(api: Api) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.connector.jobs.test_orphan_files import age_all
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, rows
+from tests.connector.write.test_upserts import create as create_table
 from tests.seeds import first_seed
 
 
@@ -230,3 +232,15 @@ def test_partition_statistics_are_the_totals_of_partitions(client: IndexClient, 
         snapshot = catalog.load_table("db.t").current_snapshot()
         assert snapshot is not None
         assert [row["last_updated_snapshot_id"] == snapshot.snapshot_id for row in found] == [True, True, False]
+
+
+def test_partition_statistics_hold_decimals_that_truncation_makes_longer(client: IndexClient, served: Served) -> None:
+    fields = [{"id": 1, "name": "price", "required": False, "type": "decimal(9, 2)"}]
+    with catalog_at(served.url) as catalog:
+        create_table(client, spec=[("truncate[10]", 1)], fields=fields)
+        prices = [Decimal("-9999999.99"), Decimal("1.25"), None]
+        append(client, "db.t", pa.table({"price": pa.array(prices, pa.decimal128(9, 2))}))
+        assert compute_statistics(client, "db.t").partitions == 3
+        (path,) = [path for path in files_of(catalog) if path.suffix == ".parquet"]
+    found = [row["p0"] for row in pq.read_table(path).column("partition").to_pylist()]
+    assert found == [None, Decimal("-10000000.00"), Decimal("1.20")]

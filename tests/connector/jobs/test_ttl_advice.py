@@ -20,9 +20,9 @@ from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
-from seamark.metaserver.catalog.column_usage import COLUMNS_MAX, ColumnRead
+from seamark.metaserver.catalog.column_usage import COLUMNS_MAX, ColumnRead, columns_of
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.store.model import ALL_AGES
+from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, NAMED_COLUMNS
 from seamark.metaserver.store.operations import AddColumnReads
 from tests.connector.jobs.test_column_ttl import create
 from tests.connector.served import Served
@@ -159,12 +159,26 @@ def test_counters_are_bounded_and_many_columns_count_as_all(client: IndexClient,
     fill(client, served, DayTransform(), range(0, 100, 10))
     usage = served.server.parts.catalog.column_usage
     uuid = served.run(served.server.parts.catalog.tables.load(("db",), "t")).entry.uuid
-    usage._limit = 3
+    usage._limit = 6
     for number in range(5):
         for _ in range(2):
-            usage.add(ColumnRead(uuid, frozenset((number + 1,)), 0))
-    usage.add(ColumnRead("of no table", frozenset((1,)), 0))
+            usage.add(ColumnRead(uuid, columns_of((number + 1,)), 0), "rita")
+    usage.add(ColumnRead(uuid, columns_of((7,)), 0), "ron")
+    usage.add(ColumnRead("of no table", columns_of((1,)), 0), "ron")
+    usage.add(ColumnRead("of a table that the database refuses", columns_of((1 << 63,)), 0), "ron")
+    assert len(usage._counts) == 7
     found = served.run(usage.of_table(uuid))
-    assert {one.column_id: one.reads for one in found} == {1: 2, 2: 2, 3: 2, -2: 6}
-    usage.add(ColumnRead(uuid, frozenset(range(1, COLUMNS_MAX + 2)), 0))
-    assert {one.column_id for one in served.run(usage.of_table(uuid))} == {0, 1, 2, 3, -2}
+    # Rita has half of the limit; more of her reads count as reads of every column in partitions of every age.
+    assert {(one.column_id, one.oldest_age_d): one.reads for one in found} == {
+        (1, 0): 2,
+        (2, 0): 2,
+        (3, 0): 2,
+        (7, 0): 1,
+        (EVERY_COLUMN, ALL_AGES): 4,
+        (NAMED_COLUMNS, ALL_AGES): 11,
+    }
+    assert columns_of(range(1, COLUMNS_MAX + 2)) == {EVERY_COLUMN}
+    usage._limit = 20
+    for number in range(3):  # each as much as seven reads of few columns
+        usage.add(ColumnRead(uuid, columns_of(range(1000 * number + 1, 1000 * number + 101)), 0), "rita")
+    assert [EVERY_COLUMN in read.columns for read in usage._counts] == [False, True]

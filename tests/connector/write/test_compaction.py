@@ -29,6 +29,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
 from seamark.metaserver.iceberg.metadata.compaction import SMALL, SMALL_SORTED
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
+from tests.connector.write.test_upserts import create as create_table
 from tests.seeds import examples, seeds_by_version
 
 SCHEMA = Schema(
@@ -444,3 +445,29 @@ def test_a_target_size_above_two_gibibytes_is_a_long_for_every_writer(client: In
         for number in range(6):
             upsert(client, "db.t", rows([number]), keys=["id"])
         assert compact(client, "db.t").files_after == 1
+
+
+def test_files_with_uuids_within_nested_columns_are_merged(client: IndexClient) -> None:
+    uuids: dict[str, Any] = {
+        "one": {"type": "struct", "fields": [{"id": 5, "name": "u", "required": False, "type": "uuid"}]},
+        "many": {"type": "list", "element-id": 6, "element-required": False, "element": "uuid"},
+        "named": {
+            **{"type": "map", "key-id": 7, "key": "string"},
+            **{"value-id": 8, "value-required": False, "value": "uuid"},
+        },
+    }
+    fields = [
+        {"id": 1 + n, "name": name, "required": False, "type": kind} for n, (name, kind) in enumerate(uuids.items())
+    ]
+    create_table(client, fields=fields)
+    kinds = [pa.struct([("u", pa.binary(16))]), pa.list_(pa.binary(16)), pa.map_(pa.string(), pa.binary(16))]
+    written = []
+    for number in range(2):
+        one = bytes([number] * 16)
+        rows_of = [{"one": {"u": one}, "many": [one, None], "named": [("a", one)]}, dict.fromkeys(uuids)]
+        append(client, "db.t", pa.Table.from_pylist(rows_of, pa.schema(list(zip(uuids, kinds, strict=True)))))
+        written += rows_of
+    report = compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
+    assert (report.files_before, report.files_after) == (2, 1)
+    found = scan(client, "db.t").to_arrow().to_pylist()
+    assert sorted(map(repr, found)) == sorted(map(repr, written))

@@ -120,10 +120,8 @@ class CommitMetrics:
             "seamark_commit_collisions", "Changes refused for what was committed before them.", "reason"
         )
 
-    def observe(self, operation: str, status: int, error: BaseException | None) -> None:
-        """Counts an answered request if it was a commit."""
-        if operation not in COMMIT_OPERATIONS:
-            return
+    def observe(self, status: int, error: BaseException | None) -> None:
+        """Counts an answered commit."""
         if isinstance(error, CommitConflict):
             self._by_outcome["conflict"].inc()
         elif isinstance(error, CommitUnknown):

@@ -19,6 +19,7 @@ from prometheus_client import multiprocess
 
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.observability.metric_groups import (
+    COMMIT_OPERATIONS,
     CacheMetrics,
     CommitMetrics,
     GatewayCacheMetrics,
@@ -53,7 +54,8 @@ class ServerMetrics:
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None:
         """Counts an answered request. `operation` must be from a bounded set: route names, never paths."""
         self.requests.observe(operation, status, seconds)
-        self.commits.observe(operation, status, error)
+        if operation in COMMIT_OPERATIONS:
+            self.commits.observe(status, error)
 
     def flush(self) -> None:
         """Adds the counts since the last flush to the metrics."""

@@ -32,15 +32,27 @@ _INT_DIGITS_MAX = 18
 _BOOLEANS = {"true": True, "false": False}
 
 
-def path_names(request: web.Request, variables: tuple[str, ...]) -> tuple[str, ...]:
+def template_of(request: web.Request) -> str:
+    """The path of the matched route, with its variables in braces."""
+    resource = request.match_info.route.resource
+    assert resource is not None
+    return resource.canonical
+
+
+# Engines send the same names repeatedly. Refused names are not cached, so that the cached paths are short.
+@lru_cache(maxsize=2048)
+def names_in(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[str, ...]:
     """The names in these variables of the path. BadRequest for an invalid name."""
-    return _names(request.rel_url.raw_path, _template(request), variables)
+    segments = raw_path.split("/")
+    return tuple(
+        check_name(_decoded(segments[_position(template, variable)], variable), f"{variable} name")
+        for variable in variables
+    )
 
 
-def path_namespace(request: web.Request) -> NamespacePath:
-    """The namespace in the path; levels are separated by 0x1F (`%1F`)."""
-    template = _template(request)
-    return _namespace(request.rel_url.raw_path.split("/")[_position(template, "namespace")])
+def namespace_in(raw_path: str, template: str) -> NamespacePath:
+    """The namespace in the path; levels are separated by 0x1F (`%1F`). BadRequest for an invalid namespace."""
+    return _namespace(raw_path.split("/")[_position(template, "namespace")])
 
 
 @lru_cache(maxsize=8192)  # pure, and called for every load of a table
@@ -101,22 +113,6 @@ def _page_size(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _INT_DIGITS_MAX and int(text) > 0):
         raise BadRequest(f"pageSize is {text[:40]!r}; it must be a whole number of at least 1")
     return int(text)
-
-
-def _template(request: web.Request) -> str:
-    resource = request.match_info.route.resource
-    assert resource is not None
-    return resource.canonical
-
-
-# Engines send the same names repeatedly. Refused names are not cached, so that the cached paths are short.
-@lru_cache(maxsize=2048)
-def _names(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[str, ...]:
-    segments = raw_path.split("/")
-    return tuple(
-        check_name(_decoded(segments[_position(template, variable)], variable), f"{variable} name")
-        for variable in variables
-    )
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,18 @@
+"""Types of numpy's arrays, and columns of Arrow as one array."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Longs = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+def single_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column that may be in chunks as one array."""
+    if isinstance(column, pa.Array):
+        return column
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)

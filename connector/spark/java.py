@@ -1,0 +1,19 @@
+"""The Java that PySpark starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+NO_GATEWAY = "JAVA_GATEWAY_EXITED"
+"""PySpark's name for the error of a JVM that does not start."""
+
+
+def missing_java() -> str | None:
+    """Why Spark finds no Java, with what to do; None if there is one."""
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java", path=os.path.join(home, "bin") if home else None) is not None:
+        return None
+    if home:
+        return f"JAVA_HOME is {home}, which has no bin/java: set it to the home of a JDK 17 or newer, or unset it"
+    return "there is no Java: install a JDK 17 or newer, as by apt-get install openjdk-17-jdk-headless"
