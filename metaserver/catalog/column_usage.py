@@ -4,7 +4,8 @@ A read is counted in memory, without I/O, and recorded once a minute. What a kil
 the advice states how much of the traffic it has seen. Jobs of table services are not counted.
 
 The memory is limited, and a principal can use half of it, so that reads of one principal do not prevent that those of
-others are counted. What is beyond counts as a read of every column of its table: then no column looks unread that is read.
+others are counted. What is beyond counts as a read of every column of its table: so no column looks unread that is
+read.
 """
 
 from __future__ import annotations

@@ -181,6 +181,9 @@ class GeneratorStore(ABC):
     async def token_by_digest(self, digest: str) -> Token | None:
         return await self._kept(("token", digest), lambda: queries.token_by_digest(digest))
 
+    async def token_named(self, name: str) -> Token | None:
+        return await self._point(lambda: queries.token_named(name))
+
     async def tokens(self) -> list[Token]:
         return await self._list(queries.tokens)
 
