@@ -67,7 +67,7 @@ class SeamarkClient:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"{url!r} is not the URL of a server: a URL starts with http:// or https://")
         self.url = url.rstrip("/")
-        self.token = token
+        self.token = token or None  # an unset variable of a shell is an empty text
         self._timeout_s = timeout_s
         self._retries = retries
         self.fence = fence

@@ -181,6 +181,16 @@ def test_a_busy_server_is_asked_again_with_the_token() -> None:
     assert asked == ["Bearer hunter2"] * 3
 
 
+def test_an_empty_token_is_none() -> None:
+    """A shell passes a variable that is not set as an empty text; `Bearer` alone would be refused as malformed."""
+    with answering(NOTHING) as (url, asked):
+        client = SeamarkClient(url, token="")
+        assert list(client.timeline()) == []
+        client.close()
+    assert not client.has_token
+    assert asked == [""]
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
