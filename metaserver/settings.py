@@ -125,7 +125,7 @@ class Settings(GatewaySettings, ServiceSettings, FleetSettings):
     )
     rights_recheck_s: float = setting(
         5.0,
-        "Seconds between checks that the reader of an open event stream is still logged in and has the right to read.",
+        "Seconds between checks that who reads an event stream or uses keys of the gateway has a login and the right.",
         least=0.05,
         most=60,
     )

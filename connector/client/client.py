@@ -76,7 +76,7 @@ class SeamarkClient:
     ) -> None:
         check_url(url)
         self.url = url.rstrip("/")
-        self.token = token
+        self.token = token or None  # an unset variable of a shell is an empty text
         self._timeout_s = timeout_s
         self._retries = retries
         self.fence = fence

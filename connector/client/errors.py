@@ -15,6 +15,7 @@ ClientError
 from __future__ import annotations
 
 import json
+import re
 import ssl
 
 
@@ -74,6 +75,7 @@ class Unreachable(ClientError):
     pass
 
 
+_TAG = re.compile(r"<[^<>]*>")
 _BY_STATUS: dict[int, type[ClientError]] = {
     400: BadRequest,
     401: Unauthenticated,
@@ -92,8 +94,9 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
             made = Conflict
         return made(str(error["message"]), status=status, kind=str(error["type"]), request_id=request_id)
     except (ValueError, KeyError, TypeError):
-        text = " ".join(body[:200].decode("utf-8", "replace").split())
-        return made(f"HTTP {status}: {text or 'no message'}", status=status, request_id=request_id)
+        text = " ".join(_TAG.sub(" ", body[:400].decode("utf-8", "replace")).split())[:200]
+        message = f"HTTP {status}, in the form of another server or of a proxy: {text or 'no message'}"
+        return made(message, status=status, request_id=request_id)
 
 
 def cause_text(error: Exception, url: str = "") -> str:
@@ -108,6 +111,8 @@ def cause_text(error: Exception, url: str = "") -> str:
         cause = inner
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"{cause.verify_message}; name a file with the authority of its certificate in the variable SEAMARK_CA"
+    if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+        return "it does not answer by TLS; a server without TLS has an http:// URL"
     if isinstance(cause, ConnectionResetError) and url.startswith("http://"):  # also RemoteDisconnected
         return "it closed the connection without an answer; a server with TLS has an https:// URL"
     if isinstance(cause, OSError) and cause.strerror:

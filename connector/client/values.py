@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -124,3 +125,12 @@ class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
     joins: tuple[dict[str, Any], ...] = ()
     """The outcome of each requested join, nested joins after their parent: table, snapshot-id, keys, used, and the
     reason if it was not used."""
+
+
+def parse_as_of(text: str) -> int:
+    """Milliseconds since the epoch, of such a number or of a time like 2026-01-31T12:00:00, in UTC if it has no offset.
+    ValueError for other text."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    at = datetime.fromisoformat(text)
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)

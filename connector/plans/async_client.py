@@ -470,7 +470,7 @@ async def open_seamark(
     SEAMARK_CA or the system's authorities. ValueError for an invalid URL."""
     check_url(url)
     headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-plans"}
-    headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
+    headers |= {"Authorization": f"Bearer {token}"} if token else {}
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=_CONNECTIONS, keepalive_timeout=10, ssl=trusted_by_clients(authorities) or True

@@ -42,6 +42,7 @@ from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.iceberg.types.values import FLOATS
 from seamark.metaserver.wire import PLAN_MARK
 
+_NO_TABLE = ("NoSuchTableException", "NoSuchNamespaceException")
 JOINS_S = 5.0
 """For all requests for joins of one statement; closing the connection may take as long again."""
 LEASE_S = 600
@@ -108,7 +109,9 @@ class CatalogTables:
                 opened = open_table(self._client, name, at)
                 if at.ref is not None:  # with the schema of the snapshot, as Trino reads it
                     opened = open_table(self._client, name, At(snapshot_id=opened.snapshot_id))
-            except NotFound:
+            except NotFound as error:
+                if error.kind not in _NO_TABLE:  # an answer of another server, for instance
+                    raise
                 raise NotFound(
                     f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
                 ) from None

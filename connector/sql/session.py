@@ -20,6 +20,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.engines import catalog_conf
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import join_name
 from seamark.connector.duckdb.session import connect
@@ -174,7 +175,9 @@ class SqlSession:
                 return self._on_trino(planned)
             case "spark":
                 if self._spark is None:
-                    self._spark = SparkStatements(self._engines.spark or "")
+                    name = self._engines.spark_catalog
+                    conf = catalog_conf(name, self._client.url, token=self._client.token or "")
+                    self._spark = SparkStatements(self._engines.spark or "", name, conf)
                 self._spark.run(planned.text)
                 return _done(planned, None)
         return self._change(planned) if planned.query is None else self._query(planned, planned.query)

@@ -6,11 +6,16 @@ in Spark's words.
 
 from __future__ import annotations
 
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlglot import Dialect, exp
 from sqlglot.errors import ErrorLevel
 
+from seamark.connector.client.engines import EXTENSIONS, RUNTIME
 from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql.scopes import shown
@@ -50,15 +55,38 @@ def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | N
     return str(_SPARK.generate(copied, unsupported_level=ErrorLevel.RAISE))
 
 
+def _own_conf() -> dict[str, str]:
+    """Settings of a new session: Iceberg's jar, from Maven Central. Empty if the user has settings, which name it."""
+    spec = importlib.util.find_spec("pyspark")
+    home = os.environ.get("SPARK_HOME") or (str(Path(spec.origin).parent) if spec and spec.origin else "")
+    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(home, "conf")
+    if "PYSPARK_SUBMIT_ARGS" in os.environ or os.path.exists(os.path.join(folder, "spark-defaults.conf")):
+        return {}
+    if spark_sql.SparkSession.getActiveSession() is not None:
+        return {}
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    own = {"spark.jars.packages": RUNTIME, "spark.sql.extensions": EXTENSIONS}
+    return {**own, **quiet, "spark.sql.catalogImplementation": "in-memory"}
+
+
 class SparkStatements:
     """A session: `sc://host:port` is Spark Connect's; another URL is that of a master."""
 
-    def __init__(self, url: str) -> None:
-        """Unreachable if it does not start."""
+    def __init__(self, url: str, catalog: str, catalog_conf: Mapping[str, str]) -> None:
+        """`catalog_conf`: the settings of `catalog`, for a session of this process that lacks it. Unreachable if Spark
+        does not start."""
         builder = spark_sql.SparkSession.builder
         try:
-            connected = builder.remote(url) if url.startswith("sc://") else builder.master(url)
-            self._session = connected.getOrCreate()
+            if url.startswith("sc://"):
+                self._session = builder.remote(url).getOrCreate()
+                return
+            builder = builder.master(url)
+            for key, value in _own_conf().items():
+                builder = builder.config(key, value)
+            self._session = builder.getOrCreate()
+            if self._session.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
+                for key, value in catalog_conf.items():
+                    self._session.conf.set(key, value)
         except (RuntimeError, OSError, spark_errors.PySparkException) as error:
             why = missing_java() if NO_GATEWAY in str(error) else None
             raise Unreachable(f"No Spark at {url}: {why or error}") from None

@@ -16,11 +16,10 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -280,11 +279,7 @@ class Proxy:
     ) -> _Outcome | None:
         """Starts a statement that maintains a table; None for all others."""
         headers = self._headers_of_followers(request, coordinator)
-
-        async def send(method: str, uri: str, sent: bytes | None) -> aiohttp.ClientResponse:
-            at = target_of(uri, headers.get("X-Forwarded-Prefix", ""))
-            return await self._forwarder.send(method, coordinator, at, headers, sent)
-
+        send = partial(self._request, coordinator, headers)
         trust, rules = self._settings.limits.trust_time_zone, self._settings.rules
         judge = partial(self._judge, coordinator, headers) if rules else None
         base = base_url(headers, coordinator)
@@ -362,9 +357,7 @@ class Proxy:
             answer = await held.wait_for_planning(first, response_headers(first, {PLAN_HEADER: _PLANNED}))
         if isinstance(answer, Failure):
             if answer.is_running and held.next_uri is not None:
-                self._start_cancellation(
-                    _cancel(partial(self._request, coordinator, follow_headers, "DELETE"), held.next_uri)
-                )
+                self._start_cancellation(coordinator, follow_headers, held.next_uri)
             return answer
         is_analysed = answer.is_allowed or answer.decision is not RuleDecision.UNKNOWN
         if answer.next_uri is not None and not is_analysed:
@@ -398,10 +391,10 @@ class Proxy:
         return decision
 
     async def _request(
-        self, coordinator: Coordinator, headers: CIMultiDict[str], method: str, uri: str
+        self, coordinator: Coordinator, headers: CIMultiDict[str], method: str, uri: str, body: bytes | None = None
     ) -> aiohttp.ClientResponse:
         target = target_of(uri, headers.get("X-Forwarded-Prefix", ""))
-        return await self._forwarder.send(method, coordinator, target, headers)
+        return await self._forwarder.send(method, coordinator, target, headers, body)
 
     def _headers_of_followers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
         """The client's headers except those about the body of its POST. The proxy reads answers, so they must not be
@@ -422,19 +415,25 @@ class Proxy:
     ) -> AsyncIterator[HeldStatement]:
         """If the client disconnects, the statement is cancelled: no other client has its URI, so it would run without a
         reader."""
-        request = partial(self._request, coordinator, headers)
-        held = HeldStatement(partial(request, "GET"), hold_s=hold_s, judge=judge)
+        held = HeldStatement(partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge)
         try:
             yield held
         except asyncio.CancelledError:
             if held.next_uri is not None:
-                self._start_cancellation(_cancel(partial(request, "DELETE"), held.next_uri))
+                self._start_cancellation(coordinator, headers, held.next_uri)
             raise
 
-    def _start_cancellation(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _start_cancellation(self, coordinator: Coordinator, headers: CIMultiDict[str], uri: str) -> None:
+        task = asyncio.create_task(self._cancel(coordinator, headers, uri))
         self._cancelling.add(task)
         task.add_done_callback(self._cancelling.discard)
+
+    async def _cancel(self, coordinator: Coordinator, headers: CIMultiDict[str], uri: str) -> None:
+        try:
+            async with asyncio.timeout(_CANCEL_S):
+                (await self._request(coordinator, headers, "DELETE", uri)).close()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            _log.warning("a statement that its client left was not cancelled", error=repr(error))
 
     async def close(self) -> None:
         """Waits for pending cancellations, which take at most seconds each."""
@@ -471,14 +470,6 @@ async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
         proxy = Proxy(settings, coordinators, forwarder, rewriter, tables, reports, ProxyMetrics())
         stack.push_async_callback(proxy.close)
         yield proxy
-
-
-async def _cancel(delete: Callable[[str], Awaitable[aiohttp.ClientResponse]], uri: str) -> None:
-    try:
-        async with asyncio.timeout(_CANCEL_S):
-            (await delete(uri)).close()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        _log.warning("a statement that its client left was not cancelled", error=repr(error))
 
 
 def _response(answer: TrinoResponse) -> web.Response:

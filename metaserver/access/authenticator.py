@@ -49,6 +49,8 @@ else:
     oidc = Deferred("seamark.metaserver.access.oidc")
 
 _HOWTO = "send the header Authorization: Bearer <token>"
+_NO_TOKENS = ("None", "null", "undefined")
+"""What clients send in the place of a token that is not set."""
 
 
 class Login(msgspec.Struct, frozen=True):
@@ -102,6 +104,11 @@ class Authenticator:
             raise Unauthenticated(f"This server requires a login: {_HOWTO}")
         if scheme.lower() != "bearer" or not bearer:
             raise Unauthenticated(f"The Authorization header is not a bearer token: {_HOWTO}")
+        if bearer in _NO_TOKENS:
+            raise Unauthenticated(
+                f"This server requires a login, and the client has no token: it sends {bearer!r}, as PyIceberg does; "
+                "set token or credential of its catalog"
+            )
         return (await self.login(bearer)).principal
 
     async def login(self, bearer: str) -> Login:

@@ -27,6 +27,7 @@ from seamark.metaserver.api.http.dispatch import add_endpoints
 from seamark.metaserver.api.http.middleware import add_age, build_middleware
 from seamark.metaserver.api.http.observability import metrics
 from seamark.metaserver.api.http.parts import ServerParts
+from seamark.metaserver.api.http.router import Router
 from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.api.indexes import builds, index_audit, index_state, index_unregistered, indexes
 from seamark.metaserver.api.lookups import bitmaps, layout, lookups, metadata
@@ -43,6 +44,7 @@ def build_app(parts: ServerParts) -> web.Application:
         requests=settings.requests_limit, watchers=settings.watchers_limit, body_bytes=settings.bodies_memory_bytes
     )
     app = web.Application(middlewares=[build_middleware(parts, bounds)])
+    app._router = Router()  # aiohttp deprecates the argument for it
     if settings.stale_limit_s:
         app.on_response_prepare.append(add_age)
     app[keys.BOUNDS] = bounds

@@ -209,16 +209,20 @@ def list_grants(principal: str | None, as_json: bool, config: Path | None, **fla
 
 
 def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: bool = True) -> T:
-    """Runs `work` on the database of the settings; errors become a message and an exit code. Without `creates`, a home
-    without a database is an error, and nothing is created: the user probably meant another home."""
+    """Runs `work` on the database of the settings; errors become a message and an exit code. A home without a database
+    may be the wrong one: without `creates` it is an error, and nothing is created; otherwise a line reports it."""
     settings = load_settings(flags, config)
-    database = None if creates else sqlite_file(settings)
-    if database is not None and not os.path.lexists(database):
+    database = sqlite_file(settings)
+    is_new = database is not None and not os.path.lexists(database)
+    if is_new and not creates:
         raise click.ClickException(
             printable(f"The database {database} does not exist; set --home or --database of the server")
         )
     try:
-        return asyncio.run(_open_and(settings, work))
+        result = asyncio.run(_open_and(settings, work))
+        if is_new:
+            say(f"The database {database} is new. A server that runs already has another: name its --home", err=True)
+        return result
     except ConfigError as error:
         raise refuse(error) from None
     except SeamarkError as error:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from seamark.connector.client.catalog import list_views
+from seamark.connector.client.catalog import dropped_entries, list_views
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated, Unreachable
 from seamark.connector.client.indexes import IndexClient
@@ -100,8 +100,8 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
-    """Within the block, NotFound also names what exists and is spelled like what does not: like `table`, or like the
-    name in the error."""
+    """Within the block, NotFound also says what to do: which command restores or creates what does not exist, or what
+    exists and is spelled like it: like `table`, or like the name in the error."""
     try:
         yield
     except NotFound as error:
@@ -110,6 +110,9 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
             other = "view" if what == "Table" else "table"
             message = f"{missing} is a {other}: seamark {other} show {shlex.quote(missing)}"
             raise NotFound(message, status=error.status) from None
+        if what in ("Table", "View") and _was_dropped(client, missing):
+            todo = f"seamark undrop {shlex.quote(missing)} restores what was dropped"
+            raise NotFound(f"{error.message}; {todo}", status=error.status) from None
         similar = similar_name(client, missing if table is None else table)
         if similar is None and what in ("Namespace", "View"):
             similar = _similar(missing, _named(client, view=what == "View"))
@@ -129,6 +132,16 @@ def _is_other(client: SeamarkClient, what: str, name: str) -> bool:
         levels = split_table(name)
         names = list_views(client, levels[:-1]) if what == "Table" else client.tables(levels[:-1])
         return levels in islice(names, _NAMES_MAX)
+    except (ClientError, ValueError):
+        return False
+
+
+def _was_dropped(client: SeamarkClient, name: str) -> bool:
+    """Whether a table or view of this name can be restored. Never raises."""
+    try:
+        *namespace, last = split_table(name)
+        entries = islice(dropped_entries(client, tuple(namespace)), _NAMES_MAX)
+        return any(entry["name"] == last for entry in entries)
     except (ClientError, ValueError):
         return False
 

@@ -23,6 +23,7 @@ from seamark.connector.client.queries import ExplainedQuery, explain_query
 from seamark.connector.client.values import CURRENT, At, Explanation
 from seamark.metaserver.cli.catalog.expression_text import expression_text
 from seamark.metaserver.cli.connecting import server_command
+from seamark.metaserver.cli.options import parse_time_ms
 from seamark.metaserver.cli.terminal import make_table, open_console, print_json, printable, show_count, show_size
 from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
@@ -67,9 +68,9 @@ _QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
 @click.option(
     "--as-of",
     "as_of_ms",
-    type=int,
-    metavar="MS",
-    help="The snapshot that was current at this time, in ms since the epoch.",
+    metavar="TIME",
+    callback=lambda context, option, text: None if text is None else parse_time_ms(text, "--as-of"),
+    help="The snapshot that was current at this time: ms since the epoch, or 2026-01-31T12:00 (UTC without a zone).",
 )
 @server_command
 def explain(

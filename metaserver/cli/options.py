@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from seamark.connector.client.values import parse_as_of
 from seamark.connector.jobs.statements import parse_bytes
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name
@@ -92,6 +93,16 @@ def parse_duration(text: str, option: str) -> int:
             f"{text!r} is not a duration: write a number and s, m, h, d, w or y", param_hint=option
         )
     return int(match[1]) * _UNITS_S[match[2]]
+
+
+def parse_time_ms(text: str, option: str) -> int:
+    """Milliseconds since the epoch, as `parse_as_of`. BadParameter, with the option, for other text."""
+    try:
+        return parse_as_of(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not a time: write 2026-01-31T12:00 or milliseconds since the epoch", param_hint=option
+        ) from None
 
 
 def parse_size(text: str, option: str) -> int:

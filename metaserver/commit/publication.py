@@ -97,12 +97,32 @@ class PlannedCommit(msgspec.Struct):
         return [*self.files, (self.location, self.document)]
 
 
+class _TableLock(asyncio.Lock):
+    """Counts the commits that have it or wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits = 0
+
+    async def __aenter__(self) -> None:
+        self.commits += 1
+        try:
+            await self.acquire()
+        except BaseException:
+            self.commits -= 1
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self.commits -= 1
+        self.release()
+
+
 class Publisher:
     """Publishes commits. One for each server, shared by stock and native commits: they take the same locks."""
 
     def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
-        self._locks: WeakValueDictionary[tuple[NamespacePath, str], asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[NamespacePath, str], _TableLock] = WeakValueDictionary()
         self._cleanup = Cleanup(parts.objects)
 
     async def close(self) -> None:
@@ -119,20 +139,28 @@ class Publisher:
     async def lock_all(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:
         """Serialises the commits of this process to a table: a lost race would waste a metadata file."""
         timeout_s = self._parts.settings.storage_timeout_s
+        locks = [self._lock_of(name) for name in sorted(names)]
         async with contextlib.AsyncExitStack() as stack:
             try:
-                async with asyncio.timeout(timeout_s):
-                    for name in sorted(names):
-                        lock = self._locks.get(name)
-                        if lock is None:
-                            lock = self._locks[name] = asyncio.Lock()
+                if not any(lock.commits for lock in locks):  # as most commits find them: without a timer
+                    for lock in locks:
                         await stack.enter_async_context(lock)
+                else:
+                    async with asyncio.timeout(timeout_s):
+                        for lock in locks:
+                            await stack.enter_async_context(lock)
             except TimeoutError:
                 # While the storage hangs, the wait would otherwise add up over all queued commits.
                 raise RetryLater(
                     f"The commit has waited in the table's queue for {timeout_s:g} s (storage_timeout_s); try again"
                 ) from None
             yield
+
+    def _lock_of(self, name: tuple[NamespacePath, str]) -> _TableLock:
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = _TableLock()
+        return lock
 
     async def publish(
         self,

@@ -1,36 +1,46 @@
-"""Whether the table of a grant is still in the catalog and owns its location: asked again while keys live, remembered
-briefly, and forgotten as soon as the timeline has news of the table."""
+"""Whether the table of a grant is still in the catalog and owns its location, and whether the principal that the keys
+were issued to still has a login and the rights: asked again while keys live, remembered briefly, and forgotten as soon
+as the timeline has news of the table."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
 
+from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.gateway_keys import ObjectGrant
+from seamark.metaserver.access.principal import OIDC_PREFIX, Principal, Role
+from seamark.metaserver.access.tokens import is_live
+from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.catalog.ownership.claims import with_folders
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
-_REMEMBERED_MAX = 4096
+_REMEMBERED_MAX = 16_384
 _BATCH = 500
+_Checked = tuple[str, str, NamespacePath, str, bool]
 
 
-def _key_of(grant: ObjectGrant) -> tuple[str, str, NamespacePath]:
-    return grant.table_uuid, grant.location, grant.namespace
+def _key_of(grant: ObjectGrant) -> _Checked:
+    return grant.table_uuid, grant.location, grant.namespace, grant.who, grant.writable
 
 
 class Ownership:
-    """Asks the database at most once in `recheck_s` for each table."""
+    """Asks the database at most once in `recheck_s` for each table and principal."""
 
-    def __init__(self, store: PointerStore, clock: Clock, *, recheck_s: float) -> None:
+    def __init__(self, store: PointerStore, clock: Clock, settings: Settings) -> None:
         self._store = store
+        self._mode = settings.auth
+        self._has_foreign_roles = bool(settings.oidc_roles_claim)
         self._clock = clock
-        self._recheck_s = recheck_s
-        self._known: OrderedDict[tuple[str, str, NamespacePath], float] = OrderedDict()
+        self._recheck_s = settings.rights_recheck_s
+        self._authorizer = Authorizer()
+        self._known: OrderedDict[_Checked, float] = OrderedDict()
         self._forgotten = 0
 
     def is_confirmed(self, grant: ObjectGrant) -> bool:
@@ -39,13 +49,15 @@ class Ownership:
         return until_s is not None and self._clock.monotonic() < until_s
 
     async def check(self, grant: ObjectGrant) -> None:
-        """Forbidden if the table was dropped or moved to another namespace, where the bearer may have no rights, or
-        does not own the location: another table claims it, or the metadata file that named it was forged. A staged
-        table, which has no name and no claims yet, may use a location without a claim."""
+        """Forbidden if the principal has lost its login or its rights. Forbidden if the table was dropped or moved to
+        another namespace, where the bearer may have no rights, or does not own the location: another table claims it,
+        or the metadata file that named it was forged. A staged table, which has no name and no claims yet, may use a
+        location without a claim."""
         if self.is_confirmed(grant):
             return
         known_key, now_s = _key_of(grant), self._clock.monotonic()
         forgotten = self._forgotten
+        await self._check_rights(grant)
         await self._check_name(grant)
         key = await asyncio.to_thread(location_key, parse_location(grant.location))
         own = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
@@ -60,6 +72,23 @@ class Ownership:
         self._known.move_to_end(known_key)
         while len(self._known) > _REMEMBERED_MAX:
             self._known.popitem(last=False)
+
+    async def _check_rights(self, grant: ObjectGrant) -> None:
+        """What only tokens of an OIDC issuer state is not known here, and neither is the namespace of preloads and of
+        keys of earlier versions."""
+        who, is_foreign = grant.who, grant.who.startswith(OIDC_PREFIX)
+        if self._mode == "none" or not grant.namespace or who == SERVICE_PRINCIPAL:
+            return
+        if not is_foreign:
+            token = await self._store.token_named(who)
+            if token is None or not is_live(token, self._clock.now_ms()):
+                raise Forbidden("The token that the keys were issued for has ended; log in again")
+        elif self._has_foreign_roles:
+            return
+        principal = Principal(who, tuple(await self._store.grants(who)))
+        role = Role.WRITER if grant.writable else Role.READER
+        if not self._authorizer.holds(principal, role, grant.namespace):
+            raise Forbidden("The rights of the keys were withdrawn; load the table again")
 
     async def _check_name(self, grant: ObjectGrant) -> None:
         uuid, namespace = grant.table_uuid, grant.namespace or None

@@ -39,7 +39,7 @@ async def serving_gateway(
     """Serves S3 requests on `sock`, a bound socket, during the block."""
     settings, clock = parts.settings, parts.clock
     backend = await _open_backend(settings, clock)
-    ownership = Ownership(parts.store, clock, recheck_s=settings.rights_recheck_s)
+    ownership = Ownership(parts.store, clock, settings)
     gateway = Gateway(settings, clock, parts.gateway_keys, ownership, backend, parts.metrics)
     runner = GatewayRunner(
         gateway.build_app(),

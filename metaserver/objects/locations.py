@@ -226,6 +226,8 @@ class Warehouse:
         for root in self._roots:
             if root.holds(parsed) and (root_ok or root != parsed):
                 return parsed
+        if parsed in self._roots:
+            raise BadRequest(f"{what} {str(parsed)!r} is the root of all tables; choose a path below it")
         raise BadRequest(
             f"{what} {str(parsed)!r} is outside the warehouse {self.uri!r}; choose one below it, or have the "
             "operator add its parent to allowed_locations"

@@ -170,6 +170,9 @@ class PointerStore(Protocol):
 
     async def token_by_digest(self, digest: str) -> Token | None: ...
 
+    async def token_named(self, name: str) -> Token | None:
+        """The token of this name that is not revoked; it may have expired."""
+
     async def tokens(self) -> list[Token]: ...
 
     async def grants(self, principal: str | None) -> list[Grant]: ...

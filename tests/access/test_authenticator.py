@@ -128,6 +128,7 @@ async def test_a_token_names_its_principal_with_its_grants_as_they_are_now(
         ("Bearer smk_\udce4", "unknown"),
         ("Bearer é", "unknown"),
         ("Bearer a.b.c", "not JSON"),
+        ("Bearer None", "has no token: it sends 'None', as PyIceberg does; set token or credential"),
     ],
 )
 async def test_missing_and_unknown_logins_say_what_to_send(opened: Open, header: str | None, why: str) -> None:

@@ -52,6 +52,9 @@ def test_the_first_admin_is_made_in_a_home_that_is_not_there_yet(tmp_path: Path)
     assert who_is(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
     assert "admin on the whole catalog" in done.stderr
     assert secret not in done.stderr
+    new = f"The database {home / 'seamark.db'} is new. A server that runs already has another: name its --home"
+    assert new in done.stderr.splitlines()
+    assert new not in seamark(home, "token", "create", "ann").stderr
 
 
 def test_a_list_in_a_home_that_is_not_there_creates_nothing(tmp_path: Path) -> None:

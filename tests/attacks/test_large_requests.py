@@ -18,11 +18,14 @@ from seamark.metaserver.api.http import sql_texts
 from seamark.metaserver.api.lookups import bitmaps, metadata
 from seamark.metaserver.api.plans import explain, explain_query, plan_tables
 from seamark.metaserver.catalog import documents, large_requests
+from seamark.metaserver.catalog.ownership import own_files
+from seamark.metaserver.commit.stock import stock_commits
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.iceberg.types import schema
 from tests.api.client import VIEW_VERSION, Answer, Api
 from tests.attacks.world import SCHEMA
 from tests.server.rig import Running, running
+from tests.server.test_bodies import make_tokens
 
 NAMES = "/v1/namespaces/db"
 WIDE = {
@@ -93,6 +96,33 @@ async def test_others_are_answered_while_a_large_request_is_checked(
         assert not asked.done()
         answered.set()
         assert (await asked).status < 300
+
+
+async def test_updates_of_a_large_commit_are_walked_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a writer of one namespace, for whom each named file is checked."""
+    secrets = await make_tokens(tmp_path)
+    threads: dict[str, int] = {}
+    for module, name in ((own_files, "_named"), (stock_commits, "fingerprint")):
+        kept = getattr(module, name)
+
+        def noted(given: Any, name: str = name, kept: Callable[[Any], Any] = kept) -> Any:
+            threads[name] = threading.get_ident()
+            return kept(given)
+
+        monkeypatch.setattr(module, name, noted)
+    headers = {"Authorization": f"Bearer {secrets['wendy']}"}
+    async with running(tmp_path, auth="token") as server:
+        api = Api(server)
+        assert (await api("POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}, headers=headers)).status == 200
+        assert (await api("POST", f"{NAMES}/tables/t", SHORT, headers=headers)).status == 200
+        assert set(threads.values()) == {threading.get_ident()}
+        threads.clear()
+        body = {"requirements": [], "updates": [PROPERTIES]}
+        assert (await api("POST", f"{NAMES}/tables/t", body, headers=headers)).status == 200
+        assert len(threads) == 2
+        assert threading.get_ident() not in threads.values()
 
 
 async def test_large_metadata_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,10 +51,10 @@ def write(path: Path, column: pa.Array, **options: object) -> Path:
     return path
 
 
-def repeated(kind: pa.DataType) -> pa.Array:
+def repeated(kind: pa.DataType, rows: int = ROWS) -> pa.Array:
     """One long value in all rows."""
     value = pa.array([VALUE.encode()], pa.binary()).cast(kind)
-    return pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), value)
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), value)
 
 
 def dictionary(folder: Path) -> Path:
@@ -62,7 +62,8 @@ def dictionary(folder: Path) -> Path:
 
 
 def fixed(folder: Path) -> Path:
-    return write(folder / "fixed.parquet", repeated(pa.binary(len(VALUE))))
+    # PyArrow writes such values one by one: three times the limit are enough.
+    return write(folder / "fixed.parquet", repeated(pa.binary(len(VALUE)), 2_000))
 
 
 def delta(folder: Path) -> Path:

@@ -138,6 +138,8 @@ def test_a_dropped_table_is_restored(shop: IndexClient) -> None:
     (entry,) = printed(shop, "undrop")
     assert (entry["namespace"], entry["name"], entry["purge"]) == (["shop"], "sales", False)
     assert "shop.sales" in done(shop, "undrop")
+    refused = call(shop, "table", "show", "shop.sales")
+    assert "Table does not exist: shop.sales; seamark undrop shop.sales restores what was dropped" in refused.output
     assert "shop.orders is restored" in done(shop, "undrop", "shop.sales", "--to", "shop.orders")
     assert done(shop, "undrop").strip() == "Nothing was dropped that can be restored."
     assert "2 rows" in done(shop, "table", "show", "shop.orders")
@@ -178,6 +180,8 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
         (["sql", "SELECT id FROM shop.odrers"], 1, "Did you mean shop.orders?"),
         (["sql", "SELECT idd FROM shop.orders"], 2, "did you mean id?"),
         (["table", "show", "shop.something"], 1, "shop.something"),
+        (["explain", "shop.orders", "id = 1", "--as-of", "now"], 2, "write 2026-01-31T12:00 or milliseconds"),
+        (["explain", "shop.orders", "id = 1", "--as-of", "2020-01-31T12:00"], 2, "no snapshot at as-of=1580472000000"),
         (["table", "show", "orders"], 2, "add the namespace"),
         (["table", "drop", "shop.order", "--yes"], 1, "Did you mean shop.orders?"),
         (["table", "create", "shop.t", "--column", "id"], 2, "write NAME:TYPE"),

@@ -25,6 +25,7 @@ from seamark.connector.client.errors import (
 )
 from seamark.connector.client.names import split_name
 from seamark.connector.client.values import At
+from seamark.connector.sql.session import SqlSession
 from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
 from tests.planner.lakes.history import random_lake
@@ -181,6 +182,16 @@ def test_a_busy_server_is_asked_again_with_the_token() -> None:
     assert asked == ["Bearer hunter2"] * 3
 
 
+def test_an_empty_token_is_none() -> None:
+    """A shell passes a variable that is not set as an empty text; `Bearer` alone would be refused as malformed."""
+    with answering(NOTHING) as (url, asked):
+        client = SeamarkClient(url, token="")
+        assert list(client.timeline()) == []
+        client.close()
+    assert not client.has_token
+    assert asked == [""]
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -202,6 +213,18 @@ def test_what_is_no_answer_is_an_error_of_its_kind(
         client.close()
     assert type(raised.value) is expected
     assert len(asked) == (3 if expected is Unavailable else 1)
+
+
+def test_the_page_of_another_server_is_reported_as_such() -> None:
+    page = b"<!DOCTYPE html>\n<html><title>404 Not\nFound</title></html>"
+    with answering((404, {}, page)) as (url, _):
+        with SqlSession(url) as session, pytest.raises(NotFound) as raised:
+            session.sql("SELECT 1 FROM a.b")
+        client = SeamarkClient(url.replace("http:", "https:"), retries=0)
+        with pytest.raises(Unreachable, match="does not answer by TLS; a server without TLS has an http:// URL"):
+            list(client.timeline())
+        client.close()
+    assert raised.value.message == "HTTP 404, in the form of another server or of a proxy: 404 Not Found"
 
 
 def test_a_listing_that_is_no_arrow_is_the_servers_failure() -> None:

@@ -18,11 +18,11 @@ from seamark.metaserver.clock import SimulatedClock, SystemClock
 from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.gateway.ownership import Ownership
 from seamark.metaserver.server import gateway
-from seamark.metaserver.store.model import Claim
+from seamark.metaserver.store.model import Claim, Token
 from seamark.metaserver.store.model import Grant as RoleGrant
 from seamark.metaserver.store.open import open_store
 from tests.gateway.rig import SCHEMA, Keys, keys_of
-from tests.server.rig import LateClock, running
+from tests.server.rig import LateClock, running, some_settings
 from tests.services.process import free_port
 
 
@@ -121,6 +121,51 @@ async def test_keys_have_the_rights_of_the_login_and_end(tmp_path: Path) -> None
         clock.ahead_ms = 61_000
         assert set((await asyncio.to_thread(_codes, writer)).values()) == {"ExpiredToken"}
         assert set((await asyncio.to_thread(_codes, keys_of(late[1]))).values()) == {"OK"}
+
+
+async def test_keys_lose_what_their_principal_loses(tmp_path: Path) -> None:
+    """A grant, the token, or a part of the role; a right that remains is left alone."""
+    home = tmp_path / "home"
+    tokens = await _tokens(home)
+    settings: dict[str, Any] = {
+        "auth": "token",
+        "warehouse": "s3://lake/wh",
+        "s3_folder": str(tmp_path / "objects"),
+        "s3_client_access": "gateway",
+        "gateway_port": free_port(),
+        "rights_recheck_s": 0.05,
+    }
+    async with running(home, **settings) as server, gateway(server.parts):
+
+        async def send(who: str, method: str, path: str, body: Any = None) -> Any:
+            headers = {"Authorization": f"Bearer {tokens[who]}"}
+            async with server.http.request(method, server.url + path, headers=headers, json=body) as answer:
+                assert answer.status < 300, await answer.text()
+                return await answer.json() if answer.status == 200 else None
+
+        async def outcomes(keys: Keys) -> tuple[str, str]:
+            found = await asyncio.to_thread(_codes, keys)
+            return found["get"], found["put"]
+
+        async def become(keys: Keys, wanted: tuple[str, str]) -> None:
+            async with asyncio.timeout(60):
+                while await outcomes(keys) != wanted:
+                    await asyncio.sleep(0.02)
+
+        table, grants = "/v1/namespaces/db/tables/t", "/api/v1/grants"
+        await send("writer", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
+        written = {who: keys_of(await send(who, "GET", table)) for who in ("writer", "reader", "admin")}
+        ok, refused = ("OK", "OK"), ("AccessDenied", "AccessDenied")
+        for who, expected in (("writer", ok), ("reader", ("OK", "AccessDenied")), ("admin", ok)):
+            assert await outcomes(written[who]) == expected
+        # Of the role writer the right to read remains, with new keys.
+        await send("admin", "PUT", grants, {"principal": "writer", "role": "reader", "namespace": ["db"]})
+        await send("admin", "DELETE", f"{grants}?principal=writer&role=writer&namespace=db")
+        await become(written["writer"], refused)
+        assert await outcomes(keys_of(await send("writer", "GET", table))) == ("OK", "AccessDenied")
+        await send("admin", "DELETE", "/api/v1/tokens/reader")
+        await become(written["reader"], refused)
+        assert await outcomes(written["admin"]) == ok
 
 
 def _overlap(one: str, other: str) -> bool:
@@ -252,7 +297,7 @@ class _Claims:
 
 async def test_keys_end_with_the_ownership_of_their_location() -> None:
     clock, claims = SimulatedClock(1), _Claims({"t": ["s3://bkt/t"]})
-    ownership = Ownership(claims, clock, recheck_s=5)
+    ownership = Ownership(claims, clock, some_settings(Path("unused"), rights_recheck_s=5))
     grant = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60)
     for _ in range(3):
         await ownership.check(grant)
@@ -287,3 +332,38 @@ async def test_keys_end_with_the_ownership_of_their_location() -> None:
     clock.advance(6000)
     with pytest.raises(Forbidden):
         await ownership.check(grant)
+
+
+class _Logins(_Claims):
+    """The claims of one table, and the logins of principals."""
+
+    def __init__(self, grants: dict[str, list[RoleGrant]]) -> None:
+        super().__init__({"t": ["s3://bkt/t"]})
+        self._grants = grants
+
+    async def grants(self, principal: str) -> list[RoleGrant]:
+        return self._grants.get(principal, [])
+
+    async def token_named(self, name: str) -> Token | None:
+        return Token("i", name, "d", 0, None, None) if name in self._grants else None
+
+
+@pytest.mark.parametrize("claim", ["", "roles"])
+async def test_what_only_an_issuer_states_is_not_held_against_keys(claim: str) -> None:
+    logins = _Logins({"oidc:granted": [RoleGrant("oidc:granted", "reader", ("db",))]})
+    settings = some_settings(Path("unused"), auth="token+oidc", oidc_roles_claim=claim)
+    ownership = Ownership(logins, SimulatedClock(1), settings)
+
+    async def is_allowed(who: str, namespace: tuple[str, ...] = ("db",), *, writable: bool = False) -> bool:
+        try:
+            await ownership.check(ObjectGrant("t", "s3://bkt/t", writable, who, 1 << 60, namespace=namespace))
+        except Forbidden:
+            return False
+        return True
+
+    assert await is_allowed("oidc:granted")
+    assert await is_allowed("oidc:granted", writable=True) == bool(claim)
+    assert await is_allowed("oidc:other") == bool(claim)
+    assert not await is_allowed("no token")
+    assert await is_allowed("service:seamark", writable=True)
+    assert await is_allowed("table t", ())

@@ -143,10 +143,10 @@ BAD = [
     ("s3://la..ke/wh/t", "bucket 'la..ke'"),
     ("s3://lake%2Fx/wh/t", "bucket 'lake%2Fx'"),
     ("s3://other/wh/t", "outside the warehouse"),
-    ("s3://lake/wh", "outside the warehouse"),
+    ("s3://lake/wh", "is the root of all tables"),
     ("s3://lake/wh2/t", "outside the warehouse"),
     ("s3://lake/WH/t", "outside the warehouse"),
-    ("file:///srv/wh", "outside the warehouse"),
+    ("file:///srv/wh", "is the root of all tables"),
     ("file:///", "outside the warehouse"),
     ("s3://lake/wh/" + "x" * 5000, "characters"),
 ]

@@ -18,6 +18,9 @@ from tests.services.process import CACHE
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Spark compiles no Java for a query: of a test's few rows, compiling takes a sixth of all CPU time."""
+_LARGE_CODE = ("-XX:ReservedCodeCacheSize=192m", "-XX:-MethodFlushing")
+"""Of the compiled code of a session over all tests of a process there is more than the 48 MB that a JVM without its
+optimizing compiler keeps: it would look for code to throw away, and compile it again."""
 _LOCAL_FILES = Path(__file__).with_name("LocalFiles.java")
 _numbers = itertools.count()
 
@@ -48,7 +51,7 @@ def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterat
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.memory": "1500m",
-        "spark.driver.extraJavaOptions": " ".join(SHORT_LIVED),
+        "spark.driver.extraJavaOptions": " ".join((*SHORT_LIVED, *_LARGE_CODE)),
     }
     session = open_session("seamark-tests", {**session_conf(iceberg_jars(CACHE / "jars")), **scratch, **(conf or {})})
     try:

@@ -128,12 +128,14 @@ class RecordsContract(OpenedStores):
         await store.transact([SaveToken(first)])
         assert await store.token_by_digest("digest1") == first
         assert await store.token_by_digest("digest2") is None
+        assert (await store.token_named("ann"), await store.token_named("an")) == (first, None)
         with pytest.raises(AlreadyExists, match="ann"):
             await store.transact([SaveToken(Token("2", "ann", "digest2", now))])
         await store.transact([RevokeToken("ann", now + 1)])
         revoked = await store.token_by_digest("digest1")
         assert revoked is not None
         assert revoked.revoked_ms == now + 1
+        assert await store.token_named("ann") is None
         with pytest.raises(NotFound):
             await store.transact([RevokeToken("ann", now + 2)])
         await store.transact([SaveToken(Token("3", "ann", "digest3", now, expires_ms=now + 10))])

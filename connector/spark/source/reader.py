@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import pyarrow as pa
@@ -27,7 +26,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Fil
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.client.values import CURRENT, At
+from seamark.connector.client.values import CURRENT, At, parse_as_of
 from seamark.connector.groups import divide
 from seamark.connector.read.changes import APPEND, INSERT, OPERATION, SnapshotChange, changes, history
 from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
@@ -131,16 +130,12 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
 
 
 def _milliseconds(text: str) -> int:
-    """Accepts milliseconds since the epoch, or a time like 2026-01-31T12:00:00, in UTC if it has no offset."""
-    if text.isascii() and text.isdigit():
-        return int(text)
     try:
-        at = datetime.fromisoformat(text)
+        return parse_as_of(text)
     except ValueError:
         raise BadRequest(
             f"as-of is {text[:40]!r}; it must be milliseconds or a time like 2026-01-31T12:00:00"
         ) from None
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:

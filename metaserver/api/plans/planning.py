@@ -21,7 +21,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from seamark.cache.memory import MemoryCache
-from seamark.metaserver.api.formats.pieces import send
+from seamark.metaserver.api.formats.pieces import Run, send
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.keys import BOUNDS, CATALOG, CLOCK, KEYRING, PLANNER, SETTINGS
@@ -35,7 +35,6 @@ from seamark.metaserver.api.plans.pointers import PointerCache
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
-from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
@@ -328,16 +327,17 @@ async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest,
 
 
 def _answer(call: Call, pinned: PinnedRequest, scan: ScanPlan) -> ScanTaskWriter:
+    dialect = _dialect(call)
     form = TaskForm(
         residuals=pinned.residuals,
         residual_bytes=call.app[SETTINGS].plan_residual_bytes,
-        exact_residuals=_wants_exact_residuals(call),
+        exact_residuals=_wants_exact_residuals(call, dialect),
         sequence_numbers=pinned.sequence_numbers,
     )
     return ScanTaskWriter(
         scan,
         stats=_columns(scan.metadata, pinned),
-        dialect=_dialect(call),
+        dialect=dialect,
         form=form,
         # The shared cache belongs to the event loop; a long filter's answer is written in threads.
         texts=PartitionTextCache(_OWN_TEXTS_BYTES) if is_long(pinned) else call.app[PARTITION_TEXTS],
@@ -348,11 +348,11 @@ def _dialect(call: Call) -> ClientDialect:
     return dialect_of(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
 
 
-def _wants_exact_residuals(call: Call) -> bool:
+def _wants_exact_residuals(call: Call, dialect: ClientDialect) -> bool:
     """BadRequest for another value of the header."""
     given = call.headers.get(RESIDUALS)
     if given is None:
-        return _dialect(call).filters_by_residual
+        return dialect.filters_by_residual
     if given.lower() not in ("short", "exact"):
         raise BadRequest(f"The header {RESIDUALS} is {given[:100]!r}; it must be 'short' or 'exact'")
     return given.lower() == "exact"
@@ -395,7 +395,7 @@ async def _completed(
     answer = _answer(call, pinned, scan)
     rows = scan.entry_ids
     if min_rows > 0:
-        enough = partial(_enough, scan, min_rows, settings.plan_inline_limit)
+        enough = partial(scan.first_with_rows, min_rows, settings.plan_inline_limit)
         rows = await _long_filters(call).run(pinned, enough)
     head, tail = b'{"status":"completed",', b"}"
     if credentials:
@@ -415,13 +415,18 @@ async def _sent(
     tail: bytes,
 ) -> web.StreamResponse:
     """The files of `rows`, or the plan tasks that cover them."""
-    filters = _long_filters(call)
-    tasks = await filters.run(pinned, tasks_of)
+    run: Run | None = None
+    if is_long(pinned):
+        filters = _long_filters(call)
+        tasks = await filters.run(pinned, tasks_of)
+        run = partial(filters.run, pinned)
+    else:
+        tasks = tasks_of()
     if tasks:
         head += b'"plan-tasks":' + encode_json(tasks) + b","
         rows = rows[:0]
     pieces = _body(head, answer, rows, tail)
-    return await send(call.request, pieces, run=partial(filters.run, pinned) if is_long(pinned) else None)
+    return await send(call.request, pieces, run=run)
 
 
 def _plan_tasks(
@@ -460,21 +465,6 @@ def _plan_tasks(
         call.app[TOKENS].plan_task(packed, start, end, _uuid(loaded))
         for start, end in zip(starts, [*starts[1:], whole.end_row], strict=True)
     ]
-
-
-def _enough(scan: ScanPlan, min_rows: int, most: int) -> Longs:
-    """The first files that certainly contain `min_rows` rows in total: files without residual and without deletes.
-
-    All files when the first `most` do not suffice: the hint is used only when that is cheap.
-    """
-    sure = 0
-    for count, row in enumerate(scan.entry_ids[:most].tolist(), start=1):
-        if scan.residual(row) == TRUE and not scan.deletes(row):
-            block, local = scan.view.locate(row)
-            sure += max(0, block.long("record_count", local) or 0)
-            if sure >= min_rows:
-                return scan.entry_ids[:count]
-    return scan.entry_ids
 
 
 def _body(head: bytes, answer: ScanTaskWriter, rows: Longs, tail: bytes) -> Iterator[bytes]:

@@ -36,6 +36,7 @@ _log = structlog.get_logger("seamark.claims")
 _FILLED_AT_ONCE = 64
 _TRIED_EVERY_S = 5.0
 _WITHIN_LIMIT = 100_000
+_FOLDERS_IN_LOOP = 32
 """The limit of claims of others inside a table's folders; only older tables can have such claims."""
 
 
@@ -142,7 +143,10 @@ async def check_outside(parts: CatalogContext, location: str, what: str) -> None
 
 async def _keys(locations: Iterable[str]) -> list[str]:
     parsed = [parse_location(location) for location in locations]
-    if all(one.scheme == "s3" for one in parsed):  # fast, and every signing request needs it
+    # Each signing request needs keys of S3, and each commit that of one folder, whose few links are resolved in a
+    # fraction of the time that a thread costs.
+    is_shallow = len(parsed) == 1 and parsed[0].path.count("/") <= _FOLDERS_IN_LOOP
+    if is_shallow or all(one.scheme == "s3" for one in parsed):
         return [location_key(one) for one in parsed]
     return await asyncio.to_thread(lambda: [location_key(one) for one in parsed])
 

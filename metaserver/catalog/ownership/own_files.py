@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, with_folders
@@ -100,7 +100,8 @@ async def check_added(
     updates = change.updates
     if caller.confined_to is None:
         return
-    lists, manifests, others = _named(updates)
+    find = partial(_named, updates)
+    lists, manifests, others = await parts.large.run_by_size(caller.who, caller.request_bytes, find)
     if not (lists or manifests or others):
         return
     locations = (

@@ -123,9 +123,9 @@ class StockCommits:
             raise BadRequest(f"The transaction has two changes for {show(*twice)}; merge them")
         async with self.publisher.lock_all(names):
             try:
-                return await self._attempts(
-                    _Request(caller, changes, single, self._parts.clock.now_ms(), fingerprint(changes))
-                )
+                identify = partial(fingerprint, changes)
+                identity = await self._parts.large.run_by_size(caller.who, caller.request_bytes, identify)
+                return await self._attempts(_Request(caller, changes, single, self._parts.clock.now_ms(), identity))
             except Repeat as repeat:
                 return repeat.outcome
 

@@ -39,12 +39,15 @@ from seamark.metaserver.iceberg.expressions.expression import (
 )
 from seamark.metaserver.iceberg.expressions.ranges import (
     Range,
+    StoredAsInt,
     backwards,
     complement,
+    contains,
     forwards,
     is_ordered,
     is_rounded,
     next_value,
+    stored_as_int,
 )
 from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.types.transforms import (
@@ -175,6 +178,8 @@ class _Mapping(NamedTuple):
     """Whether the field holds the values themselves."""
     is_rounded: bool
     """As `ranges.is_rounded`."""
+    stored_as_int: StoredAsInt | None
+    """As `ranges.stored_as_int`."""
 
 
 @memoized(1024)
@@ -189,6 +194,7 @@ def _mapping(transform: str, kind: str) -> _Mapping | None:
         name_of(transform) == "bucket",
         transform == IDENTITY or (transform, kind) == ("day", "date"),
         is_rounded(transform, kind),
+        stored_as_int(transform, kind),
     )
 
 
@@ -245,6 +251,8 @@ def _projected(predicate: Bound, field: PartitionField) -> Expression:
 def _same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
     """The term equals the field, except for results that old writers rounded up."""
     op, values = predicate.op, predicate.values
+    if mapping.stored_as_int is not None and op not in _NULLITY:
+        return _stored_as_int(predicate, field, mapping, mapping.stored_as_int)
     if op in _NULLITY or not mapping.is_rounded:
         return _target(predicate, field, op, *values)
     if op in _EQUALITIES:
@@ -256,6 +264,18 @@ def _same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) 
     if not positive:
         return TRUE
     return _target(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
+
+
+def _stored_as_int(predicate: Bound, field: PartitionField, mapping: _Mapping, stored: StoredAsInt) -> Expression:
+    """As `_same_transform`, for a long that may have been an int: one result may have been stored as another."""
+    if predicate.op in _EQUALITIES:
+        return _among(predicate, field, mapping, predicate.values)
+    found = _target(predicate, field, predicate.op, *predicate.values)
+    if predicate.op in _COMPARISONS:
+        is_sought = contains(_ranges(predicate), stored.exact)
+        return any_of(found, replace(found, op=Op.EQ, values=(stored.wrapped,))) if is_sought else found
+    left = [value for value in predicate.values if value != stored.wrapped]
+    return _target(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
 
 
 def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
@@ -272,6 +292,8 @@ def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: 
     distinct = {result for result in results if result is not None}
     if mapping.is_rounded:
         distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}
+    if mapping.stored_as_int is not None and mapping.stored_as_int.exact in distinct:
+        distinct.add(mapping.stored_as_int.wrapped)
     values: list[Any] = sorted(distinct)
     return _target(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
 

@@ -3,7 +3,7 @@
 Ranges are half open, with bounds in the form of `expression.py`; None means unbounded. Values are integers, strings or
 bytes, all of which have a successor, so half-open ranges can express closed ranges. An integer result that does not fit
 its type wraps (`transforms.py`), so values at one end of the source may map to the other end of the result: both
-directions return as many ranges as needed.
+directions return as many ranges as needed. Promotion of an int to a long does not change the results that wrapped.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from seamark.metaserver.iceberg.types.transforms import (
     name_of,
     result_type,
     width_of,
+    wrapped,
 )
 from seamark.metaserver.iceberg.types.types import base_name
 
@@ -27,7 +28,8 @@ CALENDAR = frozenset({"year", "month", "day", "hour"})
 Prefix = TypeVar("Prefix", str, bytes)
 
 _INT_WIDTH_MAX = 1 << 30
-"""Above it Java's 32-bit arithmetic overflows in the remainder, and its results are unordered."""
+"""Above it Java's 32-bit arithmetic overflows in the remainder, and its results are unordered. A long column may have
+been an int when files were written."""
 
 
 class Range(NamedTuple):
@@ -43,7 +45,7 @@ def is_ordered(transform: str, kind: str) -> bool:
     """
     name = name_of(transform)
     if name == "truncate" and is_known(transform):
-        return kind != "int" or width_of(transform) <= _INT_WIDTH_MAX
+        return kind not in ("int", "long") or width_of(transform) <= _INT_WIDTH_MAX
     return name in CALENDAR
 
 
@@ -83,7 +85,30 @@ def forwards(transform: str, kind: str, source: Range) -> list[Range]:
         no_low = piece.low == start or (low == first and shift == 0)
         no_high = piece.high == stop or (high == end and shift == 0)
         results.append(Range(None if no_low else piece.low, None if no_high else piece.high))
-    return results
+    stored = stored_as_int(transform, kind)
+    if stored is None or low >= stored.exact + width_of(transform) or high <= _limits("int").low:
+        return results
+    return results if contains(results, stored.wrapped) else [*results, Range(stored.wrapped, stored.wrapped + 1)]
+
+
+class StoredAsInt(NamedTuple):
+    """The result of the least ints, and what it wrapped to in the partition values of files."""
+
+    exact: int
+    wrapped: int
+
+
+def stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
+    """Of a truncated long, which may have been an int when files were written. None if no result of an int wraps."""
+    if kind != "long" or name_of(transform) != "truncate":
+        return None
+    least = _limits("int").low
+    exact = least - least % width_of(transform)
+    return StoredAsInt(exact, wrapped(exact, INTEGER_BITS["int"])) if exact < least else None
+
+
+def contains(ranges: Iterable[Range], value: int) -> bool:
+    return any((low is None or low <= value) and (high is None or value < high) for low, high in ranges)
 
 
 def backwards(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:

@@ -37,7 +37,7 @@ class Derived:
     @property
     def size_bytes(self) -> int:
         """Now: values may grow."""
-        return sum(value.size_bytes for value in list(self._values.values()))
+        return sum([value.size_bytes for value in list(self._values.values())])
 
 
 class BlockMemory:

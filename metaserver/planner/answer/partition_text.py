@@ -101,11 +101,8 @@ class PartitionTexts:
         self._schema_id, self._schema = metadata.current_schema_id, metadata.current_schema
         self._dialect = dialect
         self._kinds: dict[tuple[object, ...], Fields] = {}
-
-    @property
-    def size_bytes(self) -> int:
+        self.size_bytes = _TEXTS_BYTES
         """Without schemas and specs, which other metadata of the table share."""
-        return _TEXTS_BYTES + sum(_FIELD_BYTES * len(fields) for fields in list(self._kinds.values()))
 
     def matches(self, metadata: TableMetadata) -> bool:
         """Whether the texts are the same for other metadata."""
@@ -135,6 +132,8 @@ class PartitionTexts:
         found = self._kinds.get(kind)
         if found is None:
             found = self._kinds[kind] = self._read_fields(block)
+            # Anew, as threads may do this at the same time.
+            self.size_bytes = _TEXTS_BYTES + sum(_FIELD_BYTES * len(fields) for fields in list(self._kinds.values()))
         return found
 
     def _read_fields(self, block: Block) -> Fields:
@@ -166,7 +165,7 @@ class _TextsOfView:
 
     @property
     def size_bytes(self) -> int:
-        return sum(texts.size_bytes for texts in list(self.by_dialect.values()))
+        return sum([texts.size_bytes for texts in list(self.by_dialect.values())])
 
 
 def partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:

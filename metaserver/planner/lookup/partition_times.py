@@ -21,7 +21,7 @@ def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int 
     """The end of the oldest partition of these rows, as time since the epoch; None if it is unknown for some. Rows
     without a time do not count; without others the end is far away."""
     oldest = _FAR_MS
-    for number, local in by_block(view, rows):
+    for number, of_block in _ids_by_block(view, rows):
         found = _time_column(view, number, metadata)
         if found is None:
             return None
@@ -31,7 +31,7 @@ def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int 
         if column.packed.width == 0 and column.packed.presence == NONE:
             oldest = min(oldest, partition_end_ms(time, column.packed.base))
             continue
-        values = longs_at(column, local)
+        values = longs_at(column, of_block & ENTRY_MASK)
         if column.packed.presence != NONE:
             values = values[values != MISSING]
         if len(values):
@@ -43,15 +43,20 @@ def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int 
 
 def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
     """(block number, rows in the block) of entry ids, which are in order."""
+    return [(number, of_block & ENTRY_MASK) for number, of_block in _ids_by_block(view, entry_ids)]
+
+
+def _ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
+    """(block number, its entry ids)."""
     if not len(entry_ids):
         return []
     first_id = int(entry_ids[0])
     if (first_id ^ int(entry_ids[-1])) <= ENTRY_MASK:  # most plans keep few files, which are in one block
-        return [(view.number_of(first_id), entry_ids & ENTRY_MASK)]
-    numbers, local = view.split(entry_ids)
+        return [(view.number_of(first_id), entry_ids)]
+    numbers, _ = view.split(entry_ids)
     firsts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
     stops = [*firsts[1:], len(entry_ids)]
-    return [(int(numbers[first]), local[first:stop]) for first, stop in zip(firsts, stops, strict=True)]
+    return [(int(numbers[first]), entry_ids[first:stop]) for first, stop in zip(firsts, stops, strict=True)]
 
 
 def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 from seamark.metaserver.iceberg.expressions.evaluation import may_match
-from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
 from seamark.metaserver.iceberg.expressions.projection import ProjectedExpression, deciding_fields, project
 from seamark.metaserver.iceberg.expressions.residuals import Residuals
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -97,6 +97,21 @@ class ScanPlan:
     def size_bytes(self) -> int:
         """Memory that the plan adds to its view, including full caches."""
         return int(self.entry_ids.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX) + 2000
+
+    def first_with_rows(self, min_rows: int, files_max: int) -> Longs:
+        """The first files that certainly contain `min_rows` matching rows in total: files without residual and without
+        deletes.
+
+        All files when the first `files_max` do not suffice: the hint is used only when that is cheap.
+        """
+        sure = 0
+        for count, entry_id in enumerate(self.entry_ids[:files_max].tolist(), start=1):
+            if self.residual(entry_id) == TRUE and not self.deletes(entry_id):
+                block, local = self.view.locate(entry_id)
+                sure += max(0, block.long("record_count", local) or 0)
+                if sure >= min_rows:
+                    return self.entry_ids[:count]
+        return self.entry_ids
 
     def residual(self, entry_id: int) -> Expression:
         """The residual of the filter for a data file."""

@@ -125,6 +125,7 @@ class GeneratorStore(ABC):
     instants = _list_read(queries.instants)
     idempotency = _point_read(queries.idempotency)
     metrics_reports = _list_read(queries.metrics_reports)
+    token_named = _point_read(queries.token_named)
     tokens = _list_read(queries.tokens)
     audit = _list_read(queries.audit)
     cursor = _point_read(queries.cursor)

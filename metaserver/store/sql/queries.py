@@ -270,6 +270,10 @@ def token_by_digest(digest: str) -> Steps[Token | None]:
     return _first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE digest = $1", digest)  # noqa: S608
 
 
+def token_named(name: str) -> Steps[Token | None]:
+    return _first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE name = $1 AND revoked_ms IS NULL", name)  # noqa: S608
+
+
 def tokens() -> Steps[list[Token]]:
     return _all(TOKEN.decode, f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
 

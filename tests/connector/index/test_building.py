@@ -276,7 +276,7 @@ def test_the_command_tells_of_definitions_that_make_no_sense_and_fails(client: I
     done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
     assert done.exit_code == 1
     assert "Index b: 6 data files" in done.output
-    assert "1 indexes are broken and were not built: odd: " in done.output
+    assert "1 index is broken and was not built: odd: " in done.output
     client.drop_index("db.t", "b")
     done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
     assert (done.exit_code, "no such column" in done.output) == (1, True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from seamark.connector.client.engines import RUNTIME, catalog_conf
 from seamark.connector.client.errors import Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql import spark_engine
@@ -41,18 +43,65 @@ def test_a_missing_java_is_told_apart_from_a_missing_spark(tmp_path: Path, monke
     assert f"JAVA_HOME is {tmp_path}, which has no bin/java" in (missing_java() or "")
 
 
-@pytest.mark.usefixtures("no_java")
+class Session:
+    """A stand-in for PySpark, with its builder and its settings: no JVM starts."""
+
+    def __init__(self, conf: dict[str, str], error: str = "") -> None:
+        self.builder = self.conf = self
+        self.settings, self.started, self.error = conf, dict[str, str](), error
+
+    def master(self, url: str) -> Session:
+        if self.error:
+            raise RuntimeError(self.error)
+        return self
+
+    def config(self, key: str, value: str) -> Session:
+        self.started[key] = value
+        return self
+
+    def getOrCreate(self) -> Session:  # noqa: N802
+        return self
+
+    def getActiveSession(self) -> None:  # noqa: N802
+        return None
+
+    def get(self, key: str, default: str | None) -> str | None:
+        return self.settings.get(key, default)
+
+    def set(self, key: str, value: str) -> None:
+        self.settings[key] = value
+
+
+@pytest.fixture
+def spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    return tmp_path
+
+
+def start(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_engine, "spark_sql", SimpleNamespace(SparkSession=session))
+    spark_engine.SparkStatements("local[2]", "sea", catalog_conf("sea", "http://127.0.0.1:8181"))
+
+
+@pytest.mark.usefixtures("no_java", "spark_home")
 def test_a_spark_without_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Builder:
-        def master(self, url: str) -> Builder:
-            raise RuntimeError(f"[{NO_GATEWAY}] Java gateway process exited before sending its port number.")
-
-    class Session:
-        builder = Builder()
-
-    class Module:
-        SparkSession = Session
-
-    monkeypatch.setattr(spark_engine, "spark_sql", Module)
+    session = Session({}, f"[{NO_GATEWAY}] Java gateway process exited before sending its port number.")
     with pytest.raises(Unreachable, match=f"No Spark at local.2.: there is no Java: {JDK}"):
-        spark_engine.SparkStatements("local[2]")
+        start(session, monkeypatch)
+
+
+def test_a_spark_without_settings_gets_icebergs_jar_and_the_catalog(
+    spark_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session({})
+    start(session, monkeypatch)
+    assert session.started["spark.jars.packages"] == RUNTIME
+    assert session.settings["spark.sql.catalog.sea.uri"] == "http://127.0.0.1:8181"
+
+    named = Session({"spark.sql.catalog.sea": "theirs"})
+    (spark_home / "conf").mkdir()
+    (spark_home / "conf" / "spark-defaults.conf").touch()
+    start(named, monkeypatch)
+    assert (named.started, named.settings) == ({}, {"spark.sql.catalog.sea": "theirs"})

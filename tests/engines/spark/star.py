@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
+from seamark.connector.spark.query import queries
 from seamark.connector.spark.query.queries import RewrittenQuery, rewritten
 from seamark.spark import sql
 from tests.services.seamark import Seamark
@@ -46,11 +48,20 @@ class Rig:
         return rewritten(self.spark, text.replace("{db}", self.db), args)
 
     def same(self, text: str, args: Any = None) -> RewrittenQuery:
-        """Asserts that the rows are; tells what was done."""
+        """Asserts that the rows are; returns what was done for them."""
         text = text.replace("{db}", self.db)
         wanted = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
-        assert self.ours(text, args) == wanted, text
-        return self.told(text, args)
+        done: list[RewrittenQuery] = []
+
+        def kept(*given: Any, **options: Any) -> RewrittenQuery:
+            done.append(rewritten(*given, **options))
+            return done[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(queries, "rewritten", kept)
+            assert self.ours(text, args) == wanted, text
+        (only,) = done
+        return only
 
 
 def rows(frame: Any) -> list[str]:

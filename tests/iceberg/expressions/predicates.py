@@ -46,7 +46,7 @@ _BYTES = [0, 1, 97, 254, 255]
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "boolean": st.booleans(),
     "int": _bits(st.integers(-25, 25), 32),
-    "long": _bits(st.integers(-25, 25), 64),
+    "long": _bits(st.integers(-25, 25) | st.integers(-(2**31), -(2**31) + 12), 64),
     "date": _bits(_near(0, 31, -31, 365, -365, 18_000, spread=5), 32),
     "time": st.integers(0, 3),
     "timestamp": _times(1),
@@ -65,7 +65,7 @@ _BUCKETS = ["bucket[2]", "bucket[5]"]
 
 TRANSFORMS: dict[str, list[str]] = {
     "int": [*_BUCKETS, "truncate[1]", "truncate[8]", "truncate[10]", "truncate[2147483647]"],
-    "long": [*_BUCKETS, "truncate[8]", "truncate[10]"],
+    "long": [*_BUCKETS, "truncate[8]", "truncate[10]", "truncate[10]"],
     "date": [*_BUCKETS, "year", "month", "day"],
     "time": _BUCKETS,
     "timestamp": [*_BUCKETS, *_CALENDAR],
@@ -142,7 +142,8 @@ def specs(draw: st.DrawFn, columns: Mapping[int, str]) -> PartitionSpec:
 
 
 def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old: bool) -> tuple[Value | None, ...]:
-    """What a writer stores for the row; `old`: Java's up to 0.10, whose times before 1970 were rounded up."""
+    """What a writer stores for the row; `old`: Java's up to 0.10, whose times before 1970 were rounded up, and when a
+    long was an int."""
     values: list[Value | None] = []
     for field in spec.fields:
         (source,) = field.sources
@@ -150,7 +151,8 @@ def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old:
         if field.transform == "zorder":
             values.append(None if value is None else "z")
             continue
-        found = apply(field.transform, kind, value)
+        was_int = old and kind == "long" and isinstance(value, int) and -(2**31) <= value < 2**31
+        found = apply(field.transform, "int" if was_int else kind, value)
         if old and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
             assert found is None or isinstance(found, int)
             before = apply(field.transform, kind, value - 1) if isinstance(value, int) else None

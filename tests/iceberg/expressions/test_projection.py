@@ -159,6 +159,25 @@ def test_results_that_wrap_are_looked_for_at_the_other_end() -> None:
     assert shown(inclusive(predicate(Op.LT, "int", 5), spec("truncate[8]"))) == "p0 lt 1"
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (predicate(Op.EQ, "long", -(2**31)), "p0 in -2147483650 2147483646"),
+        (predicate(Op.IN, "long", -(2**31) + 1, 7), "p0 in -2147483650 0 2147483646"),
+        (predicate(Op.EQ, "long", -(2**31) + 8), "p0 eq -2147483640"),
+        (predicate(Op.LT, "long", -(2**31)), "(p0 lt -2147483649 or p0 gt-eq 9223372036854775806)"),
+        (predicate(Op.LT, "long", 5), "(p0 lt 1 or p0 gt-eq 9223372036854775806 or p0 eq 2147483646)"),
+        (predicate(Op.GT, "long", 5), "p0 gt-eq 0"),
+        (predicate(Op.LT, "long", -2147483640, transform="truncate[10]"), "(p0 lt -2147483640 or p0 eq 2147483646)"),
+        (predicate(Op.NOT_EQ, "long", 2147483646, transform="truncate[10]"), "true"),
+        (predicate(Op.NOT_IN, "long", 20, 2147483646, transform="truncate[10]"), "p0 not-eq 20"),
+        (predicate(Op.EQ, "long", 5, transform="truncate[10]"), "p0 eq 5"),
+    ],
+)
+def test_truncations_of_a_long_that_was_an_int_are_looked_for_where_they_wrapped(asked: Bound, expected: str) -> None:
+    assert shown(inclusive(asked, spec("truncate[10]"))) == expected
+
+
 def test_a_transform_of_several_columns_decides_nothing() -> None:
     several = PartitionSpec(0, (PartitionField("p", "bucket[4]", source_ids=(1, 2), field_id=1000),))
     assert inclusive(predicate(Op.EQ, "int", 1), several) == TRUE

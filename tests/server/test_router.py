@@ -1,0 +1,85 @@
+"""The routes that a server keeps are those that aiohttp finds."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+
+from seamark.metaserver.api.http import router
+from seamark.metaserver.api.http.router import PATH_CHARACTERS_MAX, Router
+
+_PATHS = (
+    "/v1/config",
+    "/v1/namespaces",
+    "/v1/namespaces/a",
+    "/v1/namespaces/a%1Fb/tables/t",
+    "/v1/namespaces/a/tables/%74",
+    "/v1/namespaces/a/tables/t%2Fu",
+    "/v1/namespaces/a/tables/t/plan",
+    "/v1/namespaces/a/tables/t/plan?x=1",
+    "/v1/namespaces/a/tables/",
+    "/v1/namespaces/a/tables/t/",
+    "/v1//namespaces",
+    "/nowhere",
+    "/",
+)
+_METHODS = ("GET", "HEAD", "POST", "DELETE", "BREW")
+
+
+async def _answer(request: web.Request) -> web.Response:
+    return web.Response()
+
+
+def _with_routes(dispatcher: web.UrlDispatcher) -> web.UrlDispatcher:
+    for method, path in (
+        ("GET", "/v1/config"),
+        ("GET", "/v1/namespaces"),
+        ("POST", "/v1/namespaces"),
+        ("GET", "/v1/namespaces/{namespace:[^/]+}"),
+        ("GET", "/v1/namespaces/{namespace:[^/]+}/tables/{table:[^/]+}"),
+        ("HEAD", "/v1/namespaces/{namespace:[^/]+}/tables/{table:[^/]+}"),
+        ("POST", "/v1/namespaces/{namespace:[^/]+}/tables/{table:[^/]+}/plan"),
+    ):
+        dispatcher.add_route(method, path, _answer)
+    return dispatcher
+
+
+async def _resolved(dispatcher: web.UrlDispatcher, method: str, path: str) -> tuple[Any, ...]:
+    found = await dispatcher.resolve(make_mocked_request(method, path))
+    error = found.http_exception
+    refused = () if error is None else (error.status, error.headers.get("Allow"))
+    resource = found.route.resource
+    return dict(found), None if resource is None else resource.canonical, refused
+
+
+async def test_each_path_has_the_route_that_aiohttp_finds() -> None:
+    kept, plain = _with_routes(Router()), _with_routes(web.UrlDispatcher())
+    for _, method, path in itertools.product(range(2), _METHODS, _PATHS):
+        assert await _resolved(kept, method, path) == await _resolved(plain, method, path), (method, path)
+
+
+async def test_only_short_paths_that_have_a_route_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Router()
+    _with_routes(kept)
+    monkeypatch.setattr(router, "PATHS_MAX", 3)
+    for path in ("/nowhere", "/v1/namespaces/" + "x" * PATH_CHARACTERS_MAX):
+        await _resolved(kept, "GET", path)
+    await _resolved(kept, "DELETE", "/v1/namespaces")
+    assert kept.kept == 0
+    for number in range(10):
+        found = await _resolved(kept, "GET", f"/v1/namespaces/n{number}")
+        assert found == ({"namespace": f"n{number}"}, "/v1/namespaces/{namespace}", ())
+        assert 1 <= kept.kept <= 3
+
+
+async def test_requests_share_no_variables() -> None:
+    kept = Router()
+    _with_routes(kept)
+    first, second, third = [await kept.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)]
+    first["namespace"] = second["namespace"] = "b"
+    assert dict(third) == {"namespace": "a"}
+    assert dict(await kept.resolve(make_mocked_request("GET", "/v1/namespaces/a"))) == {"namespace": "a"}
