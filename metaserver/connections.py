@@ -177,7 +177,10 @@ class Connection(RequestHandler):
         if self._request_count != before:
             self._header_bytes = 0
             self._last_body = self._messages[-1][1]
-            self._disarm()
+            if self._header_timer is not None:
+                self._guard.proven(self)
+                self._header_timer.cancel()
+                self._header_timer = None
         elif in_header:
             self._header_bytes += len(data)
             if self._header_bytes > self._guard.limits.header_bytes:
@@ -233,12 +236,6 @@ class Connection(RequestHandler):
     def _arm(self) -> None:
         count = self._request_count
         self._header_timer = self._loop.call_later(self._guard.limits.header_timeout_s, self._stop_waiting, count)
-
-    def _disarm(self) -> None:
-        if self._header_timer is not None:
-            self._guard.proven(self)
-            self._header_timer.cancel()
-            self._header_timer = None
 
     def _stop_waiting(self, count: int) -> None:
         self._header_timer = None
@@ -325,7 +322,6 @@ class Connections(web.Server):
         self, inner: web.Server, limits: ConnectionLimits, answers: Answers, tls: ssl.SSLContext | None = None
     ) -> None:
         options = {**inner._kwargs, "lingering_time": _LINGERING_S}
-
         answer = inner.request_handler
 
         async def refuse() -> web.StreamResponse:
@@ -444,10 +440,8 @@ class Connections(web.Server):
 
     def _make_room(self, address: str | None) -> bool:
         """Closes one connection, of `address` unless it is None. False if all have requests in flight."""
-        silent = (connection for connection in self._silent if address is None or connection.address == address)
-        victim = next(silent, None)
-        if victim is None:
-            victim = self._longest_idle(address)
+        silent = (connection for connection in self._silent if address in (None, connection.address))
+        victim = next(silent, None) or self._longest_idle(address)
         if victim is None:
             return False
         self.release(victim)
@@ -460,15 +454,10 @@ class Connections(web.Server):
         Connections that became idle later are not among the longest."""
         for is_fresh in (False, True):
             if is_fresh:
-                candidates = (
-                    self._open
-                    if address is None
-                    else [connection for connection in self._open if connection.address == address]
-                )
                 idle = [
                     (since, id(connection), connection)
-                    for connection in candidates
-                    if (since := connection.idle_since) is not None
+                    for connection in self._open
+                    if address in (None, connection.address) and (since := connection.idle_since) is not None
                 ]
                 self._idle[address] = deque(
                     (since, connection) for since, _, connection in nsmallest(_REMEMBERED, idle)

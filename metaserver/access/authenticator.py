@@ -7,8 +7,8 @@
 | oidc | JWTs of the configured issuer |
 | token+oidc | all of these |
 
-All modes but `none` also accept the logins of this server's own table services (`service_tokens.py`), and of its
-workers that run SQL statements (`statement_tokens.py`).
+All modes but `none` also accept the logins of this server's own table services, and of its workers that run SQL
+statements (`worker_tokens.py`).
 
 Nothing is cached: a revoked token or grant is invalid for the next request, on every replica. That costs two reads by
 key, of microseconds with SQLite.
@@ -33,11 +33,8 @@ from seamark.metaserver.access.guard import is_loopback_address
 from seamark.metaserver.access.issued import Issuer
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import ANONYMOUS, Principal
-from seamark.metaserver.access.service_tokens import PREFIX as SERVICE_PREFIX
-from seamark.metaserver.access.service_tokens import ServiceTokens
-from seamark.metaserver.access.statement_tokens import PREFIX as STATEMENT_PREFIX
-from seamark.metaserver.access.statement_tokens import StatementTokens
 from seamark.metaserver.access.tokens import PREFIX, digest_of, is_live
+from seamark.metaserver.access.worker_tokens import ServiceTokens, StatementTokens
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import Forbidden, Unauthenticated
@@ -118,10 +115,10 @@ class Authenticator:
         """The holder of a token of an accepted kind. Errors as for `authenticate`."""
         if bearer.startswith(PREFIX):
             return await self.login_secret(bearer)
-        if bearer.startswith((SERVICE_PREFIX, STATEMENT_PREFIX)):
-            tokens = self.service_tokens if bearer.startswith(SERVICE_PREFIX) else self.statement_tokens
-            principal, expires_ms = tokens.principal(bearer)
-            return Login(principal, None, expires_ms)
+        for tokens in (self.service_tokens, self.statement_tokens):
+            if bearer.startswith(tokens.prefix):
+                principal, expires_ms = tokens.principal(bearer)
+                return Login(principal, None, expires_ms)
         if not jwt.looks_like_jwt(bearer):
             raise Unauthenticated(f"The token is unknown: it is neither a token of this server nor a JWT; {_HOWTO}")
         unverified = jwt.read(bearer)

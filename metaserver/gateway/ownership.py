@@ -10,8 +10,8 @@ from collections import OrderedDict
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.principal import OIDC_PREFIX, Principal, Role
-from seamark.metaserver.access.service_tokens import PRINCIPAL
 from seamark.metaserver.access.tokens import is_live
+from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.catalog.ownership.claims import with_folders
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import Forbidden
@@ -77,7 +77,7 @@ class Ownership:
         """What only tokens of an OIDC issuer state is not known here, and neither is the namespace of preloads and of
         keys of earlier versions."""
         who, is_foreign = grant.who, grant.who.startswith(OIDC_PREFIX)
-        if self._mode == "none" or not grant.namespace or who == PRINCIPAL:
+        if self._mode == "none" or not grant.namespace or who == SERVICE_PRINCIPAL:
             return
         if not is_foreign:
             token = await self._store.token_named(who)

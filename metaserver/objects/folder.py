@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.objects.forwarding import ForwardingObjects
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload, no_uploads
 
@@ -25,31 +26,19 @@ def file_location(location: str, folder: str) -> str:
     return f"file://{folder}/{at.bucket}/{at.path}".rstrip("/")
 
 
-class FolderObjects:
+class FolderObjects(ForwardingObjects):
     """An ObjectStore over `s3://`, in files of `local` below `folder`, an absolute path."""
 
     def __init__(self, local: ObjectStore, folder: str) -> None:
-        self._local = local
+        super().__init__(local)
         self._folder = folder.rstrip("/")
 
-    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        return await self._local.read(self._file(location), limit_bytes=limit_bytes)
-
-    async def read_range(self, location: str, start: int, length: int) -> bytes:
-        return await self._local.read_range(self._file(location), start, length)
-
-    async def create(self, location: str, data: bytes) -> None:
-        await self._local.create(self._file(location), data)
-
-    async def exists(self, location: str) -> bool:
-        return await self._local.exists(self._file(location))
-
-    async def delete(self, location: str) -> None:
-        await self._local.delete(self._file(location))
+    def _at(self, location: str) -> str:
+        return file_location(location, self._folder)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         before = f"file://{self._folder}/"
-        async for found in self._local.list(self._file(prefix)):
+        async for found in self._stored.list(self._at(prefix)):
             yield ObjectInfo(f"s3://{found.location.removeprefix(before)}", found.size_bytes, found.modified_ms)
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
@@ -57,9 +46,3 @@ class FolderObjects:
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         return 0
-
-    async def ping(self) -> None:
-        await self._local.ping()
-
-    def _file(self, location: str) -> str:
-        return file_location(location, self._folder)

@@ -1,4 +1,5 @@
-"""An object store that passes every request on to another; a class that changes some of them derives from it."""
+"""An object store that passes every request on to another; a class that changes some of them, or where the other
+store has the objects, derives from it."""
 
 from __future__ import annotations
 
@@ -11,26 +12,30 @@ class ForwardingObjects:
     def __init__(self, stored: ObjectStore) -> None:
         self._stored = stored
 
+    def _at(self, location: str) -> str:
+        """The location in the other store."""
+        return location
+
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        return await self._stored.read(location, limit_bytes=limit_bytes)
+        return await self._stored.read(self._at(location), limit_bytes=limit_bytes)
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
-        return await self._stored.read_range(location, start, length)
+        return await self._stored.read_range(self._at(location), start, length)
 
     async def create(self, location: str, data: bytes) -> None:
-        await self._stored.create(location, data)
+        await self._stored.create(self._at(location), data)
 
     async def exists(self, location: str) -> bool:
-        return await self._stored.exists(location)
+        return await self._stored.exists(self._at(location))
 
     async def delete(self, location: str) -> None:
-        await self._stored.delete(location)
+        await self._stored.delete(self._at(location))
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        return self._stored.list(prefix)
+        return self._stored.list(self._at(prefix))
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        return self._stored.uploads(prefix)
+        return self._stored.uploads(self._at(prefix))
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         return await self._stored.abort_uploads(uploads)

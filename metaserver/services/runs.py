@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from seamark.metaserver.access.service_tokens import PRINCIPAL
+from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.services.service import Job
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
@@ -41,7 +41,7 @@ class RunLog:
             uuid=job.uuid,
             requested_ms=began_ms,
             completed_ms=now_ms,
-            who=PRINCIPAL,
+            who=SERVICE_PRINCIPAL,
             summary=summary,
         )
         await self._store.transact([RecordInstant(instant=instant)])

@@ -8,7 +8,7 @@ from functools import partial
 
 import structlog
 
-from seamark.metaserver.access.service_tokens import ServiceTokens
+from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.objects.locations import parse_location

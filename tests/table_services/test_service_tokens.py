@@ -8,10 +8,12 @@ import pytest
 
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.keyring import Keyring, SigningKey
-from seamark.metaserver.access.service_tokens import PREFIX, ServiceTokens
+from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.errors import Unauthenticated
 from tests.server.rig import LateClock
+
+PREFIX = ServiceTokens.prefix
 
 
 def a_keyring(root: bytes = b"r" * 32) -> Keyring:
@@ -47,7 +49,14 @@ def test_no_other_text_is_a_token() -> None:
     raw = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "==")
     forged = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
     texts = [PREFIX + base64.urlsafe_b64encode(one).decode().rstrip("=") for one in forged]
-    texts += [PREFIX, PREFIX + "é", PREFIX + "A" * 10_000, token[:-1], token + "A", PREFIX + "!" * 40]
+    texts += [
+        PREFIX,
+        PREFIX + "é",
+        PREFIX + "A" * 10_000,
+        token[:-1],
+        token + "A",
+        PREFIX + "!" * 40,
+    ]
     for text in texts:
         with pytest.raises(Unauthenticated):
             tokens.principal(text)

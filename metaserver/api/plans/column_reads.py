@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from seamark.metaserver.access.principal import ANONYMOUS
-from seamark.metaserver.access.service_tokens import PRINCIPAL
+from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK
 from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage, columns_of
@@ -37,7 +37,7 @@ _LOW = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
 def usage_of(call: Call) -> ColumnUsage | None:
     """None if reads are not counted: the setting is off, or a job of the table services reads."""
     usage = call.app[CATALOG].column_usage
-    return usage if usage.is_on and call.principal.name != PRINCIPAL else None
+    return usage if usage.is_on and call.principal.name != SERVICE_PRINCIPAL else None
 
 
 def count_read(call: Call, read: ColumnRead | None) -> ColumnRead | None:

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from seamark.metaserver.access.guard import is_loopback
 from seamark.metaserver.access.principal import ANONYMOUS
-from seamark.metaserver.access.statement_tokens import PREFIX
+from seamark.metaserver.access.worker_tokens import StatementTokens
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
 from seamark.metaserver.api.http.keys import AUTHENTICATOR, CLOCK, SETTINGS
@@ -198,7 +198,7 @@ def _is_installed() -> bool:
 def _check_on(call: Call, running: RunningStatements) -> None:
     if not running.is_on:
         raise Forbidden(_OFF)
-    if call.headers.get("Authorization", "").partition(" ")[2].strip().startswith(PREFIX):
+    if call.headers.get("Authorization", "").partition(" ")[2].strip().startswith(StatementTokens.prefix):
         raise Forbidden("A statement cannot run another statement")
     if not _is_installed():
         raise BadRequest(_NOT_INSTALLED)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
@@ -24,7 +24,6 @@ from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
 from seamark.metaserver.commit.conflicts.overwrite import replaced_files
 from seamark.metaserver.commit.conflicts.row_counts import check_row_counts
 from seamark.metaserver.commit.conflicts.undo import Undo, undo_of
-from seamark.metaserver.commit.native.location_checks import LocationChecks
 from seamark.metaserver.commit.snapshots.manifest_filter import (
     ManifestFilter,
     RewrittenManifests,
@@ -56,6 +55,27 @@ DECODED_BYTES_MAX = 2 << 30
 """Memory limit for the decoded manifests of one change."""
 _IN_THREAD_FILES = 200
 """Above this number, files are decoded in a thread."""
+
+
+class LocationChecks:
+    """Checks that a table may name the files that one of its changes reads: each folder once. Belongs to one attempt.
+
+    Writers can overwrite manifest lists and manifests after their commit, so each path is checked before the server
+    reads the file: the outcome of a change would reveal what another table's file contains.
+    """
+
+    def __init__(self, planner: Planner, metadata: TableMetadata, uuid: str) -> None:
+        self._planner = planner
+        self._metadata = metadata
+        self._uuid = uuid
+        self._accepted: set[str] = set()
+
+    async def __call__(self, paths: Iterable[str]) -> None:
+        """Forbidden if one of the paths is in a location that another table claims."""
+        fresh = {folder: path for path in paths if (folder := path.rpartition("/")[0]) not in self._accepted}
+        if fresh:
+            await self._planner.check_paths(self._metadata, self._uuid, list(fresh.values()))
+            self._accepted |= fresh.keys()
 
 
 class ChangeApplication:

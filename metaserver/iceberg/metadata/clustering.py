@@ -15,6 +15,7 @@ import msgspec
 
 from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.properties import as_names
 
 CLUSTERED_BY = "clustered-by"
 """A key of the summary of a clustering's snapshot, with its layout."""
@@ -40,15 +41,9 @@ class ClusteringLayout:
     @staticmethod
     def of(properties: Mapping[str, str]) -> ClusteringLayout | None:
         """None for a table without the property `seamark.clustering.columns`. BadRequest for an invalid value."""
-        text = properties.get(COLUMNS, "").strip()
-        if not text:
+        columns = as_names(properties, COLUMNS, f"1 to {COLUMNS_MAX} different columns", least=1, most=COLUMNS_MAX)
+        if not columns:
             return None
-        columns = _names(text)
-        if not 1 <= len(columns) <= COLUMNS_MAX or len(set(columns)) < len(columns) or not all(columns):
-            raise BadRequest(
-                f"{COLUMNS} is {text[:200]!r}; it must name 1 to {COLUMNS_MAX} different columns, separated by commas, "
-                "or be a JSON list of names"
-            )
         curve = properties.get(CURVE, HILBERT)
         if curve not in CURVES:
             raise BadRequest(f"{CURVE} is {curve[:100]!r}; it must be {', '.join(CURVES)}")
@@ -90,15 +85,6 @@ def joins_of(properties: Mapping[str, str]) -> dict[str, JoinedTable]:
     if len(found) > JOINS_MAX or not all(join.table and join.on for join in found.values()):
         raise BadRequest(f"{JOINS} must have at most {JOINS_MAX} tables, each with a table and columns in on")
     return found
-
-
-def _names(text: str) -> tuple[str, ...]:
-    if text.startswith("["):
-        try:
-            return from_json(text, tuple[str, ...])
-        except msgspec.MsgspecError:
-            return ()
-    return tuple(name.strip() for name in text.split(","))
 
 
 def layer_of(location: str) -> tuple[str, str] | None:

@@ -6,6 +6,9 @@ import re
 import unicodedata
 from collections.abc import Mapping
 
+import msgspec
+
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.memoization import memoized
@@ -137,6 +140,25 @@ def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
     """As Java parses it: "true" in any case is true, everything else is false."""
     value = properties.get(name)
     return default if value is None else value.lower() == "true"
+
+
+def as_names(
+    properties: Mapping[str, str], name: str, what: str, *, least: int = 0, most: int = 1 << 31
+) -> tuple[str, ...]:
+    """Different names, separated by commas or as a JSON list; () without the property. BadRequest for another value,
+    or fewer or more names, with `what` it must name."""
+    text = properties.get(name, "").strip()
+    if not text:
+        return ()
+    try:
+        found = from_json(text, tuple[str, ...]) if text.startswith("[") else tuple(map(str.strip, text.split(",")))
+    except msgspec.MsgspecError:
+        found = ("",)
+    if not least <= len(found) <= most or len(set(found)) < len(found) or not all(found):
+        raise BadRequest(
+            f"{name} is {text[:200]!r}; it must name {what}, separated by commas, or be a JSON list of names"
+        )
+    return found
 
 
 def metadata_folder(location: str, properties: Mapping[str, str]) -> str:

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
-from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_int, count_of
+from seamark.metaserver.iceberg.metadata.properties import as_int, as_names, count_of
 from seamark.metaserver.iceberg.metadata.replacement import is_replace
 from seamark.metaserver.iceberg.metadata.snapshot import BlobMetadata, Snapshot, StatisticsFile
 from seamark.metaserver.iceberg.types.schema import Schema
@@ -44,14 +41,7 @@ class StatisticsPolicy:
         percent = as_int(properties, CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT)
         if not 1 <= percent <= 100:
             raise BadRequest(f"{CHANGED_PERCENT} is {percent}; it must be 1 to 100")
-        text = properties.get(COLUMNS, "").strip()
-        names = _names(text) if text else ()
-        if len(set(names)) < len(names) or not all(names):
-            raise BadRequest(
-                f"{COLUMNS} is {text[:200]!r}; it must name different columns, separated by commas, or be a JSON list "
-                "of names"
-            )
-        return StatisticsPolicy(names, percent)
+        return StatisticsPolicy(as_names(properties, COLUMNS, "different columns"), percent)
 
     def column_types(self, schema: Schema) -> dict[int, str]:
         """The types of the chosen columns by id: those outside of structs, lists and maps. Names that the schema lacks
@@ -151,12 +141,3 @@ def known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownStatis
 def _count(snapshot: Snapshot, names: tuple[str, ...]) -> int:
     summary = snapshot.summary_map()
     return 0 if is_replace(snapshot) else sum(count_of(summary, name, 0) for name in names)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    if text.startswith("["):
-        try:
-            return from_json(text, tuple[str, ...])
-        except msgspec.MsgspecError:
-            return ("",)
-    return tuple(name.strip() for name in text.split(","))

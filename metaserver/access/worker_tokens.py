@@ -1,0 +1,127 @@
+"""Logins that the server issues for processes that it starts: service tokens for the jobs of its table services, and
+statement tokens for the worker that runs one SQL statement of a caller.
+
+A token is valid for a short time, on every replica, with any `auth`. It is signed with a key of the keyring, so nothing
+of it is stored. Layout, after the prefix and in base64: key id (8 bytes), MessagePack of the claims, HMAC-SHA256 of
+both (32 bytes).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import ClassVar, TypeVar
+
+import msgspec
+
+from seamark.metaserver.access.keyring import ID_BYTES, Keyring
+from seamark.metaserver.access.principal import RANKS, Principal, Role
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.decoding import from_msgpack
+from seamark.metaserver.errors import BadRequest, Unauthenticated
+from seamark.metaserver.store.model import Grant, NamespacePath
+from seamark.metaserver.wire import from_base64url, to_base64url
+
+SERVICE_PRINCIPAL = "service:seamark"
+"""No token and no OIDC subject can have this name, so no grant of an operator belongs to it."""
+STATEMENT_CHARACTERS_MAX = 6000
+"""A header has at most 8 KiB; a caller with more grants needs one on a higher namespace."""
+_MAC_BYTES = 32
+
+
+class _ServiceClaims(msgspec.Struct, frozen=True, array_like=True):
+    namespace: NamespacePath
+    expires_ms: int
+
+
+class _StatementClaims(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    namespaces: tuple[NamespacePath, ...]
+    expires_ms: int
+
+
+_Claims = TypeVar("_Claims", _ServiceClaims, _StatementClaims)
+
+
+class _SignedTokens:
+    """Signs claims and verifies them."""
+
+    prefix: ClassVar[str]
+    _purpose: ClassVar[str]
+    """Of the key, and the name of the tokens in messages."""
+
+    def __init__(self, keyring: Keyring, clock: Clock) -> None:
+        self._keyring = keyring
+        self._clock = clock
+
+    def _end_ms(self, ttl_s: float) -> int:
+        return self._clock.now_ms() + int(ttl_s * 1000)
+
+    def _signed(self, claims: _ServiceClaims | _StatementClaims) -> str:
+        key_id, key = self._keyring.signing(self._purpose)
+        whole = key_id + msgspec.msgpack.encode(claims)
+        return self.prefix + to_base64url(whole + _mac(key, whole))
+
+    def _verified(self, token: str, kind: type[_Claims], expired: str) -> _Claims:
+        """Unauthenticated for any other token; with `expired` after its end."""
+        try:
+            raw = from_base64url(token.removeprefix(self.prefix))
+            whole, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
+            key = self._keyring.verifying(self._purpose, whole[:ID_BYTES])
+            if key is None or not hmac.compare_digest(mac, _mac(key, whole)):
+                raise ValueError
+            claims = from_msgpack(whole[ID_BYTES:], kind)
+        except (ValueError, msgspec.DecodeError):
+            name = self._purpose.replace("-", " ")
+            raise Unauthenticated(f"The {name} is not one of this server") from None
+        if claims.expires_ms <= self._clock.now_ms():
+            raise Unauthenticated(expired)
+        return claims
+
+
+def _mac(key: bytes, whole: bytes) -> bytes:
+    return hmac.new(key, whole, hashlib.sha256).digest()
+
+
+class ServiceTokens(_SignedTokens):
+    """Each with the role writer in one namespace."""
+
+    prefix = "sms_"
+    _purpose = "service-token"
+
+    def issue(self, namespace: NamespacePath, ttl_s: float) -> str:
+        return self._signed(_ServiceClaims(namespace, self._end_ms(ttl_s)))
+
+    def principal(self, token: str) -> tuple[Principal, int]:
+        """(the principal, when its login ends in milliseconds). Unauthenticated for any other token."""
+        expired = "The service token has expired; the server issues one for each job"
+        claims = self._verified(token, _ServiceClaims, expired)
+        grant = Grant(SERVICE_PRINCIPAL, Role.WRITER.value, claims.namespace)
+        return Principal(SERVICE_PRINCIPAL, (grant,), "token"), claims.expires_ms
+
+
+class StatementTokens(_SignedTokens):
+    """Each with the caller's name and, on the namespaces where the caller may read, the role reader: never more than
+    the caller's rights, and never a right to write. They are valid for the statement's time limit."""
+
+    prefix = "smq_"
+    _purpose = "statement-token"
+
+    def issue(self, caller: Principal, ttl_s: float) -> str:
+        """BadRequest if the caller has too many grants for a token."""
+        namespaces = {grant.namespace for grant in caller.grants if grant.role in RANKS}
+        topmost = [path for path in namespaces if not any(path[:n] in namespaces for n in range(len(path)))]
+        token = self._signed(_StatementClaims(caller.name, tuple(sorted(topmost)), self._end_ms(ttl_s)))
+        if len(token) > STATEMENT_CHARACTERS_MAX:
+            raise BadRequest(
+                f"{caller.name} has grants on {len(topmost):,} namespaces, too many for a statement; an admin grants "
+                "the role reader on a namespace above them"
+            )
+        return token
+
+    def principal(self, token: str) -> tuple[Principal, int]:
+        """As for service tokens."""
+        expired = "The statement token has expired: the statement ran longer than sql_time_s"
+        claims = self._verified(token, _StatementClaims, expired)
+        grants = tuple(Grant(claims.name, Role.READER.value, path) for path in claims.namespaces)
+        return Principal(claims.name, grants, "token"), claims.expires_ms
