@@ -236,13 +236,13 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
             return ResizeResult(column_name, before, buckets, metadata.default_spec_id)
         _check_doubling(before, buckets, column_name)
         try:
-            after = _update(client, table, metadata, _resized_fields(metadata, field, buckets))
+            spec_id = _update(client, table, metadata, _resized_fields(metadata, field, buckets))
         except Conflict:
             if attempt == _ATTEMPTS:
                 raise
             back_off(attempt, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
         else:
-            return ResizeResult(column_name, before, buckets, after.default_spec_id)
+            return ResizeResult(column_name, before, buckets, spec_id)
     raise AssertionError("the loop returns or raises")
 
 
@@ -276,20 +276,17 @@ def _resized_fields(metadata: TableMetadata, field: PartitionField, buckets: int
     transform = f"{BUCKET}[{buckets}]"
     spec = metadata.default_spec
     kept_names = [other.name for other in spec.fields if other is not field or metadata.format_version < _VOIDS_BELOW]
-    new = PartitionField(_free_name(metadata, field, transform, kept_names), transform, *_source(field))
+    name = _free_name(metadata, field, transform, kept_names)
+    new = msgspec.structs.replace(field, name=name, transform=transform, field_id=None)
     fields: list[PartitionField] = []
     for other in spec.fields:
         if other is not field:
             fields.append(msgspec.structs.replace(other, field_id=None))
         elif metadata.format_version < _VOIDS_BELOW:  # version 1: fields keep their positions permanently
-            fields.append(PartitionField(other.name, VOID, *_source(other)))
+            fields.append(msgspec.structs.replace(other, transform=VOID, field_id=None))
         else:
             fields.append(new)
     return fields if new in fields else [*fields, new]
-
-
-def _source(field: PartitionField) -> tuple[int | None, tuple[int, ...]]:
-    return field.source_id, field.source_ids
 
 
 def _free_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:
@@ -318,11 +315,9 @@ def _names(column: str, transform: str) -> Iterator[str]:
         number += 1
 
 
-def _update(
-    client: SeamarkClient, table: Name, metadata: TableMetadata, fields: Sequence[PartitionField]
-) -> TableMetadata:
-    """Commits the new spec by the REST operation `updateTable`. It requires unchanged specs, not unchanged
-    snapshots."""
+def _update(client: SeamarkClient, table: Name, metadata: TableMetadata, fields: Sequence[PartitionField]) -> int:
+    """Commits the new spec by the REST operation `updateTable`, and returns its id. It requires unchanged specs, not
+    unchanged snapshots."""
     requirements = [
         {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": metadata.last_partition_id},
         {"type": "assert-default-spec-id", "default-spec-id": metadata.default_spec_id},
@@ -333,4 +328,4 @@ def _update(
     ]
     # A repeat after a lost answer is safe: the requirements fail, because the specs have changed.
     answer = update_table(client, table, requirements, updates)
-    return decode_table(json.dumps(answer["metadata"]).encode(), str(answer["metadata"]["location"]))
+    return int(answer["metadata"]["default-spec-id"])
