@@ -72,7 +72,7 @@ def read_columns(
                     columns = _read(plain, path, distinct_ids, projection, rows)
     except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
     for column_id in distinct_ids:
         if column_id not in columns:

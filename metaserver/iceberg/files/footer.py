@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seamark.metaserver.iceberg.files import _footer, thrift
-from seamark.metaserver.iceberg.files.thrift import BINARY, I16, I32, I64, LIST, Fields
+from seamark.metaserver.iceberg.files.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Fields
 
 Longs = npt.NDArray[np.int64]
 
@@ -35,6 +35,8 @@ _VERSION, _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES, _CREATED_BY, _ORDERS = range(1, 
 _KNOWN = frozenset(range(1, 8))
 # RowGroup
 COLUMNS, TOTAL_BYTES, _GROUP_ROWS, SORTING, GROUP_OFFSET, PACKED_TOTAL, ORDINAL = range(1, 8)
+_METADATA, _ENCODINGS = 3, 2
+"""In a ColumnChunk, and in its ColumnMetaData."""
 _ORDINAL_MAX = 32_767
 _SHORT = 15
 
@@ -96,6 +98,17 @@ class ParquetFooter:
     created_by: bytes | None
     others: Mapping[int, tuple[int, bytes]]
     """Fields of later versions, encoded: id → (type, bytes)."""
+
+    def encodings(self, group: RowGroup, number: int) -> list[int]:
+        """The encodings of a column chunk, as numbers."""
+        chunk = thrift.read(self.data, int(group.chunks[number, 0]))[0]
+        kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
+        if kind != STRUCT:
+            raise ValueError("the metadata of a column chunk are no structure")
+        kind_of_list, values = metadata.get(_ENCODINGS, (LIST, (I32, [])))
+        if kind_of_list != LIST or any(type(value) is not int for value in values[1]):
+            raise ValueError("the encodings of a column chunk are no list of numbers")
+        return list(values[1])
 
     @cached_property
     def elements(self) -> list[Fields]:

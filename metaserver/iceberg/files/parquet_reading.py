@@ -5,6 +5,10 @@ The memory of a page is known before it is decoded, and the footer is not truste
 stored once. If pyarrow has no dictionary (delta encodings, which also repeat values), few rows are decoded at a time,
 and each batch is charged to the budget.
 
+pyarrow ends the process for metadata of a column chunk that it cannot represent (encrypted, or with statistics of sizes
+that do not fit the column), and does not check the indices of dictionaries. So the chunks are read from the footer by
+`footer.py`, pyarrow gets the same bytes of the footer, and indices are validated before they are used.
+
 Unreadable if the budget is exhausted, for a column inside a list, and for pages that contradict their headers.
 """
 
@@ -20,18 +24,18 @@ import pyarrow.parquet as pq
 
 from seamark.metaserver.iceberg.files import _footer, thrift
 from seamark.metaserver.iceberg.files.budget import Budget, expanded_bytes
-from seamark.metaserver.iceberg.files.footer import ENCRYPTED_MAGIC, MAGIC
+from seamark.metaserver.iceberg.files.footer import ENCRYPTED_MAGIC, MAGIC, RowGroup, read_footer
 from seamark.metaserver.iceberg.files.parquet import ColumnPath, EncryptedFile, Unreadable, column_of, dotted
 
 Longs = npt.NDArray[np.int64]
 
 FOOTER_LIMIT_BYTES = 16 << 20
 FOOTER_FREE_BYTES = 32 << 10
-"""A footer of at most this size is not weighed: decoded it takes at most 24 MiB (745 bytes for each byte, in a list of
-column chunks)."""
-_FOOTER_WEIGHTS = {(0, 2): 896, (0, 4): 160, (0, 5): 192, (1, 1): 768}
+"""A footer of at most this size is not weighed: decoded it takes at most 40 MiB (1,200 bytes for each byte, in a list
+of column chunks)."""
+_FOOTER_WEIGHTS = {(0, 2): 896, (0, 4): 160 + 800, (0, 5): 192, (1, 1): 768 + 8 * _footer.WIDTH}
 """Bytes per item, measured with pyarrow 25: in FileMetaData, schema elements, row groups, and key-value pairs; in
-RowGroup, column chunks."""
+RowGroup, column chunks. Row groups and chunks are also in memory as `footer.py` has them."""
 _ITEM_BYTES = 72
 """Bytes per item of all other lists: paths, encodings, their statistics, column orders."""
 _FIELD_BYTES = 32
@@ -62,6 +66,8 @@ _OPTIONS: dict[str, Any] = {
     # INT96 timestamps, which Spark and Hive write: in nanoseconds, those before 1677 would overflow.
     "coerce_int96_timestamp_unit": "us",
 }
+_DELTAS = frozenset((5, 6, 7))
+"""parquet.thrift: the encodings DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY."""
 _WITH_DICTIONARIES = frozenset({"NONE", "STRING", "JSON", "ENUM", "BSON"})
 """Logical types of byte arrays."""
 
@@ -88,8 +94,16 @@ class BoundedParquet:
 
     def __init__(self, source: pa.NativeFile, path: str, budget: Budget) -> None:
         self._source, self._path, self._budget = source, path, budget
-        budget.take(_footer_weight(source, path, budget.left_bytes), path)
-        self._file = pq.ParquetFile(source, **_OPTIONS)
+        footer = _footer_of(source, path)
+        if not footer:
+            raise Unreadable(path, "it cannot be read: it has no footer of Parquet at its end")
+        budget.take(_footer_weight(footer, path, budget.left_bytes), path)
+        try:
+            self._footer = read_footer(footer)
+        except ValueError as error:
+            raise Unreadable(path, f"its footer is broken: {error}") from None
+        # Of a file that is overwritten meanwhile, pyarrow could read another footer.
+        self._file = pq.ParquetFile(source, metadata=_read_metadata(footer), **_OPTIONS)
         self.rows: int = self._file.metadata.num_rows
 
     @property
@@ -101,7 +115,7 @@ class BoundedParquet:
         chunks: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
         for _, table, _ in self._tables(column_paths, None):
             for column_id, column_path in column_paths.items():
-                chunks[column_id] += column_of(table, column_path).chunks
+                chunks[column_id] += [_validated(chunk) for chunk in column_of(table, column_path).chunks]
         return {
             column_id: self._chunked(chunks[column_id], column_paths[column_id]).unify_dictionaries()
             for column_id in column_paths
@@ -120,7 +134,10 @@ class BoundedParquet:
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
             taken = pa.array(rows[first:end] - start)
             for column_id, column_path in column_paths.items():
-                for chunk in column_of(table, column_path).take(taken).chunks:
+                column = column_of(table, column_path)
+                for chunk in (
+                    pa.chunked_array([_validated(chunk) for chunk in column.chunks], column.type).take(taken).chunks
+                ):
                     self._budget.take(chunk.nbytes, self._path)
                     chunks_of[column_id].append(self._plain(chunk))
             self._budget.give_back(cost)
@@ -167,11 +184,9 @@ class BoundedParquet:
         self, file: pq.ParquetFile, number: int, names: list[str], leaves: Sequence[_Leaf]
     ) -> tuple[pa.Table, int]:
         """(a row group, the bytes charged for it)."""
-        group = file.metadata.row_group(number)
-        pages = [self._pages(group.column(leaf.number)) for leaf in leaves]
-        cost = sum(column_pages.plain_bytes for column_pages in pages) + group.num_rows * sum(
-            leaf.width for leaf in leaves
-        )
+        group = self._footer.groups[number]
+        pages = [self._pages(group, leaf.number) for leaf in leaves]
+        cost = sum(column_pages.plain_bytes for column_pages in pages) + group.rows * sum(leaf.width for leaf in leaves)
         self._budget.take(cost, self._path)
         if not any(leaf.expands for leaf in leaves):
             table = file.read_row_group(number, columns=names, use_threads=False)
@@ -191,6 +206,8 @@ class BoundedParquet:
     def _leaves(self, names: Sequence[str]) -> list[_Leaf]:
         """The leaf columns that pyarrow reads for these names, including everything inside a column."""
         schema, leaves = self._file.metadata.schema, []
+        if any(len(group.chunks) != len(schema) for group in self._footer.groups):
+            raise Unreadable(self._path, "a row group has another number of columns than the schema")
         for number in range(len(schema)):
             column = schema.column(number)
             if not any(column.path == name or column.path.startswith(name + ".") for name in names):
@@ -209,20 +226,20 @@ class BoundedParquet:
         """Whether pyarrow can read a byte array column as a dictionary."""
         if column.logical_type.type not in _WITH_DICTIONARIES:
             return False
-        metadata = self._file.metadata
-        groups = (metadata.row_group(group).column(number).encodings for group in range(metadata.num_row_groups))
-        return not any("DELTA" in encoding for encodings in groups for encoding in encodings)
+        try:
+            return not any(_DELTAS.intersection(self._footer.encodings(group, number)) for group in self._footer.groups)
+        except ValueError as error:
+            raise Unreadable(self._path, f"its footer is broken: {error}") from None
 
-    def _pages(self, chunk: pq.ColumnChunkMetaData) -> _Pages:
-        begin, first = chunk.data_page_offset, chunk.dictionary_page_offset
-        if first is not None and 0 < first < begin:
-            begin = first
-        size = chunk.total_compressed_size
+    def _pages(self, group: RowGroup, number: int) -> _Pages:
+        if group.has("encrypted")[number]:
+            raise EncryptedFile(self._path, "it has encrypted columns, and no keys were given")
+        begin, size = int(group.begins[number]), int(group.values("packed_bytes")[number])
         if begin < 0 or size < 0:
             raise Unreadable(self._path, "its footer has a column of a negative size")
         data = self._source.read_at(size, begin)
         try:
-            return page_sizes(data, chunk.num_values)
+            return page_sizes(data, int(group.values("values")[number]))
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise Unreadable(self._path, f"its page headers cannot be read: {error}") from None
 
@@ -255,9 +272,18 @@ def plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
     """The footer of a file without encryption; None for a file that is not Parquet, which pyarrow refuses. Unreadable
     for an encrypted file."""
     footer = _plain_footer(source, path)
-    if not footer:
-        return None
+    return _read_metadata(footer) if footer else None
+
+
+def _read_metadata(footer: bytes) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(b"".join((MAGIC, footer, len(footer).to_bytes(4, "little"), MAGIC))))
+
+
+def _validated(array: pa.Array) -> pa.Array:
+    """The array; ArrowInvalid if it is a dictionary array with an index that its dictionary does not have."""
+    if pa.types.is_dictionary(array.type):
+        array.validate(full=True)
+    return array
 
 
 def check_plain(source: pa.NativeFile, path: str) -> None:
@@ -290,7 +316,7 @@ def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT
     if tail[-4:] == ENCRYPTED_MAGIC:
         raise EncryptedFile(path, "its footer is encrypted, and no keys were given")
     length = int.from_bytes(tail[-_FOOTER_END:-4], "little")
-    if tail[-4:] != MAGIC or length > size - _FOOTER_END:  # pyarrow rejects it itself
+    if tail[-4:] != MAGIC or length > size - _FOOTER_END:
         return b""
     if length > limit_bytes:
         raise Unreadable(path, f"its footer has {length:,} bytes; the limit is {limit_bytes:,} bytes")
@@ -299,10 +325,9 @@ def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT
     return bytes(source.read_at(length, size - _FOOTER_END - length))
 
 
-def _footer_weight(source: pa.NativeFile, path: str, most: int) -> int:
-    """About how many bytes pyarrow needs to decode the footer; 0 for a short one. Unreadable if the footer exceeds the
-    limit, or decodes to more than `most` bytes."""
-    footer = _footer_of(source, path)
+def _footer_weight(footer: bytes, path: str, most: int) -> int:
+    """About how many bytes pyarrow needs to decode the footer; 0 for a short one. Unreadable if it decodes to more than
+    `most` bytes."""
     check_unsigned(footer, path)
     if len(footer) <= FOOTER_FREE_BYTES:
         return 0

@@ -165,5 +165,5 @@ class DataRows:
             raise Unreadable(path, str(error)) from None
         except (BadRequest, StorageError) as error:  # outside of the warehouse, missing, or not permitted
             raise Unreadable(path, error.message) from None
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: names that are not UTF-8
             raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None

@@ -1,0 +1,125 @@
+"""Parquet files with damaged bytes: pyarrow, which decodes them in the server, neither ends the process nor reads
+beyond its arrays."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from seamark.metaserver.iceberg.files import thrift
+from seamark.metaserver.iceberg.files.budget import decoded_budget
+from seamark.metaserver.iceberg.files.footer import MAGIC
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
+from seamark.metaserver.iceberg.files.thrift import BINARY, I64, LIST, STRUCT, Fields
+from seamark.metaserver.index.keys.arrow_keys import keys_of
+from tests.bombs.peak import peak_of
+
+ROWS = 300
+KINDS = {"n": "long", "s": "string", "d": "int", "x": "fixed[8]"}
+PATHS = {number: (name,) for number, name in enumerate(KINDS)}
+FORMS: tuple[dict[str, Any], ...] = (
+    {"compression": "none"},
+    {"compression": "snappy", "row_group_size": 100, "data_page_size": 200},
+    {"compression": "none", "use_dictionary": False, "data_page_version": "2.0"},
+    {"compression": "none", "use_dictionary": False, "column_encoding": {"s": "DELTA_BYTE_ARRAY"}},
+)
+
+
+def rows() -> pa.Table:
+    rng = np.random.default_rng(1)
+    return pa.table(
+        {
+            "n": rng.integers(0, 50, ROWS),
+            "s": [f"v{number % 37}" if number % 7 else None for number in range(ROWS)],
+            "d": pa.array(range(ROWS), pa.int32()),
+            "x": pa.array([bytes([number % 251] * 8) for number in range(ROWS)], pa.binary(8)),
+        }
+    )
+
+
+def written(**form: Any) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(rows(), out, **form)
+    return out.getvalue()
+
+
+def read(data: bytes) -> list[pa.ChunkedArray]:
+    """All that the server does with a data or delete file."""
+    columns = BoundedParquet(pa.BufferReader(data), "p", decoded_budget(64 << 20)).columns(PATHS)
+    for number, kind in enumerate(KINDS.values()):
+        keys_of(columns[number], kind)
+    BoundedParquet(pa.BufferReader(data), "p", decoded_budget(64 << 20)).columns_at(PATHS, np.array([0, 5, 99]))
+    plain = BoundedParquet(pa.BufferReader(data), "p", decoded_budget(64 << 20)).plain_columns(PATHS)
+    return [plain[number] for number in PATHS]
+
+
+def outcome(path: str) -> str:
+    try:
+        found = read(Path(path).read_bytes())
+    except (Unreadable, pa.ArrowException, OSError, ValueError) as error:
+        return f"refused: {error}"
+    return "read" if [column.to_pylist() for column in found] == list(rows().to_pydict().values()) else "other rows"
+
+
+def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
+    """The file with changed column chunks in its footer."""
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer, _ = thrift.read(data, begin)
+    for group in footer[4][1][1]:
+        for chunk in group[1][1][1]:
+            change(chunk)
+    encoded = thrift.write(footer)
+    return data[:begin] + encoded + len(encoded).to_bytes(4, "little") + MAGIC
+
+
+def wrong_sizes(chunk: Fields) -> None:
+    """Its SizeStatistics have levels that no column of the table has, which pyarrow refuses where it reads rows."""
+    chunk[3][1][16] = STRUCT, {1: (I64, 5), 3: (LIST, (I64, [1, 2, 3, 4]))}
+
+
+def encrypted(chunk: Fields) -> None:
+    """Its keys are named, although the file says nothing of encryption."""
+    chunk[8] = STRUCT, {2: (STRUCT, {1: (LIST, (BINARY, [b"n"]))})}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [(wrong_sizes, "refused: Definition level"), (encrypted, "refused: p: it has encrypted")]
+)
+def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
+    tmp_path: Path, change: Callable[[Fields], None], told: str
+) -> None:
+    path = tmp_path / "f.parquet"
+    path.write_bytes(with_chunks(written(), change))
+    assert told in peak_of(outcome, path)[1]
+
+
+def outcomes(seed: str) -> str:
+    """What becomes of damaged files, apart from refusals and rows."""
+    rng, found = random.Random(seed), []
+    files = [written(**form) for form in FORMS]
+    for _ in range(250):
+        data = bytearray(rng.choice(files))
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            at = rng.randrange(len(data)) if rng.random() < 0.6 else len(data) - 1 - rng.randrange(1200)
+            data[at] = rng.choice((rng.randrange(256), data[at] ^ 1 << rng.randrange(8), 0, 255, 127))
+        try:
+            read(bytes(data))
+        except (Unreadable, pa.ArrowException, OSError, ValueError):
+            pass
+        except Exception as error:  # noqa: BLE001  what the server does not expect
+            found.append(repr(error))
+    return str(found)
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_damaged_files_are_read_or_refused(seed: str) -> None:
+    assert peak_of(outcomes, seed)[1] == "[]"
