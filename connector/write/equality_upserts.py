@@ -17,17 +17,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow.compute as pc
+
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.write.delete_files import WrittenDeletes, check_equality_deletes, write_equality_deletes
 from seamark.connector.write.latest_rows import Batch
 from seamark.connector.write.row_changes import NOTHING, Report, RowChange
+from seamark.connector.write.row_locations import BatchKeys
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
+from seamark.metaserver.iceberg.expressions.ranges import stored_as_int
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.metaserver.iceberg.types.transforms import canonical
 
 EQUALITY = "equality"
+_INT_MIN = -(1 << 31)
 
 
 def check_equality_arguments(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
@@ -48,8 +54,9 @@ def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> 
 def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
     """Deletes all rows with the keys of the batch and, unless `deletes` is True, adds the rows of the batch.
 
-    Unwritable for floating-point key columns, tables of version 1, and tables of which every partition spec has fields
-    and one is derived from other columns than the key's."""
+    Unwritable for floating-point key columns, tables of version 1, tables of which every partition spec has fields and
+    one is derived from other columns than the key's, and keys whose partition value depends on the type that their
+    column had."""
     if not batch.keys.count:
         return NOTHING
     columns = [field.name for field in batch.keys.fields]
@@ -57,6 +64,7 @@ def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, 
     delete_files, data = WrittenDeletes(), WrittenFiles()
     try:
         for spec in _specs(opened.metadata, columns):
+            _check_wrapped(batch.keys, spec)
             written = write_equality_deletes(target, keys, columns, spec=spec)
             delete_files = WrittenDeletes((*delete_files.files, *written.files))
         if not deletes:
@@ -85,3 +93,19 @@ def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpe
             "spec without fields. Use another strategy, or add the source columns of the field to the key"
         )
     return list(metadata.partition_specs)
+
+
+def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
+    """Unwritable for keys of a truncated long that a file of ints has in another partition: `ranges.stored_as_int`."""
+    by_id = {field.id: (field, column) for field, column in zip(keys.fields, keys.columns, strict=True)}
+    for spec_field in spec.fields:
+        field, column = by_id.get(spec_field.source_id or 0, (None, None))
+        stored = None if field is None else stored_as_int(canonical(spec_field.transform), str(field.type))
+        if field is None or column is None or stored is None:
+            continue
+        wrapped = pc.and_(pc.greater_equal(column, _INT_MIN), pc.less(column, stored.exact + stored.width))
+        if pc.any(wrapped).as_py():
+            raise Unwritable(
+                f"a key of column {field.name} is next to the least int, and the column may have been an int: the "
+                f"partition of its rows by {spec_field.transform} is not certain. Use another strategy"
+            )

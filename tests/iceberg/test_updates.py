@@ -152,6 +152,22 @@ def test_an_impossible_schema_update_is_refused(update: Json, message: str) -> N
         commit(table(), update)
 
 
+@pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
+def test_a_date_stays_one_where_stored_files_are_in_buckets_of_it(kind: str) -> None:
+    """The hash of a time differs from that of its date, so its rows would be looked for in other partitions."""
+    days, times = (schema(field(1, "at", one), field(2, "n")) for one in ("date", kind))
+    promote = ({"action": "add-schema", "schema": times}, {"action": "set-current-schema", "schema-id": -1})
+    buckets = table(3, schema=days, partition_spec=spec((1, "bucket[4]", "b")))
+    stored = with_snapshots(buckets, 1)
+    with pytest.raises(BadRequest, match=r"from date to \w+: partition field 1000: b: bucket\[4\]\(1\)"):
+        commit(stored, *promote)
+    assert commit(buckets, *promote).current_schema.fields[0].type == kind
+    replaced = commit(stored, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
+    assert replaced.current_schema.fields[0].type == kind
+    by_month = with_snapshots(table(3, schema=days, partition_spec=spec((1, "month", "m"))), 1)
+    assert commit(by_month, *promote).current_schema.fields[0].type == kind
+
+
 def test_unused_schemas_are_removed() -> None:
     m = commit(table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": 1})
     assert [s.id for s in commit(m, {"action": "remove-schemas", "schema-ids": [0, 5]}).schemas] == [1]

@@ -155,8 +155,12 @@ class TableBuilder:
         if schema_id == self.current_schema_id:
             return
         self._work.compare(len(self.specs) + self._spec_fields())
+        has_rows = any(ref.is_branch for ref in self.refs.values())  # engines replace a table without its branch
+        old = self.schemas.get(self.current_schema_id) if has_rows else None
         for spec in self.specs.values():
             partition.check_names(spec, schema)
+            if old is not None:
+                partition.check_promotions(spec, old, schema)
         self.current_schema_id, self.changed = schema_id, True
 
     def remove_schemas(self, schema_ids: Iterable[int]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.types.reading import Int32
 from seamark.metaserver.iceberg.types.schema import Schema, StructType, is_primitive, type_name
-from seamark.metaserver.iceberg.types.transforms import VOID, accepts, canonical
+from seamark.metaserver.iceberg.types.transforms import VOID, accepts, canonical, name_of
 
 FIELD_ID_START = 1000
 """The first partition field id; an unpartitioned table's last-partition-id is one less."""
@@ -152,6 +152,21 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
         column = schema.column_named(field.name)
         if column is not None and column.id not in field.sources and schema.column(field.sources[0]) is not None:
             raise BadRequest(f"Cannot create identity partition sourced from different field in schema: {field.name}")
+
+
+def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
+    """BadRequest if a column's new type would change the partition values of its rows (Iceberg spec, "Schema
+    Evolution"): a timestamp has another hash than its date. Planners would not find the rows of stored files."""
+    for field in spec.fields:
+        if name_of(canonical(field.transform)) != "bucket":
+            continue
+        for source_id in field.sources:
+            before, after = old.column(source_id), new.column(source_id)
+            if before is not None and after is not None and before.type == "date" != after.type:
+                raise BadRequest(
+                    f"Cannot change type of column {after.name} from date to {type_name(after.type)}: "
+                    f"partition field {field.describe()} would have other values"
+                )
 
 
 def check_compatible(spec: PartitionSpec, schema: Schema) -> None:

@@ -3,6 +3,7 @@ across partition specs and in random histories with every other way to change ro
 
 from __future__ import annotations
 
+import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from seamark.connector.write.table_writer import write_batches
 from seamark.connector.write.target import target_of
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
-from tests.connector.write.test_upserts import ARROW, BY_ID, MODES, create, files_of, held, rows
+from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, create, files_of, held, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.connector.write.test_upserts_history import RECORD, Shape, Step, evolve, judge, steps
 
@@ -85,6 +86,26 @@ def test_a_spec_without_fields_is_for_the_rows_of_all_partitions(client: IndexCl
     evolve(client, "t", "identity", 2, 2)
     upsert(client, "db.t", rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
     assert lands(client) == {1: "it", 2: "fr", 3: "it"}
+
+
+def test_a_key_that_an_int_had_in_another_partition_is_refused(client: IndexClient) -> None:
+    """The truncation of the least int wraps, and that of a long does not."""
+    ints = [{**one, "type": "int"} if one["name"] == "id" else one for one in FIELDS]
+    create(client, spec=[("truncate[10]", 1)], fields=ints)
+    least = -(2**31)
+    append(client, "db.t", rows((least, "de"), (5, "de")))
+    updates = [
+        {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": FIELDS}},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+    body = json.dumps({"requirements": [], "updates": updates}).encode()
+    client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
+    with pytest.raises(Unwritable, match="a key of column id is next to the least int"):
+        upsert(client, "db.t", rows((least, "fr"), (5, "fr")), keys=["id"], strategy=EQUALITY)
+    upsert(client, "db.t", rows((5, "fr"), (least + 8, "fr")), keys=["id"], strategy=EQUALITY)
+    upsert(client, "db.t", rows((least, "it")), keys=["id"])
+    assert lands(client) == {least: "it", 5: "fr", least + 8: "fr"}
+    assert scan(client, "db.t", ["id"], where="id < 0").to_arrow().num_rows == 2
 
 
 def test_a_spec_of_nothing_but_voids_is_as_one_without_fields(client: IndexClient) -> None:
