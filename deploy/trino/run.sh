@@ -20,7 +20,7 @@ if [ -z "${JAVA25:-}" ]; then
   release=$(grep -lE '^JAVA_VERSION="(2[5-9]|[3-9][0-9])' /usr/lib/jvm/*/release 2>/dev/null | head -1 || true)
   JAVA25=${release%/release}
 fi
-[ -x "$JAVA25/bin/java" ] || fail "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home"
+[ -n "$JAVA25" ] && [ -x "$JAVA25/bin/java" ] || fail "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home"
 version=$(sed -n 's/^JAVA_VERSION="\([0-9]*\).*/\1/p' "$JAVA25/release" 2>/dev/null || true)
 [ "${version:-25}" -ge 25 ] || fail "Trino needs a JDK 25, and JAVA25=$JAVA25 is version $version: set it to the home of a JDK 25"
 

@@ -58,6 +58,11 @@ def test_what_is_missing_is_one_line_with_the_command(checkout: Path) -> None:
     done = launch(checkout, JAVA25=str(checkout / "none"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home\n"
+    no_jdk = checkout / "bin" / "grep"  # finds none below /usr/lib/jvm; /bin/java may be an older one
+    no_jdk.parent.mkdir()
+    no_jdk.write_text("#!/bin/sh\nexit 1\n")
+    no_jdk.chmod(0o755)
+    assert launch(checkout, JAVA25="", PATH=f"{no_jdk.parent}:/usr/bin:/bin").stderr == done.stderr
     (checkout / "jdk" / "release").write_text('IMPLEMENTOR="Debian"\nJAVA_VERSION="17.0.15"\n')
     done = launch(checkout)
     assert (done.returncode, done.stdout) == (1, "")

@@ -83,7 +83,9 @@ def test_a_page_that_fills_the_home_asks_for_a_folder_of_its_own() -> None:
         serves = any(block.mark == "run: server" and "./seamark-home" in block.text for block in page.blocks)
         creates = any("shop" in block.text for block in page.blocks if block.mark)
         if serves and creates and page.path.name != "README.md":
-            assert "Use a new folder for this page" in page.path.read_text(), page
+            above, asks, _ = page.text.partition("Use a new folder for this page")
+            assert asks, page
+            assert above.count("\n") < min(block.line for block in page.blocks if block.mark), page
 
 
 def _wrong_links(page: Page, pages: dict[Path, Page]) -> Iterator[str]:

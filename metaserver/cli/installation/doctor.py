@@ -123,7 +123,8 @@ def _checked(subject: str, check: Callable[[], Iterator[Finding]]) -> list[Findi
         return list(check())
     except (OSError, ValueError) as error:
         fix = "Give the path of a properties file, or for Spark the URL of its web interface"
-        return [Finding(subject, f"it cannot be read: {error}", fix, is_fault=True)]
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        return [Finding(subject, f"it cannot be read: {why}", fix, is_fault=True)]
 
 
 def check_server(url: str, token: str | None) -> Iterator[Finding]:

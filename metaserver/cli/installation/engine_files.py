@@ -17,6 +17,7 @@ from urllib.parse import quote
 import urllib3
 
 from seamark.connector.client.engines import CATALOG_CLASS, EXTENSIONS, RUNTIME
+from seamark.connector.client.errors import cause_text
 
 SIZE_MAX = 1 << 20
 UI_SIZE_MAX = 16 << 20
@@ -87,7 +88,7 @@ def _ui_answer(pool: urllib3.PoolManager, url: str) -> Any:
         finally:
             answer.close()
     except urllib3.exceptions.HTTPError as error:
-        raise ValueError(f"{url} does not answer ({type(error).__name__})") from None
+        raise ValueError(f"{url} does not answer: {cause_text(error)}") from None
     if answer.status != 200 or len(data) > UI_SIZE_MAX:
         raise ValueError(f"{url} answers with the HTTP status {answer.status}")
     try:
