@@ -19,8 +19,10 @@ async def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> No
 
 
 def block_until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    """`until` for code without an event loop."""
-    deadline_s = time.monotonic() + within_s
+    """`until` for code without an event loop, which often asks a server: ever less often, since each question takes CPU
+    time from what it waits for."""
+    deadline_s, pause_s = time.monotonic() + within_s, 0.02
     while not holds():
         assert time.monotonic() < deadline_s, "the condition does not hold"
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.1)

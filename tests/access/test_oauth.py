@@ -59,7 +59,7 @@ async def name_of(server: Running, token: str) -> str | None:
     return (await server.parts.authenticator.login(token)).principal.name
 
 
-def exchange(subject: str, **given: str) -> dict[str, str]:
+def scoped_exchange(subject: str, **given: str) -> dict[str, str]:
     form = {"grant_type": EXCHANGE, "subject_token": subject, "subject_token_type": ACCESS_TOKEN, "scope": "catalog"}
     return {**form, **given}
 
@@ -85,24 +85,24 @@ async def test_client_credentials_give_a_token(server: Running, secrets: dict[st
 
 async def test_what_was_issued_ends_with_the_token_it_was_made_from(server: Running, secrets: dict[str, str]) -> None:
     _, body = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
-    _, refreshed = await ask(server, exchange(body["access_token"]))
+    _, refreshed = await ask(server, scoped_exchange(body["access_token"]))
     await revoke_token(server.parts.store, server.parts.clock, "bob")
     assert await name_of(server, body["access_token"]) is None
     assert await name_of(server, refreshed["access_token"]) is None
-    status, refusal = await ask(server, exchange(refreshed["access_token"]))
+    status, refusal = await ask(server, scoped_exchange(refreshed["access_token"]))
     assert (status, refusal["error"]) == (400, "invalid_grant")
 
 
 async def test_java_clients_refresh_by_exchange(server: Running, secrets: dict[str, str]) -> None:
     _, first = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["ann"]})
     bearer = {"Authorization": f"Bearer {first['access_token']}"}
-    status, second = await ask(server, exchange(first["access_token"]), bearer)
+    status, second = await ask(server, scoped_exchange(first["access_token"]), bearer)
     assert status == 200
     assert second["issued_token_type"] == ACCESS_TOKEN
     assert second["access_token"] != first["access_token"]
     assert await name_of(server, second["access_token"]) == "ann"
     # a bearer token given as `token` is exchanged as it is
-    status, third = await ask(server, exchange(secrets["ann"]))
+    status, third = await ask(server, scoped_exchange(secrets["ann"]))
     assert await name_of(server, third["access_token"]) == "ann"
 
 
@@ -116,20 +116,19 @@ async def test_an_expired_token_is_refreshed_with_the_credentials_of_its_holder_
         expired, _ = issuer.issue(token)
         issuer._ttl_s = 600
         assert await name_of(server, expired) is None
-        status, body = await ask(server, exchange(expired))
+        status, body = await ask(server, scoped_exchange(expired))
         assert (status, body["error"]) == (400, "invalid_grant")
-        status, body = await ask(server, exchange(expired), basic(f"ann:{secrets['ann']}"))
+        status, body = await ask(server, scoped_exchange(expired), basic(f"ann:{secrets['ann']}"))
         assert status == 200
         assert await name_of(server, body["access_token"]) == "ann"
-        status, body = await ask(server, exchange(expired), basic(f"bob:{secrets['bob']}"))
+        status, body = await ask(server, scoped_exchange(expired), basic(f"bob:{secrets['bob']}"))
         assert (status, body["error"]) == (400, "invalid_grant")
-        status, body = await ask(server, exchange(expired), basic("ann:smk_wrong"))
+        status, body = await ask(server, scoped_exchange(expired), basic("ann:smk_wrong"))
         assert (status, body["error"]) == (401, "invalid_client")
 
 
-@pytest.mark.parametrize(
-    ("form", "status", "error"),
-    [
+async def test_refusals_are_in_oauths_form(server: Running) -> None:
+    cases: list[tuple[dict[str, str], int, str]] = [
         ({}, 400, "unsupported_grant_type"),
         ({"grant_type": "password"}, 400, "unsupported_grant_type"),
         ({"grant_type": "client_credentials"}, 401, "invalid_client"),
@@ -138,18 +137,17 @@ async def test_an_expired_token_is_refreshed_with_the_credentials_of_its_holder_
         ({"grant_type": "client_credentials", "client_secret": "é\x00\n"}, 401, "invalid_client"),
         ({"grant_type": EXCHANGE}, 400, "invalid_request"),
         ({"grant_type": EXCHANGE, "subject_token": "x"}, 400, "invalid_request"),
-        (exchange("x", subject_token_type="urn:x"), 400, "invalid_request"),
-        (exchange("x", requested_token_type="urn:x"), 400, "invalid_request"),
-        (exchange("x"), 400, "invalid_grant"),
-        (exchange("smk_wrong"), 400, "invalid_grant"),
-        (exchange("a.b.c"), 400, "invalid_grant"),
-    ],
-)
-async def test_refusals_are_in_oauths_form(server: Running, form: dict[str, str], status: int, error: str) -> None:
-    answered, body = await ask(server, form)
-    assert (answered, body["error"]) == (status, error)
-    assert set(body) == {"error", "error_description"}
-    assert body["error_description"]
+        (scoped_exchange("x", subject_token_type="urn:x"), 400, "invalid_request"),
+        (scoped_exchange("x", requested_token_type="urn:x"), 400, "invalid_request"),
+        (scoped_exchange("x"), 400, "invalid_grant"),
+        (scoped_exchange("smk_wrong"), 400, "invalid_grant"),
+        (scoped_exchange("a.b.c"), 400, "invalid_grant"),
+    ]
+    for form, status, error in cases:
+        answered, body = await ask(server, form)
+        assert (answered, body["error"]) == (status, error), form
+        assert set(body) == {"error", "error_description"}, form
+        assert body["error_description"], form
 
 
 async def test_a_secret_under_another_name_is_refused(server: Running, secrets: dict[str, str]) -> None:
@@ -159,9 +157,8 @@ async def test_a_secret_under_another_name_is_refused(server: Running, secrets: 
     assert (status, body["error"]) == (400, "invalid_request")
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "error"),
-    [
+async def test_bodies_that_are_no_form_are_refused(server: Running) -> None:
+    cases: list[tuple[bytes, str | None, str]] = [
         (b'{"grant_type": "client_credentials"}', "application/json", "invalid_request"),
         (b"grant_type=client_credentials&grant_type=x", None, "invalid_request"),
         (b"grant_type=%ff", None, "invalid_request"),
@@ -170,12 +167,11 @@ async def test_a_secret_under_another_name_is_refused(server: Running, secrets: 
         (b"a=1&" * 40, None, "invalid_request"),
         (b"a=" + b"x" * 70_000, None, "invalid_request"),
         (b"", None, "unsupported_grant_type"),
-    ],
-)
-async def test_bodies_that_are_no_form_are_refused(server: Running, body: bytes, kind: str | None, error: str) -> None:
-    headers = {"Content-Type": kind or "application/x-www-form-urlencoded"}
-    async with server.http.post(f"{server.url}/v1/oauth/tokens", data=body, headers=headers) as answer:
-        assert (answer.status, (await answer.json())["error"]) == (400, error)
+    ]
+    for body, kind, error in cases:
+        headers = {"Content-Type": kind or "application/x-www-form-urlencoded"}
+        async with server.http.post(f"{server.url}/v1/oauth/tokens", data=body, headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]) == (400, error), body[:50]
 
 
 @pytest.mark.parametrize("header", ["Basic", "Basic !!!", "Basic /////w==", "Basic eA"])

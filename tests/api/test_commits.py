@@ -243,16 +243,23 @@ async def _index_file(api: Api, lake: Lake, data: dict[str, Any], **other: Any) 
     return write(build, f"{count}.puffin", index_bytes(build, [file], **other))
 
 
-@pytest.mark.parametrize(
-    "second", [b"null", b"7", b"[]", b"{}", b'{"file-path":"\xff"}', b'{"file-path":1}', b"[" * 900 + b"]" * 900]
-)
-async def test_a_file_that_is_none_is_named_by_its_number(api: Api, second: bytes) -> None:
+async def test_a_file_that_is_none_is_named_by_its_number(api: Api) -> None:
     await api.table()
     sound = {"content": "data", "spec-id": 0, "file-path": "x", "file-format": "parquet", "partition": []}
     first = json.dumps(sound | {"file-size-in-bytes": 1, "record-count": 1, "file-path": await _place(api)}).encode()
-    answer = await api("POST", "/api/v1/tables/db/t/commit", b'{"add":[' + first + b"," + second + b"]}")
-    assert answer.status == 400, answer.raw
-    assert b"add[1]" in answer.raw or b"The request body is malformed" in answer.raw
+    cases: list[bytes] = [
+        b"null",
+        b"7",
+        b"[]",
+        b"{}",
+        b'{"file-path":"\xff"}',
+        b'{"file-path":1}',
+        b"[" * 900 + b"]" * 900,
+    ]
+    for second in cases:
+        answer = await api("POST", "/api/v1/tables/db/t/commit", b'{"add":[' + first + b"," + second + b"]}")
+        assert answer.status == 400, answer.raw
+        assert b"add[1]" in answer.raw or b"The request body is malformed" in answer.raw, second
 
 
 def test_files_to_add_are_not_decoded_with_the_body() -> None:

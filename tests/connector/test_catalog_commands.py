@@ -171,9 +171,8 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     assert "No instant has the action nap." in done(shop, "timeline", "--action", "nap")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
+def test_a_mistake_is_told_in_one_sentence(shop: IndexClient) -> None:
+    cases: list[tuple[list[str], int, str]] = [
         (["table", "show", "shop.order"], 1, "Did you mean shop.orders?"),
         (["snapshot", "list", "shpo.orders"], 1, "Did you mean shop.orders?"),
         (["index", "list", "shop.odrers"], 1, "Did you mean shop.orders?"),
@@ -203,13 +202,12 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
         (["policy", "shop.orders", "--set", "seamark.cache.preload=files"], 2, "seamark table set"),
         (["namespace", "show", "nowhere"], 1, "nowhere"),
         (["namespace", "create", "x.y"], 1, "x"),
-    ],
-)
-def test_a_mistake_is_told_in_one_sentence(shop: IndexClient, arguments: list[str], code: int, message: str) -> None:
-    result = call(shop, *arguments)
-    assert result.exit_code == code, result.output
-    assert message in result.output
-    assert "Traceback" not in result.output
+    ]
+    for arguments, code, message in cases:
+        result = call(shop, *arguments)
+        assert result.exit_code == code, result.output
+        assert message in result.output, arguments
+        assert "Traceback" not in result.output, arguments
 
 
 def test_a_server_that_does_not_run_is_told_in_one_line() -> None:

@@ -34,9 +34,8 @@ def check_model(body: Any, status: int) -> str:
     return str(body["error"]["type"])
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "kind"),
-    [
+async def test_every_refusal_has_the_standards_shape(server: Running) -> None:
+    cases: list[tuple[str, str, int, str]] = [
         ("GET", "/nope", 404, "NotFoundException"),
         ("GET", "/v1/namespaces/none/tables/none", 404, "NoSuchTableException"),
         ("POST", "/healthz", 405, "UnsupportedOperationException"),
@@ -44,17 +43,14 @@ def check_model(body: Any, status: int) -> str:
         ("GET", "/api/v1/timeline?limit=x", 400, "BadRequestException"),
         ("POST", "/api/v1/dropped/none/undrop", 404, "NotFoundException"),
         ("DELETE", "/api/v1/dropped/none", 404, "NotFoundException"),
-    ],
-)
-async def test_every_refusal_has_the_standards_shape(
-    server: Running, method: str, path: str, status: int, kind: str
-) -> None:
-    async with server.http.request(method, server.url + path) as answer:
-        assert answer.status == status
-        assert answer.content_type == "application/json"
-        assert answer.headers["X-Request-Id"]
-        assert check_model(await answer.json(), status) == kind
-        assert status != 405 or "GET" in answer.headers["Allow"]
+    ]
+    for method, path, status, kind in cases:
+        async with server.http.request(method, server.url + path) as answer:
+            assert answer.status == status, path
+            assert answer.content_type == "application/json", path
+            assert answer.headers["X-Request-Id"], path
+            assert check_model(await answer.json(), status) == kind, path
+            assert status != 405 or "GET" in answer.headers["Allow"], path
 
 
 @pytest.mark.parametrize("path", ["/v1", "/api/catalog"])
@@ -88,30 +84,44 @@ async def test_a_compressed_body_is_measured_unpacked(server: Running) -> None:
         assert answer.status == 413
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/namespaces/%", "/v1/namespaces/%zz", "/v1/namespaces/%ff", "/v1/namespaces/%00", "/v1/namespaces/a%1F",
-        "/v1/namespaces/%ed%a0%80", "/v1/namespaces/db/tables/%00", "/api/v1/tables/%ff/t/timeline",
-        "/api/v1/tables/db/%00/timeline", "/api/v1/dropped/%00", "/api/v1/dropped/%ff/undrop",
+async def test_no_path_however_broken_is_a_server_error(server: Running) -> None:
+    cases: list[str] = [
+        "/v1/namespaces/%",
+        "/v1/namespaces/%zz",
+        "/v1/namespaces/%ff",
+        "/v1/namespaces/%00",
+        "/v1/namespaces/a%1F",
+        "/v1/namespaces/%ed%a0%80",
+        "/v1/namespaces/db/tables/%00",
+        "/api/v1/tables/%ff/t/timeline",
+        "/api/v1/tables/db/%00/timeline",
+        "/api/v1/dropped/%00",
+        "/api/v1/dropped/%ff/undrop",
         "/%2e%2e/%2e%2e/etc/passwd",
-        "/api/v1/timeline?action=%ff", "/api/v1/timeline?action=%ed%a0%80", "/api/v1/timeline?since=%c3%28",
-        "/api/v1/dropped?namespace=%00", "/api/v1/dropped?pageToken=%00", "/api/v1/dropped?pageToken=AA",
-        "/api/v1/dropped?pageSize=0", "/v1/namespaces?pageToken=%ff", "//", "/api/v1//timeline", "/" + "a" * 5000,
-    ],
-)  # fmt: skip
-async def test_no_path_however_broken_is_a_server_error(server: Running, path: str) -> None:
-    url = URL(server.url + path, encoded=True)
-    for method in ("GET", "DELETE", "POST", "HEAD"):
-        async with server.http.request(method, url) as answer:
-            assert answer.status < 500, method
-            if method != "HEAD" and answer.status >= 400:
-                check_model(await answer.json(), answer.status)
+        "/api/v1/timeline?action=%ff",
+        "/api/v1/timeline?action=%ed%a0%80",
+        "/api/v1/timeline?since=%c3%28",
+        "/api/v1/dropped?namespace=%00",
+        "/api/v1/dropped?pageToken=%00",
+        "/api/v1/dropped?pageToken=AA",
+        "/api/v1/dropped?pageSize=0",
+        "/v1/namespaces?pageToken=%ff",
+        "//",
+        "/api/v1//timeline",
+        "/" + "a" * 5000,
+    ]
+    for path in cases:
+        url = URL(server.url + path, encoded=True)
+        for method in ("GET", "DELETE", "POST", "HEAD"):
+            async with server.http.request(method, url) as answer:
+                assert answer.status < 500, (method, path)
+                if method != "HEAD" and answer.status >= 400:
+                    check_model(await answer.json(), answer.status)
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
+async def test_no_bytes_however_broken_are_a_server_error(server: Running) -> None:
+    url = URL(server.url)
+    cases: list[bytes] = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: y\r\n\r\n",
         b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
@@ -120,21 +130,19 @@ async def test_no_path_however_broken_is_a_server_error(server: Running, path: s
         b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: " + b"a" * 9000 + b"\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"nonsense\r\n\r\n",
-    ],
-)
-async def test_no_bytes_however_broken_are_a_server_error(server: Running, raw: bytes) -> None:
-    url = URL(server.url)
-    reader, writer = await asyncio.open_connection(url.host, url.port)
-    writer.write(raw)
-    writer.write_eof()
-    async with asyncio.timeout(60):
-        answered = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3})", answered)]
-    assert all(status < 500 for status in statuses), answered[:300]
-    status, _ = await server.get("/healthz")
-    assert status == 200
+    ]
+    for raw in cases:
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(raw)
+        writer.write_eof()
+        async with asyncio.timeout(60):
+            answered = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        statuses = [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3})", answered)]
+        assert all(status < 500 for status in statuses), answered[:300]
+        status, _ = await server.get("/healthz")
+        assert status == 200, raw
 
 
 async def test_a_sane_request_id_comes_back_and_an_odd_one_is_replaced(server: Running) -> None:

@@ -46,22 +46,21 @@ async def test_probes_and_the_document_need_no_login(server: Running, path: str)
     assert status == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/config", "/v1/namespaces", "/api/v1/timeline", "/api/v1/dropped", "/metrics", "/x"]
-)
-async def test_everything_else_needs_one(server: Running, secrets: dict[str, str], path: str) -> None:
-    for headers in ({}, bearer("smk_wrong"), {"Authorization": "Basic eDp5"}):
-        async with server.http.get(server.url + path, headers=headers) as answer:
-            assert answer.status == 401
-            assert answer.headers["WWW-Authenticate"].startswith("Bearer")
-            assert (await answer.json())["error"]["type"] == "NotAuthorizedException"
-    async with server.http.get(server.url + path, headers=bearer(secrets["admin"])) as answer:
-        assert answer.status == (404 if path == "/x" else 200)
+async def test_everything_else_needs_one(server: Running, secrets: dict[str, str]) -> None:
+    cases: list[str] = ["/v1/config", "/v1/namespaces", "/api/v1/timeline", "/api/v1/dropped", "/metrics", "/x"]
+    for path in cases:
+        for headers in ({}, bearer("smk_wrong"), {"Authorization": "Basic eDp5"}):
+            async with server.http.get(server.url + path, headers=headers) as answer:
+                assert answer.status == 401, path
+                assert answer.headers["WWW-Authenticate"].startswith("Bearer"), path
+                assert (await answer.json())["error"]["type"] == "NotAuthorizedException", path
+        async with server.http.get(server.url + path, headers=bearer(secrets["admin"])) as answer:
+            assert answer.status == (404 if path == "/x" else 200), path
 
 
-@pytest.mark.parametrize(
-    ("who", "method", "path", "status"),
-    [
+async def test_our_own_routes_ask_for_a_role(server: Running, secrets: dict[str, str]) -> None:
+    await server.record("t")
+    cases: list[tuple[str, str, str, int]] = [
         ("reader", "GET", "/v1/config", 200),
         ("reader", "GET", "/metrics", 200),
         ("reader", "GET", "/api/v1/tables/db/t/timeline", 200),
@@ -73,14 +72,10 @@ async def test_everything_else_needs_one(server: Running, secrets: dict[str, str
         ("reader", "GET", "/api/v1/tables/other/t/metrics", 403),
         ("nobody", "GET", "/api/v1/tables/db/t/timeline", 403),
         ("admin", "GET", "/api/v1/timeline", 200),
-    ],
-)
-async def test_our_own_routes_ask_for_a_role(
-    server: Running, secrets: dict[str, str], who: str, method: str, path: str, status: int
-) -> None:
-    await server.record("t")
-    async with server.http.request(method, server.url + path, headers=bearer(secrets[who])) as answer:
-        assert answer.status == status, await answer.text()
+    ]
+    for who, method, path, status in cases:
+        async with server.http.request(method, server.url + path, headers=bearer(secrets[who])) as answer:
+            assert answer.status == status, await answer.text()
 
 
 async def test_what_changes_something_and_what_was_refused_is_audited_with_who_did_it(

@@ -76,19 +76,32 @@ async def test_a_tables_history_survives_its_rename(server: Running) -> None:
     assert (status, body["error"]["type"]) == (404, "NoSuchTableException")
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "limit=0", "limit=-1", "limit=x", "limit=1e3", "limit=٣", "limit=99999999999", "state=done", "order=up",
-        "wait=-1", "wait=nan", "wait=inf", "wait=soon", "wait=1&order=desc", "since=", "since=%00",
-        "since=a'b", "action=",
-        "action=%00", f"since={'a' * 65}",
-    ],
-)  # fmt: skip
-async def test_a_bad_parameter_is_refused_by_name(server: Running, query: str) -> None:
-    status, body = await server.get(f"/api/v1/timeline?{query}")
-    assert status == 400
-    assert query.split("=")[0].split("&")[0] in body["error"]["message"].lower() or "order" in query
+async def test_a_bad_parameter_is_refused_by_name(server: Running) -> None:
+    cases: list[str] = [
+        "limit=0",
+        "limit=-1",
+        "limit=x",
+        "limit=1e3",
+        "limit=٣",
+        "limit=99999999999",
+        "state=done",
+        "order=up",
+        "wait=-1",
+        "wait=nan",
+        "wait=inf",
+        "wait=soon",
+        "wait=1&order=desc",
+        "since=",
+        "since=%00",
+        "since=a'b",
+        "action=",
+        "action=%00",
+        f"since={'a' * 65}",
+    ]
+    for query in cases:
+        status, body = await server.get(f"/api/v1/timeline?{query}")
+        assert status == 400, query
+        assert query.split("=")[0].split("&")[0] in body["error"]["message"].lower() or "order" in query, query
 
 
 async def test_a_long_poll_hears_another_replicas_commit(server: Running, tmp_path: Path) -> None:
@@ -172,10 +185,11 @@ async def test_streams_beyond_the_bound_get_503_and_when_to_come_again(tmp_path:
         assert status == 200
 
 
-@pytest.mark.parametrize("name", ["a.b", "ü", "a b", "100%", "a+b", "a/b"])
-async def test_names_of_all_kinds_stand_in_the_path(server: Running, name: str) -> None:
-    instant = await server.record(name, namespace=("db", name))
-    namespace = quote(f"db\x1f{name}", safe="")
-    path = URL(f"{server.url}/api/v1/tables/{namespace}/{quote(name, safe='')}/timeline", encoded=True)
-    async with server.http.get(path) as answer:
-        assert ids(await answer.json()) == [instant.id]
+async def test_names_of_all_kinds_stand_in_the_path(server: Running) -> None:
+    cases: list[str] = ["a.b", "ü", "a b", "100%", "a+b", "a/b"]
+    for name in cases:
+        instant = await server.record(name, namespace=("db", name))
+        namespace = quote(f"db\x1f{name}", safe="")
+        path = URL(f"{server.url}/api/v1/tables/{namespace}/{quote(name, safe='')}/timeline", encoded=True)
+        async with server.http.get(path) as answer:
+            assert ids(await answer.json()) == [instant.id], name

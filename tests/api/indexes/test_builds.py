@@ -296,9 +296,9 @@ async def test_only_files_in_the_builds_own_folder_are_registered(table: Api) ->
         assert answer.error[0] == 400, location
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+async def test_a_registration_that_makes_no_sense_is_refused(table: Api) -> None:
+    build = await begin(table)
+    cases: list[Any] = [
         {"index-files": []},
         {},
         {"index-files": [{"location": "a"}]},
@@ -307,11 +307,9 @@ async def test_only_files_in_the_builds_own_folder_are_registered(table: Api) ->
         {"index-files": [{"location": "a", "size-in-bytes": 2**62}]},
         {"index-files": [{"location": "a", "size-in-bytes": 1}] * 1001},
         {"index-files": [], "replaces": ["x"]},
-    ],
-)
-async def test_a_registration_that_makes_no_sense_is_refused(table: Api, body: Any) -> None:
-    build = await begin(table)
-    assert (await table("POST", at(build, "/index-files"), body)).error[0] == 400
+    ]
+    for body in cases:
+        assert (await table("POST", at(build, "/index-files"), body)).error[0] == 400, body
 
 
 async def test_a_build_is_found_only_under_its_own_index_and_table(table: Api) -> None:

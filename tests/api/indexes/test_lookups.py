@@ -256,9 +256,11 @@ async def test_a_data_file_that_cannot_be_read_for_its_keys_leaves_rows_undecide
     assert answer["problems"][0]["file-path"] == files[0].path
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "told"),
-    [
+async def test_bad_keys_are_named(api: Api) -> None:
+    stored, files = await two_files(api)
+    await stored.index("keys", "record", ["id", "name"], files)
+    await stored.index("marks", "bitmap", ["id"], files)
+    cases: list[tuple[dict[str, Any], int, str]] = [
         ({"keys": [1], "index": "nope"}, 404, "no index 'nope'"),
         ({"keys": [1], "index": "marks"}, 400, "keys on record(id, name)"),
         ({"keys": [1]}, 400, "keys on record(id, name)"),
@@ -280,20 +282,17 @@ async def test_a_data_file_that_cannot_be_read_for_its_keys_leaves_rows_undecide
         ({"keys": [[1, "a"]] * 100_001, "index": "keys"}, 413, "keys in JSON"),
         ({"keys": [[1, "a" * (4 << 20)]], "index": "keys"}, 413, "send more as Arrow"),
         ({"keys": [], "index": "keys", "color": "red"}, 400, "color"),
-    ],
-)
-async def test_bad_keys_are_named(api: Api, body: dict[str, Any], status: int, told: str) -> None:
+    ]
+    for body, status, told in cases:
+        answer = await api("POST", LOOKUP, body)
+        assert answer.error[0] == status, answer.raw
+        assert told in answer.error[2], told
+
+
+async def test_a_body_that_is_no_arrow_stream_of_keys_is_refused(api: Api) -> None:
     stored, files = await two_files(api)
     await stored.index("keys", "record", ["id", "name"], files)
-    await stored.index("marks", "bitmap", ["id"], files)
-    answer = await api("POST", LOOKUP, body)
-    assert answer.error[0] == status, answer.raw
-    assert told in answer.error[2]
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "told"),
-    [
+    cases: list[tuple[bytes, int, str]] = [
         (b"", 400, "not an Arrow IPC stream"),
         (b"nonsense" * 100, 400, "not an Arrow IPC stream"),
         (stream(pa.table({"id": [1]})), 400, "No record index is on id"),
@@ -301,14 +300,11 @@ async def test_bad_keys_are_named(api: Api, body: dict[str, Any], status: int, t
         (stream(pa.table({"id": [1], "name": ["a"]}), compression="zstd"), 400, "compressed buffers"),
         (stream(pa.table({"id": [1], "name": ["a"]}))[:-200], 400, "not an Arrow IPC stream"),
         (stream(pa.table({"id": pa.nulls(1_000_001), "name": pa.nulls(1_000_001)})), 413, "1,000,000 rows"),
-    ],
-)
-async def test_a_body_that_is_no_arrow_stream_of_keys_is_refused(api: Api, body: bytes, status: int, told: str) -> None:
-    stored, files = await two_files(api)
-    await stored.index("keys", "record", ["id", "name"], files)
-    answer = await api("POST", LOOKUP, body, headers={"Content-Type": ARROW_STREAM})
-    assert answer.error[0] == status, answer.raw
-    assert told in answer.error[2]
+    ]
+    for body, status, told in cases:
+        answer = await api("POST", LOOKUP, body, headers={"Content-Type": ARROW_STREAM})
+        assert answer.error[0] == status, answer.raw
+        assert told in answer.error[2], told
 
 
 def sharing(form: str, value: str, rows: int) -> pa.Array:

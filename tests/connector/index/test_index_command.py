@@ -82,9 +82,9 @@ def test_answers_come_as_json(url: str) -> None:
     assert json.loads(listed[listed.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
+def test_what_is_refused_is_told_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamark.connector.client.client._BACKOFF_S", 0)
+    cases: list[tuple[tuple[str, ...], int, str]] = [
         (("create", "db.t", "--kind", "bitmap", "--columns", "nope"), 2, "no such column"),
         (("create", "db.t", "--kind", "bitmap", "--columns", "`id"), 2, "close its backticks"),
         (("create", "db.t", "--kind", "btree", "--columns", "id"), 2, "btree"),
@@ -96,15 +96,11 @@ def test_answers_come_as_json(url: str) -> None:
         (("pause", "db.t", "nope"), 2, "no index 'nope'"),
         (("list", "db.t", "--url", "ftp://x"), 2, "not the URL"),
         (("list", "db.t", "--url", "http://127.0.0.1:9"), 1, "No answer"),
-    ],
-)
-def test_what_is_refused_is_told_in_one_line(
-    url: str, arguments: tuple[str, ...], code: int, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("seamark.connector.client.client._BACKOFF_S", 0)
-    found, text = seamark(url, *arguments)
-    assert (found, told in text) == (code, True), text
-    assert "Traceback" not in text
+    ]
+    for arguments, code, told in cases:
+        found, text = seamark(url, *arguments)
+        assert (found, told in text) == (code, True), text
+        assert "Traceback" not in text, arguments
 
 
 def test_the_command_finds_the_server_of_a_home(url: str, tmp_path: Path) -> None:

@@ -201,23 +201,19 @@ def test_the_same_seed_looks_at_the_same(client: IndexClient) -> None:
     assert found[0] == found[1] != ()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
+def test_what_makes_no_sense_is_told(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(client.url, "db.empty")
+    cases: list[tuple[tuple[str, ...], int, str]] = [
         (("verify", "db.t", "nope"), 1, "no index 'nope'"),
         (("verify", "db.nope"), 1, "does not exist"),
         (("verify", "db.t", "--sample", "-1"), 2, "--sample"),
         (("verify", "db.empty"), 2, "no index that can be verified"),
         (("rebuild-registry", "db.nope"), 1, "does not exist"),
-    ],
-)
-def test_what_makes_no_sense_is_told(
-    client: IndexClient, arguments: tuple[str, ...], code: int, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create(client.url, "db.empty")
-    found, text = seamark(client.url, *arguments)
-    assert (found, told in text) == (code, True), text
-    assert "Traceback" not in text
+    ]
+    for arguments, code, told in cases:
+        found, text = seamark(client.url, *arguments)
+        assert (found, told in text) == (code, True), text
+        assert "Traceback" not in text, arguments
 
 
 def test_index_files_that_a_server_forgot_are_listed_again(client: IndexClient, served: Served) -> None:

@@ -227,9 +227,9 @@ def test_version_1_keeps_the_old_field_in_its_place_as_nothing(client: IndexClie
     assert found.shared_files == len({bucket(2, key) for key in (1, 2, 3)}) + len({bucket(4, key) for key in (4, 5, 6)})
 
 
-@pytest.mark.parametrize(
-    ("wanted", "told"),
-    [
+def test_a_number_that_no_doubling_leads_to_is_refused(client: IndexClient) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    cases: list[tuple[int, str]] = [
         (4, "8 buckets, and 4 are fewer: the number of buckets can only grow"),
         (1, "can only grow"),
         (12, "12 is not 8 doubled: 16, 32, 64"),
@@ -237,13 +237,11 @@ def test_version_1_keeps_the_old_field_in_its_place_as_nothing(client: IndexClie
         (0, "0 is not 8 doubled"),
         (-16, "-16 is not 8 doubled"),
         (2**31, "the width must be between 1 and"),
-    ],
-)
-def test_a_number_that_no_doubling_leads_to_is_refused(client: IndexClient, wanted: int, told: str) -> None:
-    create(client, spec=[("bucket[8]", 1)])
-    with pytest.raises(BadRequest, match=told):
-        resize(client, "db.t", buckets=wanted)
-    assert fields(client) == [("p0", "bucket[8]", 1000)]
+    ]
+    for wanted, told in cases:
+        with pytest.raises(BadRequest, match=told):
+            resize(client, "db.t", buckets=wanted)
+        assert fields(client) == [("p0", "bucket[8]", 1000)], wanted
 
 
 def test_what_buckets_are_meant_has_to_be_clear(client: IndexClient) -> None:
@@ -344,9 +342,10 @@ def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
     assert sum(one["rows"] for one in told["sizes"]) == 1000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
+def test_what_is_refused_is_told_in_one_line(client: IndexClient) -> None:
+    create(client, spec=[("bucket[8]", 1)])
+    create(client, "plain")
+    cases: list[tuple[tuple[str, ...], int, str]] = [
         (("db.t", "--resize", "4"), 2, "can only grow"),
         (("db.t", "--resize", "10"), 2, "not 8 doubled"),
         (("db.t", "--resize", "0"), 2, "--resize"),
@@ -355,13 +354,8 @@ def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
         (("db.plain", "--double"), 2, "has no buckets"),
         (("db.nope",), 1, "does not exist"),
         (("t",), 2, "not the name of a table"),
-    ],
-)
-def test_what_is_refused_is_told_in_one_line(
-    client: IndexClient, arguments: tuple[str, ...], code: int, told: str
-) -> None:
-    create(client, spec=[("bucket[8]", 1)])
-    create(client, "plain")
-    found, text = seamark(client, *arguments)
-    assert (found, told in text) == (code, True), text
-    assert "Traceback" not in text
+    ]
+    for arguments, code, told in cases:
+        found, text = seamark(client, *arguments)
+        assert (found, told in text) == (code, True), text
+        assert "Traceback" not in text, arguments
