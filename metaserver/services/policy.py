@@ -85,7 +85,7 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
 def _required(
     name: str, value: str, default: str | Callable[[Settings], bool], properties: Mapping[str, str]
 ) -> str | None:
-    """What the value must be, if it is not that. BadRequest for values with a parser of their own."""
+    """What the value must be, if it is not that. BadRequest for values that have their own parser."""
     match name:
         case clustering.COLUMNS | clustering.CURVE | clustering.JOINS:
             clustering.joins_of(properties)
