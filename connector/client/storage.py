@@ -118,9 +118,14 @@ def _write_local(path: Path, parts: Iterable[bytes | bytearray | memoryview]) ->
         os.link(temporary, path)  # unlike a rename, it never takes another's place
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_to_disk(path.parent)
     return size
+
+
+def sync_to_disk(path: str | Path) -> None:
+    """Synchronises a local file, or the entries of a folder, with the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -74,7 +74,7 @@ from seamark.connector.write.replacements import (
     run_here,
 )
 from seamark.connector.write.row_origins import OriginLog
-from seamark.connector.write.table_writer import TableWriter, WrittenFiles
+from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discarded_on_error
 from seamark.connector.write.target import target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.clustering import (
@@ -228,7 +228,7 @@ def _rewrite(
             protections[scheme] = protection
             divided[scheme].append(members)
     first, rows, parts = 0, 0, list[WrittenFiles]()
-    try:
+    with discarded_on_error(parts, target.storage):
         for scheme, parts_of_layers in divided.items():
             works = []
             for members in parts_of_layers:
@@ -242,13 +242,7 @@ def _rewrite(
                     rows += work.run(writer)
                     del work.sample
                 parts.append(writer.close())
-    except BaseException:
-        WrittenFiles.joined(parts).discard(target.storage)
-        raise
-    written = WrittenFiles.joined(parts)
-    if written.rows != rows:
-        written.discard(target.storage)
-        raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
+    written = WrittenFiles.joined(parts).checked(rows, target.storage)
     tasks = [task for parts_of_layers in divided.values() for members in parts_of_layers for task in members]
     return RewrittenFiles(opened, target, tasks, written.limit_indexes(target.storage), origins)
 

@@ -31,7 +31,7 @@ from seamark.connector.write.compaction import (
 )
 from seamark.connector.write.copies import CopyPolicy
 from seamark.connector.write.replacements import BatchRunner, RewrittenFiles, run_here
-from seamark.connector.write.table_writer import WrittenFiles
+from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 
@@ -52,11 +52,8 @@ def merge_written(
     `parts`: the files of each task. `slots`: batches that `runner` runs together. On an exception all files are
     deleted; a batch that cannot be merged is none.
     """
-    try:
+    with discarded_on_error(parts, target.storage):
         return _merged(client, table, target, parts, runner, slots)
-    except BaseException:
-        WrittenFiles.joined(parts).discard(target.storage)
-        raise
 
 
 def _merged(
@@ -82,16 +79,13 @@ def _merged(
     how = policy if target.ordering is None else None  # rows of several files are sorted together
     merged, gone = list[WrittenFiles](), set[str]()
     work = ((batch, partial(_rewrite, opened, target, batch, how)) for batch in batches)
-    try:
+    with discarded_on_error(merged, target.storage):
         for batch, rewrite in runner(work):
             with suppress(*_FAILED):
                 new = rewrite()
                 if new is not None:
                     merged.append(new.written)
                     gone.update(task.path for task in batch)
-    except BaseException:
-        WrittenFiles.joined(merged).discard(target.storage)
-        raise
     kept, superseded = zip(*(_divided(part, gone) for part in parts), strict=True)
     WrittenFiles.joined(superseded).discard(target.storage)
     return WrittenFiles.joined([*kept, *merged])

@@ -51,7 +51,7 @@ from seamark.connector.write.replacements import (
     run_here,
 )
 from seamark.connector.write.row_origins import OriginLog
-from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles
+from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles, discarded_on_error
 from seamark.connector.write.target import WriteTarget, keeps_lineage, target_of, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.compaction import (
@@ -251,14 +251,11 @@ def rewrite_rows(
     others, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), keys_of_environment()
     if policy is None and keys is not None and target.ordering is not None:
         policy = replace(CopyPolicy.of(target.properties), sorts=True)
-    try:
+    with discarded_on_error(parts, target.storage):
         if policy is not None:
             copied, counts, others = _Copies(opened, target, policy, keys, firsts).write(batch, origins)
             parts.append(copied)
         parts.append(_encode(opened, target, others, firsts, origins))
-    except BaseException:
-        WrittenFiles.joined(parts).discard(target.storage)
-        raise
     written = WrittenFiles.joined(parts).limit_indexes(target.storage)
     return RewrittenFiles(opened, target, batch, written, origins, counts)
 
@@ -353,10 +350,7 @@ def _encode(
             if stay:
                 writer.cut()
         written = writer.close()
-    if written.rows != rows:
-        written.discard(target.storage)
-        raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
-    return written
+    return written.checked(rows, target.storage)
 
 
 def _numbered(

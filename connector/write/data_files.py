@@ -28,7 +28,7 @@ from pyarrow import fs
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.partitions import Partition
-from seamark.connector.client.storage import Storage
+from seamark.connector.client.storage import Storage, sync_to_disk
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
 from seamark.connector.parquet.copy.protection import FileProtection, protection_of_file
 from seamark.connector.parquet.copy.sinks import open_sink
@@ -114,7 +114,8 @@ class FileWriter:
         size_bytes = self.size_bytes
         self._stream.close()
         if isinstance(self._filesystem, fs.LocalFileSystem):
-            _fsync(self._path)
+            sync_to_disk(self._path)
+            sync_to_disk(os.path.dirname(self._path))
         return {
             "file-path": self.location,
             "file-format": "PARQUET",
@@ -322,13 +323,3 @@ def _bloom_options(columns: Mapping[str, float], properties: Mapping[str, str], 
 def _start_offset(group: Any) -> int:
     first = group.column(0)
     return int(first.dictionary_page_offset if first.has_dictionary_page else first.data_page_offset)
-
-
-def _fsync(path: str) -> None:
-    """Synchronises a local file and its directory entry with the disk."""
-    for target, flags in ((path, os.O_RDONLY), (os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)):
-        opened = os.open(target, flags)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)

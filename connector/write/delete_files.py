@@ -35,6 +35,7 @@ from seamark.connector.parquet.metrics import Mode, modes_of
 from seamark.connector.read.deleted_rows import Deletes, union_positions
 from seamark.connector.write.data_files import FileWriter, NewFile
 from seamark.connector.write.locations import data_location
+from seamark.connector.write.table_writer import discarded_on_error
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.files.puffin import MAGIC, Blob, write_puffin
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
@@ -90,6 +91,14 @@ class WrittenDeletes:
 
     files: tuple[dict[str, Any], ...] = ()
     removed: tuple[dict[str, Any], ...] = ()
+
+    @staticmethod
+    def joined(parts: Iterable[WrittenDeletes]) -> WrittenDeletes:
+        results = list(parts)
+        return WrittenDeletes(
+            tuple(file for result in results for file in result.files),
+            tuple(path for result in results for path in result.removed),
+        )
 
     def discard(self, storage: Storage) -> None:
         """Deletes all files; ignores errors of the storage. Only for files that no commit has added or can still
@@ -208,14 +217,11 @@ def _position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) -> Writt
     _check_version(target, "position deletes")
     by_file = target.properties.get(GRANULARITY, "").lower() == BY_FILE
     given = sorted(rows, key=lambda deleted: (_partition_key(deleted), deleted.path.encode()))
-    files: list[dict[str, Any]] = []
-    try:
+    parts: list[WrittenDeletes] = []
+    with discarded_on_error(parts, target.storage):
         for _, group in groupby(given, key=lambda deleted: (_partition_key(deleted), deleted.path if by_file else "")):
-            files.append(_position_file(target, list(group)))
-    except BaseException:
-        WrittenDeletes(tuple(files)).discard(target.storage)
-        raise
-    return WrittenDeletes(tuple(files))
+            parts.append(WrittenDeletes((_position_file(target, list(group)),)))
+    return WrittenDeletes.joined(parts)
 
 
 def _partition_key(deleted: DeletedRows) -> tuple[int, str]:
@@ -281,9 +287,9 @@ def write_equality_deletes(
             values = partitioner.json(partition)
             group = groups.setdefault(json.dumps(values), (values, []))
             group[1].append(batch if chosen is None else batch.take(pa.array(chosen)))
-    files: list[dict[str, Any]] = []
+    parts: list[WrittenDeletes] = []
     modes = modes_of(schema, target.properties, target.sort_order)
-    try:
+    with discarded_on_error(parts, target.storage):
         for values, group_rows in groups.values():
             writer = _delete_writer(target, schema, modes, "equality")
             try:
@@ -294,11 +300,8 @@ def write_equality_deletes(
                 raise
             ids = {"equality-ids": [field.id for field in schema.fields], "sort-order-id": 0}
             partition_of = {"spec-id": spec.spec_id, "partition": values}
-            files.append({"content": "equality-deletes", **file, **partition_of, **ids})
-    except BaseException:
-        WrittenDeletes(tuple(files)).discard(target.storage)
-        raise
-    return WrittenDeletes(tuple(files))
+            parts.append(WrittenDeletes(({"content": "equality-deletes", **file, **partition_of, **ids},)))
+    return WrittenDeletes.joined(parts)
 
 
 def check_equality_deletes(target: WriteTarget, columns: Sequence[str]) -> Schema:

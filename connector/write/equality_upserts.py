@@ -25,7 +25,7 @@ from seamark.connector.write.delete_files import WrittenDeletes, check_equality_
 from seamark.connector.write.latest_rows import Batch
 from seamark.connector.write.row_changes import NOTHING, Report, RowChange
 from seamark.connector.write.row_locations import BatchKeys
-from seamark.connector.write.table_writer import WrittenFiles, write_batches
+from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error, write_batches
 from seamark.connector.write.target import WriteTarget
 from seamark.metaserver.iceberg.expressions.ranges import stored_as_int
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -61,18 +61,14 @@ def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, 
         return NOTHING
     columns = [field.name for field in batch.keys.fields]
     keys = batch.rows.select(columns)
-    delete_files, data = WrittenDeletes(), WrittenFiles()
-    try:
+    parts: list[WrittenDeletes] = []
+    with discarded_on_error(parts, target.storage):
         for spec in _specs(opened.metadata, columns):
             _check_wrapped(batch.keys, spec)
             written = write_equality_deletes(target, keys, columns, spec=spec)
-            delete_files = WrittenDeletes((*delete_files.files, *written.files))
-        if not deletes:
-            data = write_batches(target, batch.rows.to_batches())
-    except BaseException:
-        delete_files.discard(target.storage)
-        raise
-    return RowChange(None, Report(), data, delete_files)
+            parts.append(written)
+        data = WrittenFiles() if deletes else write_batches(target, batch.rows.to_batches())
+    return RowChange(None, Report(), data, WrittenDeletes.joined(parts))
 
 
 def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:

@@ -19,7 +19,7 @@ from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.write.data_files import divided_by_protection
 from seamark.connector.write.row_locations import MatchedRows
-from seamark.connector.write.table_writer import TableWriter, WrittenFiles
+from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discarded_on_error
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 
@@ -48,7 +48,7 @@ def rewrite_files(
     if new_like not in schemes:
         divided, schemes = [*divided, (protection, [])], [*schemes, new_like]
     parts: list[WrittenFiles] = []
-    try:
+    with discarded_on_error(parts, target.storage):
         for scheme, (one, tasks) in zip(schemes, divided, strict=True):
             with TableWriter(target, protection=one) as writer:
                 for task in tasks:
@@ -60,7 +60,4 @@ def rewrite_files(
                 for batch in new if scheme == new_like else ():
                     writer.write(batch)
                 parts.append(writer.close())
-    except BaseException:
-        WrittenFiles.joined(parts).discard(target.storage)
-        raise
     return WrittenFiles.joined(parts)

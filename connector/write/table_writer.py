@@ -7,10 +7,10 @@ returns the files. Files become visible with the commit that adds them; a writer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -92,12 +92,36 @@ class WrittenFiles:
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
         return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])
 
+    def checked(self, rows: int, storage: Storage) -> WrittenFiles:
+        """These files if they have so many rows; otherwise a RuntimeError, and they are deleted."""
+        if self.rows == rows:
+            return self
+        self.discard(storage)
+        raise RuntimeError(f"{rows:,} rows were read and {self.rows:,} written; nothing is committed")
+
     def discard(self, storage: Storage) -> None:
         """Deletes all files; ignores errors of the storage. Only for files that no commit has added or can still
         add."""
         for location in [*(file["file-path"] for file in self.files), *(file["location"] for file in self.index_files)]:
             with suppress(OSError):
                 storage.delete(location)
+
+
+class Written(Protocol):
+    """New files that no commit has added."""
+
+    def discard(self, storage: Storage) -> None: ...
+
+
+@contextmanager
+def discarded_on_error(written: Iterable[Written], storage: Storage) -> Iterator[None]:
+    """Deletes the files if the block raises, also those that it adds to `written`."""
+    try:
+        yield
+    except BaseException:
+        for part in written:
+            part.discard(storage)
+        raise
 
 
 def write_batches(

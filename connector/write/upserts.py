@@ -56,7 +56,7 @@ from seamark.connector.write.row_locations import (
     key_names,
     locate,
 )
-from seamark.connector.write.table_writer import WrittenFiles, write_batches
+from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error, write_batches
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
 from seamark.metaserver.iceberg.files.parquet import Unreadable
@@ -401,11 +401,8 @@ def _write_change(
         return RowChange(scope, report, data, removed=tuple({"file-path": path} for path in paths))
     protection = _protection(client, opened, difference, difference.target_of_rows(target))
     deletes = delete_by_position(opened, target, files)
-    try:
+    with discarded_on_error([deletes], target.storage):
         data = difference.written(target, protection)
-    except BaseException:
-        deletes.discard(target.storage)
-        raise
     return RowChange(scope, difference.report, data, deletes)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pyarrow import fs
 
-from seamark.connector.client.storage import Storage
+from seamark.connector.client.storage import Storage, sync_to_disk
 
 _COPY_BYTES = 8 << 20
 _NO_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
@@ -78,11 +78,7 @@ class _LocalSink:
         os.fsync(self._fd)
         os.close(self._fd)
         self._fd = -1
-        folder = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_to_disk(os.path.dirname(self._path))
 
     def abort(self) -> None:
         with suppress(OSError):

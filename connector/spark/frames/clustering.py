@@ -119,11 +119,7 @@ def cluster(
     work = ClusterTask.of(
         Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark), suffix
     )
-    written = _written(task_frame, work)
-    if written.rows != rows:
-        written.discard(target.storage)
-        raise RuntimeError(f"{rows:,} rows were read and {written.rows:,} written; nothing is committed")
-    written = written.limit_indexes(target.storage)
+    written = _written(task_frame, work).checked(rows, target.storage).limit_indexes(target.storage)
     full_summary = {
         "engine-name": "spark",
         "engine-version": spark.version,

@@ -21,7 +21,7 @@ from seamark.connector.read.tables import OpenTable, ScanTask
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.rewrites import rewrite_files
 from seamark.connector.write.row_locations import MatchedRows
-from seamark.connector.write.table_writer import WrittenFiles, write_batches
+from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error, write_batches
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.connector.write.upserts import delete_by_position
 
@@ -67,11 +67,8 @@ class FileChanges:
         if sum(file.task.size_bytes for file in rest) <= COPIED_BYTES_MAX:
             return rewrite_files(self.opened, self.target, files, new)
         written = write_batches(with_lineage(self.target) if tracked else self.target, new)
-        try:
+        with discarded_on_error([written], self.target.storage):
             return WrittenFiles.joined((written, self.copied_by_tasks(rest)))
-        except BaseException:
-            written.discard(self.target.storage)
-            raise
 
     def copied_by_tasks(self, files: Sequence[MatchedRows]) -> WrittenFiles:
         total = sum(file.task.size_bytes for file in files)
@@ -85,9 +82,7 @@ class FileChanges:
             return delete_by_position(self.opened, self.target, files)
         groups = divide(files, lambda _: (1,), (max(DRIVER_FILES, -(-len(files) // self._cores)),))
         parts = _run(self.spark, partial(_mark, self.opened, self.target), groups)
-        return WrittenDeletes(
-            tuple(file for part in parts for file in part.files), tuple(path for part in parts for path in part.removed)
-        )
+        return WrittenDeletes.joined(parts)
 
     @property
     def _cores(self) -> int:

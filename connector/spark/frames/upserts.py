@@ -57,7 +57,7 @@ from seamark.connector.write.read_conditions import check_unchanged, rows_change
 from seamark.connector.write.rewrites import rewrite_files
 from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, check_supports_deletes, commit_row_change
 from seamark.connector.write.row_locations import SCAN, MatchedRows, hashes_of, key_fields, key_names, record_index
-from seamark.connector.write.table_writer import WrittenFiles
+from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.connector.write.upserts import (
     COPY_ON_WRITE,
@@ -312,7 +312,7 @@ class _Result(msgspec.Struct, frozen=True):
     `counts`: inserted, updated, deleted and stale."""
 
     written: WrittenFiles = WrittenFiles()
-    equality_deletes: tuple[dict[str, Any], ...] = ()
+    equality_deletes: WrittenDeletes = WrittenDeletes()
     removed: list[str] = []
     found: list[PackedRows] = []
     read: list[str] = []
@@ -335,7 +335,7 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
 
 def _blind(work: UpsertTask, batch: Batch) -> _Result:
     made = write_equality_upsert(batch, work.opened, work.target, deletes=work.request.deletes)
-    return _Result(made.data, made.deletes.files)
+    return _Result(made.data, made.deletes)
 
 
 def _located(work: UpsertTask, batch: Batch) -> _Result:
@@ -382,9 +382,9 @@ def _prepared(
     results = [from_msgpack(packed, _Result) for packed in collect_results(run_tasks(df, work))]
     data = WrittenFiles.joined(result.written for result in results)
     if request.strategy == EQUALITY:
-        blind = WrittenDeletes(tuple(file for result in results for file in result.equality_deletes))
+        blind = WrittenDeletes.joined(result.equality_deletes for result in results)
         return RowChange(None, Report(), data, blind)
-    try:
+    with discarded_on_error([data], target.storage):
         if changed := next((result.changed for result in results if result.changed), None):
             raise rows_changed(changed)
         files = merge_rows(rows_of_file for result in results for rows_of_file in result.found)
@@ -402,9 +402,6 @@ def _prepared(
         work_on_files = FileChanges(df.sparkSession, opened, target)
         deletes = work_on_files.marked(files) if files and not copies else WrittenDeletes()
         more = work_on_files.copied_by_tasks(rest) if rest else WrittenFiles()
-    except BaseException:
-        data.discard(target.storage)
-        raise
     written = WrittenFiles.joined((data, more))
     return RowChange(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
 
