@@ -177,7 +177,10 @@ class Connection(RequestHandler):
         if self._request_count != before:
             self._header_bytes = 0
             self._last_body = self._messages[-1][1]
-            self._disarm()
+            if self._header_timer is not None:
+                self._guard.proven(self)
+                self._header_timer.cancel()
+                self._header_timer = None
         elif in_header:
             self._header_bytes += len(data)
             if self._header_bytes > self._guard.limits.header_bytes:
@@ -233,12 +236,6 @@ class Connection(RequestHandler):
     def _arm(self) -> None:
         count = self._request_count
         self._header_timer = self._loop.call_later(self._guard.limits.header_timeout_s, self._stop_waiting, count)
-
-    def _disarm(self) -> None:
-        if self._header_timer is not None:
-            self._guard.proven(self)
-            self._header_timer.cancel()
-            self._header_timer = None
 
     def _stop_waiting(self, count: int) -> None:
         self._header_timer = None
