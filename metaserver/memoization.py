@@ -1,4 +1,4 @@
-"""Results of pure functions of short texts.
+"""Results that are kept: of pure functions of short texts, and of properties.
 
 `functools.lru_cache` counts entries, not bytes: clients that send names of a megabyte would fill the memory of the
 server with its keys.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from inspect import Parameter, signature
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 CHARACTERS_MAX = 300
 """Of all texts of a call together. Longer calls are computed each time."""
@@ -38,3 +38,20 @@ def memoized(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
         return wraps(function)(by_count.get(len(parameters), of_any) if is_fixed else of_any)
 
     return decorate
+
+
+class computed_once(Generic[_R]):  # noqa: N801  a decorator
+    """As `functools.cached_property`, without the lock that Python 3.11 takes at the first read: threads that read at
+    the same time may both compute the value."""
+
+    def __init__(self, function: Callable[[Any], _R]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> _R:
+        value: _R
+        value = instance.__dict__[self._name] = self._function(instance)
+        return value

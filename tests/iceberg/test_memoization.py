@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from seamark.metaserver.memoization import CHARACTERS_MAX, memoized
+from seamark.metaserver.memoization import CHARACTERS_MAX, computed_once, memoized
 
 
 def _one(text: str) -> str:
@@ -53,3 +53,20 @@ def test_results_of_short_texts_are_kept(function: Callable[..., str], given: in
     assert calls == [short, longest, too_long, too_long]
     assert call(*short) == function(*short)
     assert calls == [short, longest, too_long, too_long]
+
+
+def test_a_property_is_computed_once_for_each_instance() -> None:
+    computed: list[str] = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @computed_once
+        def length(self) -> int:
+            computed.append(self.name)
+            return len(self.name)
+
+    one, other = Named("one"), Named("other")
+    assert [one.length, other.length, one.length, other.length] == [3, 5, 3, 5]
+    assert computed == ["one", "other"]

@@ -83,7 +83,8 @@ class _RequestPipeline:
             response.headers["Server"] = "seamark"  # otherwise aiohttp sends its version and that of Python
             if self._drain.is_set():
                 response.force_close()
-            end_unread(request, response)
+            if error is not None or response.status >= 400 or not request.content.is_eof():
+                end_unread(request, response)
         shown = self._logs
         is_audited = self._audited.get((described.operation, response.status))
         if is_audited is None:

@@ -29,6 +29,7 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.credentials import VendedKeys
+from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.vending import access_mechanism, gateway_address, storage_config
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings import Settings
@@ -225,8 +226,11 @@ def access_config(
     *,
     staged: bool = False,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
-    """`config` and `storage-credentials` for a table. `delegation` None: the request's header."""
+    """`config` and `storage-credentials` for a table; both empty for a table on files. `delegation` None: the request's
+    header."""
     settings, location = call.app[SETTINGS], metadata.location
+    if parse_location(location, "The table's location").scheme != "s3":
+        return {}, []
     sign_path = table_path(namespace, name, settings.prefix) + "/sign"
     if staged:  # a staged table cannot be looked up for a signature, so the URL carries a pass
         sign_path += f"?stage={call.app[CATALOG].staging.issue(namespace, name, location)}"

@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.keys import CATALOG, CLOCK
 from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage, columns_of
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.binding import bind, terms_of
-from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression, Op, predicates_of
+from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression, Op
 from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.iceberg.metadata.column_ttl import time_columns
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -48,9 +48,10 @@ def count_read(call: Call, read: ColumnRead | None) -> ColumnRead | None:
 
 
 async def read_of_plan(
-    call: Call, entry: Entry | None, scan: ScanPlan, select: Sequence[str] | None
+    call: Call, entry: Entry | None, scan: ScanPlan, predicates: Sequence[Bound], select: Sequence[str] | None
 ) -> ColumnRead | None:
-    """`select`: the columns that the client names; None if it names none. None if reads are not counted."""
+    """`predicates`: of the filter. `select`: the columns that the client names; None if it names none. None if reads
+    are not counted."""
     if entry is None or usage_of(call) is None:
         return None
     named: set[int] | None = None
@@ -58,7 +59,7 @@ async def read_of_plan(
         find = partial(_ids, scan.schema, select)
         named = find() if len(select) <= _IN_LOOP_NAMES else await call.in_turn(find)
     columns = {UNKNOWN_COLUMNS} if named is None else named
-    columns |= {predicate.column_id for predicate in predicates_of(scan.bound)}
+    columns |= {predicate.column_id for predicate in predicates}
     end_ms = oldest_end_ms(scan.view, scan.entry_ids, scan.metadata)
     return ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.app[CLOCK].now_ms()))
 

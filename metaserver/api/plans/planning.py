@@ -112,7 +112,7 @@ TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 @Route("POST", f"{_TABLE}/plan", "planTableScan", body_size=BodySize.MEDIUM, streams=True).takes_bytes()
 async def plan_table_scan(call: Call, body: bytes) -> Answer:
     """Identity and pointer are checked for each request; only what depends on nothing else is cached."""
-    app, namespace, name = call.app, call.namespace, call.name
+    app, namespace, name = call.app, call.namespace, call.names[0]
     if is_plan_name(name):  # its lease may end at any time; most clients plan scans of these tables
         return (await _plan(call, await app[CATALOG].plan_tables.read(namespace, name), body))[0]
     entry = await app[POINTERS].entry(namespace, name)
@@ -164,7 +164,9 @@ async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, S
     began_s = monotonic()
     scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
     call.app[METRICS].plans.observe(scan.considered, scan.files, monotonic() - began_s)
-    read = count_read(call, await read_of_plan(call, loaded.entry, scan, body.select) if body.seamark.usage else None)
+    read = None
+    if body.seamark.usage:
+        read = count_read(call, await read_of_plan(call, loaded.entry, scan, bound_scan.predicates, body.select))
     credentials = _credentials(call, loaded)
     answer = await _completed(call, loaded, pinned, scan, body.min_rows_requested or 0, credentials)
     return answer, None if credentials else scan, read  # credentials are not cached: they may have been rotated

@@ -138,9 +138,14 @@ def predicates_of(expression: Expression) -> list[Bound]:
     """The predicates of a bound expression, from left to right."""
     if isinstance(expression, Bound):
         return [expression]
+    found: list[Bound] = []
     if isinstance(expression, (And, Or)):
-        return [predicate for child in expression.children for predicate in predicates_of(child)]
-    return []
+        for child in expression.children:
+            if isinstance(child, Bound):
+                found.append(child)
+            else:
+                found += predicates_of(child)
+    return found
 
 
 def is_longer(expression: Expression, values: int) -> bool:

@@ -6,8 +6,6 @@ all other code uses one form. Nothing is modified in place, including the mappin
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import msgspec
 
 from seamark.metaserver.errors import BadRequest
@@ -25,6 +23,7 @@ from seamark.metaserver.iceberg.metadata.snapshot import (
 )
 from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
 from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.memoization import computed_once
 
 FORMAT_VERSION_DEFAULT = 2
 FORMAT_VERSION_MAX = 3
@@ -62,7 +61,7 @@ class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
     next_row_id: int = 0
     encryption_keys: tuple[EncryptedKey, ...] = ()
 
-    @cached_property
+    @computed_once
     def snapshots_by_id(self) -> dict[int, Snapshot]:
         return {snapshot.snapshot_id: snapshot for snapshot in self.snapshots}
 
@@ -82,7 +81,7 @@ class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
     def sort_order(self, order_id: int) -> SortOrder | None:
         return next((order for order in self.sort_orders if order.order_id == order_id), None)
 
-    @cached_property
+    @computed_once
     def current_schema(self) -> Schema:
         schema = self.schema(self.current_schema_id)
         if schema is None:

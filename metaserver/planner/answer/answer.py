@@ -13,7 +13,6 @@ client requests no residuals, which it computes itself, and sequence numbers, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from seamark.metaserver.iceberg.expressions.expression_json import expression_js
 from seamark.metaserver.iceberg.expressions.residuals import nameable, tautologies, tautology, weakened
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.memoization import computed_once
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, write
 from seamark.metaserver.planner.answer.block_layout import BlockLayout, Part, contents, formats, keys, layout_of, naming
 from seamark.metaserver.planner.answer.file_stats import FileStats
@@ -93,7 +93,7 @@ class ScanTaskWriter:
         self._stats = tuple(sorted(set(stats)))
         self._deletes: dict[int, int] = {}
 
-    @cached_property
+    @computed_once
     def files_max(self) -> int | None:
         """The number of files whose exact residuals fit into one answer, for any partitions; at least one.
 
@@ -142,6 +142,8 @@ class ScanTaskWriter:
 
     def delete_files(self) -> Iterator[bytes]:
         """The items of `delete-files` that the tasks refer to, as pieces to concatenate; empty if there are none."""
+        if not self._deletes:
+            return
         comma = b""
         layout_of = map(self._scan.view.locate_delete, self._deletes)
         for _, of_block in groupby(layout_of, key=lambda located: id(located[0])):
@@ -167,7 +169,9 @@ def _runs(locate: Callable[[int], tuple[Block, int]], entry_ids: Longs) -> Itera
         entry_id = int(entry_ids[start])
         block, local = locate(entry_id)
         first = entry_id - local
-        end = int(np.searchsorted(entry_ids, first + block.rows))
+        end = len(entry_ids)
+        if int(entry_ids[-1]) >= first + block.rows:  # few plans keep files of several blocks
+            end = int(entry_ids.searchsorted(first + block.rows))
         yield block, first, entry_ids[start:end] - first
         start = end
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 import msgspec
 
@@ -24,6 +23,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.values import decimal_scale
+from seamark.metaserver.memoization import computed_once
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
 
 _LONG_CHARACTERS = 30_000
@@ -69,9 +69,14 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     def bind(cls, metadata: TableMetadata, request: ScanRequest) -> BoundScan:
         """BadRequest if the filter or the snapshot id is invalid."""
         snapshot = resolve_snapshot(metadata, request)
-        schema = resolve_schema(metadata, snapshot, request)
-        bound = bind_filter(metadata, schema, request)
-        bound_scan = cls(metadata, request, snapshot, schema, bound)
+        return cls.bind_by(resolve_schema(metadata, snapshot, request), metadata, request, snapshot)
+
+    @classmethod
+    def bind_by(
+        cls, schema: Schema, metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None
+    ) -> BoundScan:
+        """As `bind`, with the schema and the snapshot that the request resolves to."""
+        bound_scan = cls(metadata, request, snapshot, schema, bind_filter(metadata, schema, request))
         _ = bound_scan.text  # computed here: callers bind long filters in a thread
         return bound_scan
 
@@ -86,7 +91,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         """Whether the scan returns all files, even those without rows."""
         return self.request.filter == TRUE and not self.joined
 
-    @cached_property
+    @computed_once
     def text(self) -> str:
         """The bound filter and the dynamic filters as text, for cache keys.
 
@@ -102,16 +107,16 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     def snapshot_id(self) -> int | None:
         return None if self.snapshot is None else self.snapshot.snapshot_id
 
-    @cached_property
+    @computed_once
     def predicates(self) -> list[Bound]:
         return predicates_of(self.bound)
 
-    @cached_property
+    @computed_once
     def projected(self) -> dict[int, ProjectedExpression]:
         """The filter projected onto the partition fields of each spec, by spec id."""
         return {spec.spec_id: project(self.bound, spec) for spec in self.metadata.partition_specs}
 
-    @cached_property
+    @computed_once
     def partition_filters(self) -> dict[int, Expression]:
         """By spec id, the condition on partition values that the filter and the dynamic filters imply."""
         partition_filters = {spec_id: projected.possible for spec_id, projected in self.projected.items()}
@@ -137,7 +142,7 @@ def bind_for_java(metadata: TableMetadata, request: ScanRequest) -> BoundScan:
     schema = resolve_schema(metadata, snapshot, request)
     others = _schemas_while_head(metadata, snapshot, schema) if request.use_snapshot_schema else []
     if not others:
-        return BoundScan.bind(metadata, request)
+        return BoundScan.bind_by(schema, metadata, request, snapshot)
     sure, ambiguous, filtered = [], [], set()
     for conjunct in request.filter.children if isinstance(request.filter, And) else (request.filter,):
         part = msgspec.structs.replace(request, filter=conjunct)

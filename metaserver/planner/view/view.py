@@ -285,7 +285,8 @@ class TableView:
 
     def number_of(self, entry_id: int) -> int:
         """The number of the block of an entry id."""
-        return self._numbers[entry_id >> ENTRY_BITS]
+        number: int = self._numbers[entry_id >> ENTRY_BITS]
+        return number
 
     def manifest_of(self, entry_id: int) -> ManifestFile:
         return self.manifests[self._numbers[entry_id >> ENTRY_BITS]]

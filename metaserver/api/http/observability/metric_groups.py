@@ -44,22 +44,18 @@ class _PendingTimes:
 
     def __init__(self, histogram: prometheus.Histogram) -> None:
         self._histogram = histogram
-        self._sum = 0.0
-        self._counts = [0] * (len(_BUCKETS) + 1)
-
-    def add(self, seconds: float) -> None:
-        self._sum += seconds
-        self._counts[bisect_left(_BUCKETS, seconds)] += 1
+        self.sum = 0.0
+        self.counts = [0] * (len(_BUCKETS) + 1)
 
     def flush(self) -> None:
-        if not any(self._counts):
+        if not any(self.counts):
             return
         # The library's API takes single observations only. Its exposition adds the buckets up.
-        self._histogram._sum.inc(self._sum)
-        for bucket, count in zip(self._histogram._buckets, self._counts, strict=True):
+        self._histogram._sum.inc(self.sum)
+        for bucket, count in zip(self._histogram._buckets, self.counts, strict=True):
             bucket.inc(count)
-        self._sum = 0.0
-        self._counts = [0] * (len(_BUCKETS) + 1)
+        self.sum = 0.0
+        self.counts = [0] * (len(_BUCKETS) + 1)
 
 
 class _Totals:
@@ -93,7 +89,8 @@ class RequestMetrics:
         times = self._took.get(operation)
         if times is None:
             times = self._took[operation] = _PendingTimes(self._seconds.labels(operation))
-        times.add(seconds)
+        times.sum += seconds
+        times.counts[bisect_left(_BUCKETS, seconds)] += 1
 
     def flush(self) -> None:
         for key, count in self._answered.items():

@@ -22,6 +22,7 @@ from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.keys import PRINCIPAL
 from seamark.metaserver.catalog.values import IdempotencyKey
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.memoization import memoized
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR, check_name, parse_namespace
 
@@ -50,9 +51,10 @@ def names_in(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[
     )
 
 
+@memoized(2048)
 def namespace_in(raw_path: str, template: str) -> NamespacePath:
     """The namespace in the path; levels are separated by 0x1F (`%1F`). BadRequest for an invalid namespace."""
-    return _namespace(raw_path.split("/")[_position(template, "namespace")])
+    return parse_namespace(_decoded(raw_path.split("/")[_position(template, "namespace")], "namespace"))
 
 
 @lru_cache(maxsize=8192)  # pure, and called for every load of a table
@@ -113,11 +115,6 @@ def _page_size(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _INT_DIGITS_MAX and int(text) > 0):
         raise BadRequest(f"pageSize is {text[:40]!r}; it must be a whole number of at least 1")
     return int(text)
-
-
-@lru_cache(maxsize=1024)
-def _namespace(segment: str) -> NamespacePath:
-    return parse_namespace(_decoded(segment, "namespace"))
 
 
 @lru_cache(maxsize=256)  # one entry for each variable of each route
