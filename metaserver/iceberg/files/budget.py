@@ -107,7 +107,8 @@ def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
         return np.repeat(_lengths(values.values), np.diff(ends, prepend=np.int64(0)))
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # of four numbers each; the first is the length
-        return views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
+        sizes = views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
+        return sizes * values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     if any(is_kind(kind) for is_kind in _OF_ANY_LENGTH):
         lengths = pc.fill_null(pc.binary_length(values), 0)
         return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]

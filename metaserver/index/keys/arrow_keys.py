@@ -33,6 +33,8 @@ else:
 
 EXPANDED_MAX = 1 << 30
 """Memory limit of shared values, such as a dictionary's, if each row had its own copy."""
+_VIEW_NUMBERS = 4
+"""Of 32 bits, in a view of a string: its length, its first bytes, and where the others are."""
 _UNITS_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _SECONDS_A_DAY = 86_400
 
@@ -99,8 +101,21 @@ def _plain(array: pa.Array) -> pa.Array:
     if pa.types.is_run_end_encoded(array.type):
         return _plain(pc.run_end_decode(array))
     if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
-        return array.cast(pa.large_binary())
+        return _without_views_of_nulls(array).cast(pa.large_binary())
     return array
+
+
+def _without_views_of_nulls(array: pa.Array) -> pa.Array:
+    """The array with empty views where it is null: Arrow validates only the views of values, and its cast copies those
+    of nulls, too, by lengths that may be negative."""
+    if array.null_count == 0:
+        return array
+    there = array.is_valid()
+    views = np.frombuffer(array.buffers()[1], dtype=np.int32).reshape(-1, _VIEW_NUMBERS)
+    views = views[array.offset : array.offset + len(array)].copy()
+    views[~there.to_numpy(zero_copy_only=False)] = 0
+    validity = pc.if_else(there, True, None).buffers()[0]
+    return pa.Array.from_buffers(array.type, len(array), [validity, pa.py_buffer(views), *array.buffers()[2:]])
 
 
 def _valid(array: pa.Array) -> Mask | None:

@@ -1,0 +1,99 @@
+"""Arrow streams of keys with damaged bytes: none ends the process, which a reader's request of a kilobyte could do."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seamark.metaserver.api.formats.arrow_body import read_stream
+from seamark.metaserver.errors import BadRequest, TooLarge
+from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.metaserver.index.keys.hashing import hash_halves
+from seamark.metaserver.index.keys.terms import resolve
+from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays
+from tests.bombs.peak import peak_of
+
+ROWS = 60
+KINDS = {"n": "long", "s": "string", "x": "fixed[4]"}
+TERMS = [
+    resolve(name, Schema(tuple(Field(at, name, False, kind) for at, (name, kind) in enumerate(KINDS.items(), 1))))
+    for name in KINDS
+]
+
+
+def stream(columns: dict[str, pa.Array], rows: int) -> bytes:
+    table, sink = pa.table(columns), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return bytes(sink.getvalue())
+
+
+def streams() -> list[bytes]:
+    """Plain columns, and each form in which rows share values; in one batch and in several."""
+    plain = {
+        "n": pa.array(range(ROWS), pa.int64()),
+        "s": pa.array([f"value {number % 9} that is long" if number % 5 else None for number in range(ROWS)]),
+        "x": pa.array([b"abcd"] * ROWS, pa.binary(4)),
+    }
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([30, ROWS], pa.int32()), pa.array(["x", None]))
+    forms = (
+        plain,
+        {**plain, "s": plain["s"].dictionary_encode(), "n": plain["n"].dictionary_encode()},
+        {**plain, "s": plain["s"].cast(pa.string_view())},
+        {**plain, "s": runs},
+    )
+    return [stream(form, rows) for form in forms for rows in (ROWS, 20)]
+
+
+def keys_in(data: bytes) -> str:
+    """How many keys are in a body, as the route reads it."""
+    try:
+        arrays, shared_bytes = arrays_of(TERMS, read_stream(data, "The body", rows_max=1_000_000))
+        if shared_bytes > 1 << 26:
+            return "too large"
+        keys = keys_of_arrays(TERMS, arrays)
+        hash_halves(keys)
+    except (BadRequest, TooLarge) as error:
+        return error.message
+    return f"{keys[0].rows} keys"
+
+
+def view_of_a_null() -> str:
+    """A null whose view has a negative length: only views of values have to be valid."""
+    text = pa.array(["a value that is long", None, "short"], pa.string_view())
+    views = np.frombuffer(text.buffers()[1], dtype=np.int32).reshape(-1, 4).copy()
+    views[1] = (-(1 << 31), 0, 0, 0)
+    array = pa.Array.from_buffers(text.type, 3, [text.buffers()[0], pa.py_buffer(views), *text.buffers()[2:]])
+    columns = {"n": pa.array([1, 2, 3]), "s": array, "x": pa.array([b"abcd"] * 3, pa.binary(4))}
+    return keys_in(stream(columns, 3))
+
+
+def test_a_null_may_have_any_view() -> None:
+    assert peak_of(view_of_a_null)[1] == "3 keys"
+
+
+def outcomes(seed: str) -> str:
+    """What becomes of damaged streams, apart from refusals and keys."""
+    rng, found = random.Random(seed), []
+    bodies = streams()
+    for _ in range(1500):
+        data = bytearray(rng.choice(bodies))
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            at = rng.randrange(len(data) - 8)
+            if rng.random() < 0.3:
+                data[at & ~7 : (at & ~7) + 8] = rng.choice((1 << 62, 1 << 31, 100_000, 0)).to_bytes(8, "little")
+            else:
+                data[at] = rng.choice((rng.randrange(256), data[at] ^ 1 << rng.randrange(8), 0, 255, 127))
+        try:
+            keys_in(bytes(data))
+        except Exception as error:  # noqa: BLE001  what the server does not expect
+            found.append(repr(error))
+    return str(found)
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_damaged_streams_are_read_or_refused(seed: str) -> None:
+    assert peak_of(outcomes, seed)[1] == "[]"
