@@ -132,7 +132,10 @@ _ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
 
 
 def array(kind: str, given: Sequence[Any]) -> pa.Array:
-    """An Arrow column of values and nulls."""
+    """An Arrow column of values and nulls. Decimals may have any precision and scale."""
+    if kind not in _ARROW and kind.startswith("decimal("):
+        precision, scale = kind.removeprefix("decimal(").removesuffix(")").split(",")
+        return _decimals(int(precision), int(scale))(given)
     return _ARROW[kind](given)
 
 

@@ -1,0 +1,218 @@
+"""Columns of random tables: all primitive types, and structs, lists and maps of them.
+
+A value is as in `typed.py`; of a struct it is its fields' values by id, of a list a list, of a map a list of pairs.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from tests.connector.read import typed
+from tests.planner.lakes.literal_forms import render
+
+STRUCT, LIST, MAP = "struct", "list", "map"
+NESTED = (STRUCT, LIST, MAP)
+PROMOTED = {
+    "int": ("long",),
+    "float": ("double",),
+    "decimal(9, 2)": ("decimal(18, 2)", "decimal(38, 2)"),
+    "date": ("timestamp", "timestamp_ns"),
+}
+_V3_KINDS = ("timestamp_ns", "timestamptz_ns")
+_MAP_KEYS = ("string", "int", "date")
+_UNITS = {"int": 1, "long": 1, "date": 1, "time": 1_800_000_000, "decimal(9, 2)": 50, "decimal(38, 10)": 10**10}
+_UNITS |= {"timestamp": typed.DAY_US // 3, "timestamptz": typed.DAY_US // 3}
+_UNITS |= dict.fromkeys(_V3_KINDS, typed.DAY_US * 333)
+_LONG = 2**63
+
+
+@dataclass(eq=False)
+class Column:
+    """`children`: the fields of a struct, the element of a list, or key and value of a map."""
+
+    id: int
+    name: str
+    kind: str
+    children: list[Column] = field(default_factory=list)
+    initial: Any = None
+
+    def walk(self) -> Iterator[Column]:
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    @property
+    def type_json(self) -> Any:
+        match self.kind:
+            case "struct":
+                return {"type": STRUCT, "fields": [child.json for child in self.children]}
+            case "list":
+                (element,) = self.children
+                return {
+                    "type": LIST,
+                    "element-id": element.id,
+                    "element-required": False,
+                    "element": element.type_json,
+                }
+            case "map":
+                key, value = self.children
+                made = {"type": MAP, "key-id": key.id, "key": key.type_json}
+                return {**made, "value-id": value.id, "value-required": False, "value": value.type_json}
+        return self.kind
+
+    @property
+    def json(self) -> dict[str, Any]:
+        made: dict[str, Any] = {"id": self.id, "name": self.name, "required": False, "type": self.type_json}
+        if self.initial is not None:
+            default = render(self.kind, self.initial, "spec")
+            made |= {"initial-default": default, "write-default": default}
+        return made
+
+    def take_ids(self, json: dict[str, Any]) -> None:
+        """Those that the server has given the column."""
+        self.id = json["id"]
+        kind = json["type"]
+        match self.kind:
+            case "struct":
+                for child, given in zip(self.children, kind["fields"], strict=True):
+                    child.take_ids(given)
+            case "list":
+                self.children[0].take_ids({"id": kind["element-id"], "type": kind["element"]})
+            case "map":
+                for name, child in zip(("key", "value"), self.children, strict=True):
+                    child.take_ids({"id": kind[f"{name}-id"], "type": kind[name]})
+
+    # Values
+
+    def of(self, row: dict[int, Any]) -> Any:
+        """The value in a row or struct, which lacks columns that are younger."""
+        return row.get(self.id, self.initial)
+
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        match self.kind:
+            case "struct":
+                arrays = [
+                    child.array([None if one is None else child.of(one) for one in values]) for child in self.children
+                ]
+                fields = [pa.field(child.name, made.type) for child, made in zip(self.children, arrays, strict=True)]
+                return pa.StructArray.from_arrays(
+                    arrays, fields=fields, mask=pa.array([one is None for one in values], pa.bool_())
+                )
+            case "list" | "map":
+                flat = [each for one in values for each in one or ()]
+                offsets, end = list[int | None](), 0
+                for one in values:
+                    offsets.append(None if one is None else end)
+                    end += len(one or ())
+                starts = pa.array([*offsets, end], pa.int32())
+                if self.kind == LIST:
+                    return pa.ListArray.from_arrays(starts, self.children[0].array(flat))
+                return pa.MapArray.from_arrays(
+                    starts, *(child.array([pair[n] for pair in flat]) for n, child in enumerate(self.children))
+                )
+        return typed.array(self.kind, values)
+
+    def plain(self, column: pa.Array) -> list[Any]:
+        """The values of an array again."""
+        valid = column.is_valid().to_pylist()
+        match self.kind:
+            case "struct":
+                parts = [child.plain(column.field(n)) for n, child in enumerate(self.children)]
+                ids = [child.id for child in self.children]
+                return [
+                    dict(zip(ids, [part[n] for part in parts], strict=True)) if there else None
+                    for n, there in enumerate(valid)
+                ]
+            case "list" | "map":
+                values = [column.values] if self.kind == LIST else [column.keys, column.items]
+                each = [child.plain(one) for child, one in zip(self.children, values, strict=True)]
+                flat = each[0] if self.kind == LIST else list(zip(*each, strict=True))
+                starts = column.offsets.to_pylist()
+                return [flat[starts[n] : starts[n + 1]] if there else None for n, there in enumerate(valid)]
+        return typed.plain(self.kind, column)
+
+    def frozen(self, value: Any) -> Hashable:
+        """Equal for equal values: NaN is NaN, and -0.0 is not 0.0."""
+        if value is None:
+            return None
+        match self.kind:
+            case "struct":
+                return tuple(child.frozen(child.of(value)) for child in self.children)
+            case "list":
+                return tuple(map(self.children[0].frozen, value))
+            case "map":
+                key, other = self.children
+                return frozenset((key.frozen(one), other.frozen(two)) for one, two in value)
+        if isinstance(value, float):
+            return "NaN" if value != value else struct.pack("<d", value)
+        return type(value).__name__, value
+
+    def draw(self, rng: random.Random) -> Any:
+        match self.kind:
+            case "struct":
+                return {child.id: child.draw_or_null(rng) for child in self.children}
+            case "list":
+                return [self.children[0].draw_or_null(rng) for _ in range(rng.choice((0, 1, 2, 5)))]
+            case "map":
+                key, value = self.children
+                keys = {key.draw(rng) for _ in range(rng.choice((0, 1, 2)))}
+                return [(one, value.draw_or_null(rng)) for one in sorted(keys)]
+        return draw_value(rng, self.kind)
+
+    def draw_or_null(self, rng: random.Random) -> Any:
+        return None if rng.random() < 0.2 else self.draw(rng)
+
+    # Promotion
+
+    def promote(self, kind: str) -> None:
+        unit = {"timestamp": typed.DAY_US, "timestamp_ns": typed.DAY_US * 1000}.get(kind)
+        if self.kind == "date" and unit is not None and self.initial is not None:
+            self.initial *= unit
+        self.kind = kind
+
+    def promoted(self, row: dict[int, Any], kind: str) -> None:
+        """Changes the column's values in a row; only dates change."""
+        unit = {"timestamp": typed.DAY_US, "timestamp_ns": typed.DAY_US * 1000}.get(kind)
+        if self.kind == "date" and unit is not None and row.get(self.id) is not None:
+            row[self.id] *= unit
+
+    def can_promote(self, rows: Sequence[dict[int, Any]], kind: str) -> bool:
+        unit = typed.DAY_US * 1000 if kind == "timestamp_ns" else 1
+        return all(abs(int(row[self.id]) * unit) < _LONG for row in rows if unit > 1 and row.get(self.id) is not None)
+
+
+def kinds(version: int) -> list[str]:
+    return [kind for kind in typed.SAMPLES if version >= 3 or kind not in _V3_KINDS]
+
+
+def draw_value(rng: random.Random, kind: str) -> Any:
+    """An edge of the type, or one of few values, so that rows meet."""
+    if kind not in typed.SAMPLES:  # promoted
+        return rng.randint(-500, 500)
+    if rng.random() < 0.5:
+        return rng.choice(typed.SAMPLES[kind])
+    if kind in _UNITS:
+        return rng.randint(0, 40) * _UNITS[kind]
+    match kind:
+        case "float" | "double":
+            return rng.randint(-5, 20) / 4
+        case "string":
+            return rng.choice("abcxyz") * rng.randint(1, 3) + rng.choice(["", "\0", "é", "\U0001f600", "z" * 20])
+        case "uuid":
+            return bytes([*[0] * 15, rng.randint(0, 30)])
+        case "fixed[3]":
+            return bytes(rng.choices(range(4), k=3))
+        case "binary":
+            return rng.randbytes(rng.choice((1, 2, 20)))
+    return rng.choice(typed.SAMPLES[kind])
+
+
+def key_of(value: Any) -> Any:
+    """The same for values that are one key: both zeros are, and NaN is one."""
+    return ("NaN" if value != value else value + 0.0) if isinstance(value, float) else value

@@ -1,0 +1,408 @@
+"""A random table of all types and its random history, with a model of its rows that knows nothing of files.
+
+The writers, the changes of schema and partitioning, the jobs and the indexes are drawn from one seed. After each step
+the rows, the rows that filters match, earlier snapshots and row ids are compared with the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import CURRENT, At
+from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.jobs.manifests import rewrite_manifests
+from seamark.connector.jobs.statistics import compute_statistics
+from seamark.connector.read.scans import scan
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy, compact
+from seamark.connector.write.equality_upserts import EQUALITY
+from seamark.connector.write.upserts import MODES, delete, upsert
+from tests.connector.lives.columns import LIST, MAP, NESTED, PROMOTED, STRUCT, Column, draw_value, key_of, kinds
+from tests.connector.lives.predicates import Row, draw_filter
+
+NAMES = ("id", "a", "B", "naïve", "two words", "x-y", "größe", "1st", "null", "select", "day", 'q"q', "日本")
+KEY_KINDS = ("long", "int", "string", "uuid", "decimal(9, 2)", "decimal(38, 10)", "date", "timestamp", "timestamptz")
+KEY_KINDS += ("binary", "fixed[3]", "time", "double", "boolean")
+_PRECOMBINED = ("int", "long", "string", "timestamp", "date", "decimal(9, 2)", "decimal(38, 10)", "uuid", "boolean")
+_BUCKETED = {"int", "long", "date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"}
+_BUCKETED |= {"string", "uuid", "binary", "decimal", "fixed"}
+_FILTERS = 2
+"""For each step."""
+
+
+class Life:
+    def __init__(self, client: IndexClient, seed: int, name: str) -> None:
+        self.told: Counter[str] = Counter()
+        self.rows: list[Row] = []
+        self._rng, self._client, self._name = random.Random(f"life {seed}"), client, name
+        self._version = self._rng.choice((2, 3, 3))
+        self._last_id, self._last_part = 0, 999
+        self._columns: list[Column] = []
+        for _ in range(self._rng.choice((1, 1, 2))):
+            self._columns.append(self._new(self._rng.choice(KEY_KINDS)))
+        self._keys = list(self._columns)
+        for _ in range(self._rng.randint(3, 5)):
+            self._columns.append(self._new_any())
+        self._rng.shuffle(self._columns)
+        self._snapshots: dict[int, tuple[list[Column], Counter[Any]]] = {}
+        self._row_ids: dict[Any, tuple[int, int]] = {}
+        self._touched: set[Any] | None = None
+        """The keys whose rows the step may have given other ids; None for all."""
+        self._spec: list[dict[str, Any]] = []
+        self._create()
+
+    # The table
+
+    @property
+    def _table(self) -> str:
+        return f"db.{self._name}"
+
+    def _new(self, kind: str, children: Sequence[Column] = ()) -> Column:
+        free = [one for one in NAMES if one.lower() not in {column.name.lower() for column in self._columns}]
+        self._last_id += 1
+        return Column(self._last_id, self._rng.choice(free), kind, list(children))
+
+    def _inner(self, name: str, depth: int) -> Column:
+        kind = self._rng.choice((STRUCT, LIST)) if depth and self._rng.random() < 0.4 else ""
+        names = {STRUCT: self._rng.sample(("a", "b", "C c"), self._rng.choice((1, 2))), LIST: ["element"]}.get(kind, [])
+        self._last_id += 1
+        made = Column(self._last_id, name, kind or self._rng.choice(kinds(self._version)))
+        made.children = [self._inner(one, depth - 1) for one in names]
+        return made
+
+    def _new_any(self, *, default: bool = False) -> Column:
+        rng = self._rng
+        match rng.choice((STRUCT, LIST, MAP, *[""] * 7)):
+            case "struct":
+                return self._new(STRUCT, [self._inner(one, 1) for one in rng.sample(("a", "b"), rng.choice((1, 2)))])
+            case "list":
+                return self._new(LIST, [self._inner("element", 1)])
+            case "map":
+                key = self._inner("key", 0)
+                key.kind = rng.choice(("string", "int", "date"))
+                return self._new(MAP, [key, self._inner("value", 1)])
+        made = self._new(rng.choice(kinds(self._version)))
+        if default and self._version >= 3 and rng.random() < 0.5:
+            value = draw_value(rng, made.kind)
+            made.initial = value if value == value and value not in (float("inf"), float("-inf")) else None
+        return made
+
+    def _create(self) -> None:
+        rng, plain = self._rng, [column for column in self._columns if column.kind not in NESTED]
+        properties = {"format-version": str(self._version)}
+        if rng.random() < 0.6:
+            properties["seamark.index.keys"] = f"record({', '.join(_quoted(key.name) for key in self._keys)})"
+        indexed = rng.choice([column for column in plain if column.kind not in ("float", "double")])
+        properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quoted(indexed.name)})"
+        # Row groups are so small that compaction copies them.
+        properties["write.parquet.row-group-size-bytes"] = rng.choice(("40", "40", "100000"))
+        ordered = [column.name for column in plain if column.name.isidentifier()]
+        if ordered:
+            properties["seamark.clustering.columns"] = ",".join(rng.sample(ordered, min(2, len(ordered))))
+        body = {"name": self._name, "schema": self._schema(), "properties": properties}
+        if rng.random() < 0.7:
+            body["partition-spec"] = {"spec-id": 0, "fields": self._draw_spec()}
+        self._post("/v1/namespaces/db/tables", body)
+        metadata = self._metadata()
+        for column, given in zip(self._columns, metadata["schemas"][0]["fields"], strict=True):
+            column.take_ids(given)
+        self._last_id = metadata["last-column-id"]
+        self._spec = metadata["partition-specs"][0]["fields"]
+
+    def _schema(self) -> dict[str, Any]:
+        return {"type": "struct", "schema-id": 0, "fields": [column.json for column in self._columns]}
+
+    def _draw_spec(self) -> list[dict[str, Any]]:
+        column = self._rng.choice([column for column in self._columns if column.kind not in NESTED])
+        base = column.kind.partition("(")[0].partition("[")[0]
+        transforms = ["void"] if base in ("float", "double") else ["identity"]
+        transforms += [f"bucket[{self._rng.choice((2, 3))}]"] if base in _BUCKETED else []
+        if base in ("int", "long", "decimal", "string", "binary"):
+            transforms += [f"truncate[{self._rng.choice((1, 2, 10))}]"] * 2
+        if base == "date" or base.startswith("timestamp"):
+            transforms += ["year", "month", "day"]
+        self._last_part += 1
+        number = self._last_part
+        transform = self._rng.choice(transforms)
+        return [{"name": f"p{number}", "transform": transform, "source-id": column.id, "field-id": number}]
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
+        self._client._request("POST", path, {}, json.dumps(body).encode())
+
+    def _update(self, *updates: dict[str, Any]) -> None:
+        self._post(f"/v1/namespaces/db/tables/{self._name}", {"requirements": [], "updates": updates})
+
+    def _metadata(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._client.load_table(self._table, history=True).metadata)
+        return found
+
+    # Rows
+
+    def _row(self) -> Row:
+        return {
+            column.id: column.draw(self._rng) if column in self._keys else column.draw_or_null(self._rng)
+            for column in self._columns
+        }
+
+    def _key(self, row: Row) -> tuple[Any, ...]:
+        return tuple(key_of(row[key.id]) for key in self._keys)
+
+    def _arrow(self, rows: Sequence[Row], columns: Sequence[Column] | None = None) -> pa.Table:
+        columns = self._columns if columns is None else columns
+        arrays = [column.array([column.of(row) for row in rows]) for column in columns]
+        return pa.Table.from_arrays(arrays, [column.name for column in columns])
+
+    def _frozen(self, rows: Sequence[Row]) -> Counter[Any]:
+        return Counter(tuple(column.frozen(column.of(row)) for column in self._columns) for row in rows)
+
+    def _read(self, columns: Sequence[Column], where: Any = None, at: At = CURRENT) -> Counter[Any]:
+        found = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
+        assert found.column_names == [column.name for column in columns]
+        values = [map(column.frozen, column.plain(_array(found.column(place)))) for place, column in enumerate(columns)]
+        return Counter(zip(*values, strict=True))
+
+    # Steps
+
+    def step(self) -> str:
+        """Makes one, and returns what it was."""
+        steps: dict[Callable[[], str], int] = {
+            **{self._append: 3, self._upsert: 6, self._unlocated: 1, self._delete: 2, self._delete_matching: 2},
+            **{self._compact: 3, self._cluster: 1, self._index: 2, self._list_again: 1},
+            **{self._evolve: 4, self._partition: 1},
+        }
+        chosen = self._rng.choices(list(steps), list(steps.values()))[0]
+        self._touched = set()
+        self.told[chosen.__name__.strip("_")] += 1
+        return f"{chosen.__name__.strip('_')} {chosen()}"
+
+    def _append(self) -> str:
+        known, new = {self._key(row) for row in self.rows}, dict[Any, Row]()
+        for row in (self._row() for _ in range(8)):
+            if self._key(row) not in known:
+                new[self._key(row)] = row
+        append(self._client, self._table, self._arrow(list(new.values())))
+        self.rows += new.values()
+        return str(list(new.values()))
+
+    def _batch(self) -> list[Row]:
+        """Rows of which some have stored keys."""
+        rows = [self._row() for _ in range(self._rng.randint(1, 6))]
+        for row in rows:
+            if self.rows and self._rng.random() < 0.6:
+                stored = self._rng.choice(self.rows)
+                row |= {key.id: stored[key.id] for key in self._keys}
+        self._touched = {self._key(row) for row in rows}
+        return rows
+
+    def _upsert(self) -> str:
+        rng, rows = self._rng, self._batch()
+        rest = [column for column in self._columns if column not in self._keys]
+        ordered = [column for column in rest if column.kind in _PRECOMBINED]
+        by = rng.choice(ordered) if ordered and rng.random() < 0.4 else None
+        given = rng.sample(rest, rng.randint(1, len(rest))) if rest and rng.random() < 0.3 else None
+        mode, strategy = rng.choice(MODES), rng.choice((None, None, "scan"))
+        upsert(
+            self._client,
+            self._table,
+            self._arrow(rows),
+            keys=[key.name for key in self._keys],
+            precombine=None if by is None else by.name,
+            columns=None if given is None else [column.name for column in given],
+            mode=mode,
+            strategy=strategy,
+        )
+        self._replace(rows, by, given)
+        return f"{mode}, {strategy}, by {by}, of {given}: {rows}"
+
+    def _unlocated(self) -> str:
+        rows = self._batch()
+        try:
+            upsert(
+                self._client,
+                self._table,
+                self._arrow(rows),
+                keys=[key.name for key in self._keys],
+                strategy=EQUALITY,
+            )
+        except (Unwritable, BadRequest) as error:  # of floats, and of partitions that other columns decide
+            self._touched = set()
+            self.told["refused"] += 1
+            return str(error)
+        self._replace(rows, None, None)
+        return str(rows)
+
+    def _replace(self, rows: Sequence[Row], by: Column | None, given: Sequence[Column] | None) -> None:
+        def is_older(one: Row, other: Row) -> bool:
+            if by is None:
+                return False
+            mine, theirs = by.of(one), by.of(other)
+            return theirs is not None if mine is None else theirs is not None and bool(mine < theirs)
+
+        stored, latest = {self._key(row): row for row in self.rows}, dict[Any, Row]()
+        for row in rows:
+            known = latest.get(self._key(row))
+            if known is None or not is_older(row, known):
+                latest[self._key(row)] = row
+        for key, row in latest.items():
+            old = stored.get(key)
+            if old is not None and is_older(row, old):
+                continue
+            if given is None:
+                stored[key] = row
+                continue
+            named = {column.id for column in (*given, *self._keys, *([] if by is None else [by]))}
+            before = {column.id: column.initial for column in self._columns} if old is None else old
+            stored[key] = before | {number: row[number] for number in named}
+        self.rows = list(stored.values())
+
+    def _delete(self) -> str:
+        rows, mode = self._batch(), self._rng.choice(MODES)
+        keys = [key.name for key in self._keys]
+        delete(self._client, self._table, keys=self._arrow(rows, self._keys), key=keys, mode=mode)
+        gone = {self._key(row) for row in rows}
+        self.rows = [row for row in self.rows if self._key(row) not in gone]
+        return f"{mode}: {rows}"
+
+    def _delete_matching(self) -> str:
+        where, matches, _ = draw_filter(self._rng, self._columns, self.rows)
+        mode = self._rng.choice(MODES)
+        delete(self._client, self._table, where=where, mode=mode)
+        self.rows = [row for row in self.rows if not matches(row)]
+        return f"{mode}: {where}"
+
+    def _compact(self) -> str:
+        report = compact(self._client, self._table, policy=CompactionPolicy(self._rng.choice((3000, 1 << 20)), 2))
+        assert not report.errors
+        return ""
+
+    def _cluster(self) -> str:
+        try:
+            report = cluster_incrementally(self._client, self._table, full=self._rng.random() < 0.5)
+        except BadRequest as error:  # its columns are renamed or gone
+            return str(error)
+        assert not report.errors
+        return ""
+
+    def _index(self) -> str:
+        return str(run_indexing(self._client, ("db", self._name)))
+
+    def _list_again(self) -> str:
+        rewrite_manifests(self._client, self._table)
+        compute_statistics(self._client, self._table)
+        return ""
+
+    def _partition(self) -> str:
+        self._spec = self._draw_spec() if self._rng.random() < 0.85 else []
+        new = {"action": "add-spec", "spec": {"spec-id": 0, "fields": self._spec}}
+        self._update(new, {"action": "set-default-spec", "spec-id": -1})
+        return str(self._spec)
+
+    def _evolve(self) -> str:
+        rng, columns = self._rng, self._columns
+        used = {field["source-id"] for field in self._spec}
+        free = [column for column in columns if column not in self._keys and column.id not in used]
+        what = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
+        if what in ("drop", "readd") and free:
+            gone = rng.choice(free)
+            columns.remove(gone)
+            for row in self.rows:
+                row.pop(gone.id, None)
+            if what == "readd":
+                self._change_schema()
+                columns.append(self._new_any(default=True))
+                columns[-1].name = gone.name
+        elif what == "add" and len(columns) < len(NAMES):
+            columns.insert(rng.randint(0, len(columns)), self._new_any(default=True))
+        elif what == "rename" and len(columns) < len(NAMES):
+            rng.choice(columns).name = self._new("int").name
+        elif what == "swap":
+            one, other = rng.sample(columns, 2)
+            one.name, other.name = other.name, one.name
+        elif what == "move":
+            rng.shuffle(columns)
+        elif what == "extend":
+            structs = [one for column in columns for one in column.walk() if one.kind == STRUCT]
+            for one in rng.sample(structs, min(1, len(structs))):
+                one.children.append(self._inner(f"n{self._last_id}", 1))
+        elif what == "promote":
+            self._promote([column for column in columns if column not in self._keys or column.kind != "date"], used)
+        self._change_schema()
+        return f"{what}: {[column.json for column in columns]}"
+
+    def _promote(self, columns: Sequence[Column], used: set[int]) -> None:
+        keys = {id(one.children[0]) for column in columns for one in column.walk() if one.kind == MAP}
+        able = [
+            (one, kind)
+            for column in columns
+            for one in column.walk()
+            for kind in PROMOTED.get(one.kind, ())
+            if id(one) not in keys
+            # Dates are promoted in version 3; those within other columns stay, so that the model is simple.
+            and (one.kind != "date" or (self._version >= 3 and one is column and one.id not in used))
+        ]
+        if not able:
+            return
+        column, kind = self._rng.choice(able)
+        if column.can_promote(self.rows, kind):
+            for row in self.rows:
+                column.promoted(row, kind)
+            column.promote(kind)
+
+    def _change_schema(self) -> None:
+        new = {"action": "add-schema", "schema": self._schema(), "last-column-id": self._last_id}
+        self._update(new, {"action": "set-current-schema", "schema-id": -1})
+
+    # Comparisons
+
+    def check(self) -> None:
+        wanted = self._frozen(self.rows)
+        assert self._read(self._columns) == wanted
+        for _ in range(_FILTERS):
+            where, matches, _ = draw_filter(self._rng, self._columns, self.rows)
+            found = [row for row in self.rows if matches(row)]
+            self.told["filters"] += 1
+            self.told["rows found"] += len(found)
+            assert self._read(self._columns, where) == self._frozen(found), json.dumps(where)
+        self._check_row_ids()
+        metadata = self._metadata()
+        current = metadata.get("current-snapshot-id", -1)
+        schemas = {one["snapshot-id"]: one.get("schema-id") for one in metadata["snapshots"]}
+        if schemas.get(current) == metadata["current-schema-id"]:
+            self._snapshots.setdefault(current, (copy.deepcopy(self._columns), wanted))
+        if self._snapshots:
+            chosen = self._rng.choice(list(self._snapshots))
+            columns, rows = self._snapshots[chosen]
+            assert self._read(columns, at=At(snapshot_id=chosen)) == rows, f"as of {chosen}"
+
+    def _check_row_ids(self) -> None:
+        if self._version < 3:
+            return
+        names = [key.name for key in self._keys]
+        found = scan(self._client, self._table, [*names, "_row_id", "_last_updated_sequence_number"]).to_arrow()
+        *values, ids, numbers = (found.combine_chunks().column(place) for place in range(found.num_columns))
+        keys = zip(*(key.plain(_array(one)) for key, one in zip(self._keys, values, strict=True)), strict=True)
+        each = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
+        now = {tuple(map(key_of, key)): one for key, one in zip(keys, each, strict=True)}
+        assert len({number for number, _ in now.values()}) == found.num_rows
+        for key in self._row_ids.keys() & now.keys() if self._touched is not None else ():
+            assert key in (self._touched or ()) or now[key] == self._row_ids[key], key
+        self._row_ids = now
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

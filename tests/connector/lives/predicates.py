@@ -1,0 +1,99 @@
+"""Random filters on the columns of a random table: Iceberg's expression JSON, and which rows they match."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.connector.lives.columns import NESTED, STRUCT, Column, draw_value
+from tests.planner.lakes.literal_forms import render
+
+Row = dict[int, Any]
+Test = Callable[[Row], bool]
+Filter = tuple[dict[str, Any], Test, Test]
+"""The JSON, whether a row matches, and whether it matches the negation: Iceberg's NOT is applied to the comparisons."""
+_NEGATED = {
+    **{"eq": "not-eq", "lt": "gt-eq", "lt-eq": "gt", "is-null": "not-null"},
+    **{"in": "not-in", "starts-with": "not-starts-with", "is-nan": "not-nan"},
+}
+_NEGATED |= {other: one for one, other in _NEGATED.items()}
+_ORDERED = {"lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt, "gt-eq": operator.ge, "eq": operator.eq}
+
+
+def draw_filter(rng: random.Random, columns: Sequence[Column], rows: Sequence[Row], depth: int = 2) -> Filter:
+    if depth and rng.random() < 0.4:
+        left, right = (draw_filter(rng, columns, rows, depth - 1) for _ in range(2))
+        word, other = rng.choice((("and", "or"), ("or", "and")))
+        made = {"type": word, "left": left[0], "right": right[0]}
+        return made, _joined(word, left[1], right[1]), _joined(other, left[2], right[2])
+    if depth and rng.random() < 0.15:
+        json, matches, fails = draw_filter(rng, columns, rows, depth - 1)
+        return {"type": "not", "child": json}, fails, matches
+    name, column, get = rng.choice(_terms(columns))
+    stored = [value for row in rows if (value := get(row)) is not None and value == value]
+
+    def literal() -> Any:
+        while True:
+            value = rng.choice(stored) if stored and rng.random() < 0.8 else draw_value(rng, column.kind)
+            if value == value:
+                return value
+
+    ops = ["eq", "lt", "lt-eq", "in", "in", "is-null"]
+    ops += ["starts-with"] * 3 if column.kind == "string" else ["is-nan"] if column.kind in ("float", "double") else []
+    op = rng.choice([*ops, *map(_NEGATED.__getitem__, ops)])
+    values = [literal() for _ in range(rng.randint(1, 4))]
+    if "starts" in op:
+        values = [values[0][: rng.randint(0, 3)]]
+    json = {"type": op, "term": name}
+    if op in ("in", "not-in"):
+        json["values"] = [render(column.kind, value, "spec") for value in values]
+    elif not op.endswith(("null", "nan")):
+        json["value"] = render(column.kind, values[0], "spec")
+    return json, _test(op, values, get), _test(_NEGATED[op], values, get)
+
+
+def _joined(word: str, one: Test, other: Test) -> Test:
+    if word == "and":
+        return lambda row: one(row) and other(row)
+    return lambda row: one(row) or other(row)
+
+
+def _terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[Row], Any]]]:
+    """Columns and fields of structs."""
+    found: list[tuple[str, Column, Callable[[Row], Any]]] = []
+    for column in columns:
+        if column.kind not in NESTED:
+            found.append((column.name, column, column.of))
+        fields = [one for one in column.children if column.kind == STRUCT and one.kind not in NESTED]
+        found += [(f"{column.name}.{one.name}", one, _within(column, one)) for one in fields]
+    return found
+
+
+def _within(column: Column, child: Column) -> Callable[[Row], Any]:
+    return lambda row: None if column.of(row) is None else child.of(column.of(row))
+
+
+def _test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Test:
+    known = [_ordered(value) for value in values]
+    match op:
+        case "is-null":
+            return lambda row: get(row) is None
+        case "is-nan":
+            return lambda row: (value := get(row)) is not None and value != value
+        case "in":
+            return lambda row: get(row) is not None and _ordered(get(row)) in known
+        case "starts-with":
+            return lambda row: get(row) is not None and get(row).startswith(values[0])
+        case "lt" | "lt-eq" | "gt" | "gt-eq" | "eq":
+            return lambda row: get(row) is not None and bool(_ORDERED[op](_ordered(get(row)), known[0]))
+    opposite = _test(_NEGATED[op], values, get)  # which null and NaN match
+    return lambda row: not opposite(row)
+
+
+def _ordered(value: Any) -> Any:
+    """To readers of Seamark NaN is more than each number, and both zeros are equal."""
+    if not isinstance(value, float):
+        return value
+    return (1, 0.0) if value != value else (0, value + 0.0)

@@ -1,0 +1,38 @@
+"""Tables of all types live random lives, and have the rows that their models say."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from tests.connector.lives.life import Life
+from tests.seeds import first_seed
+
+
+def play(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
+    life, done = Life(client, seed, name), list[str]()
+    for _ in range(steps):
+        try:
+            done.append(life.step())
+            life.check()
+        except Exception as error:
+            error.add_note("\n".join([f"seed {seed}", *done[-5:]]))
+            raise
+    return life.told
+
+
+def test_tables_of_all_types_have_the_rows_of_their_histories(client: IndexClient) -> None:
+    told = Counter[str]()
+    for number in range(2):
+        told += play(client, 100 * first_seed() + number, 12, f"t{number}")
+    assert told["rows found"], told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("number", range(8))
+def test_so_they_have_in_many_long_lives(client: IndexClient, number: int) -> None:
+    for life in range(6):
+        play(client, 10_000 * first_seed() + 100 * number + life, 40, f"t{life}")
