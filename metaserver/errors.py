@@ -223,6 +223,12 @@ class Corrupt(SeamarkError):
     kind = "corrupt"
     type = "CorruptMetadataException"
 
+    @classmethod
+    def missing(cls, what: str, location: str) -> Corrupt:
+        """`what`, such as a manifest, is not in the storage. An engine on another machine writes local files there."""
+        hint = "; engines that write file:// locations must run on the server's machine"
+        return cls(f"The {what} {location} is not in storage{hint if location.startswith('file:') else ''}")
+
 
 class ConfigError(SeamarkError):
     kind = "config"

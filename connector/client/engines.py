@@ -13,6 +13,8 @@ EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 """Iceberg for Spark 4.1, from Maven Central."""
+NO_HIVE = {"spark.sql.catalogImplementation": "in-memory"}
+"""Else spark-sql makes a Hive metastore in the current folder, where a second shell then fails."""
 TOKEN = "SEAMARK_TOKEN"  # noqa: S105  the name of a variable
 ENGINES = ("spark", "pyspark", "pyiceberg", "trino", "duckdb")
 
@@ -50,7 +52,8 @@ def connection_text(engine: str, name: str, uri: str, *, has_token: bool, on_s3:
 
 
 def _spark(name: str, uri: str, has_token: bool) -> str:
-    conf = {"spark.sql.extensions": EXTENSIONS, **catalog_conf(name, uri, token=f"${TOKEN}" if has_token else "")}
+    token = f"${TOKEN}" if has_token else ""
+    conf = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf(name, uri, token=token)}
     # Double quotes, so that the shell inserts the token.
     flags = [
         f'--conf "{key}={value}"' if value.startswith("$") else f"--conf {shlex.quote(f'{key}={value}')}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sqlglot import Dialect, exp
 from sqlglot.errors import ErrorLevel
 
-from seamark.connector.client.engines import EXTENSIONS, RUNTIME
+from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, RUNTIME
 from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql.scopes import shown
@@ -66,7 +66,7 @@ def _own_conf() -> dict[str, str]:
         return {}
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
     own = {"spark.jars.packages": RUNTIME, "spark.sql.extensions": EXTENSIONS}
-    return {**own, **quiet, "spark.sql.catalogImplementation": "in-memory"}
+    return {**own, **quiet, **NO_HIVE}
 
 
 class SparkStatements:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyiceberg.catalog import load_catalog
 
-from seamark.connector.client.engines import ENGINES, EXTENSIONS, RUNTIME, catalog_conf, connection_text
+from seamark.connector.client.engines import ENGINES, EXTENSIONS, NO_HIVE, RUNTIME, catalog_conf, connection_text
 from seamark.connector.client.indexes import IndexClient
 from seamark.metaserver.cli.main import cli
 from tests.connector.served import Served
@@ -55,7 +55,7 @@ def test_scripts_are_python_and_take_the_token_from_the_environment(has_token: b
 def test_spark_is_configured_as_in_the_tests() -> None:
     text = connection_text("spark", "sea", URI, has_token=False)
     assert text.startswith(f"spark-sql --packages {RUNTIME} ")
-    assert spark_conf(text) == {"spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
+    assert spark_conf(text) == {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
     with_token = connection_text("spark", "sea", URI, has_token=True)
     assert '"spark.sql.catalog.sea.token=$SEAMARK_TOKEN"' in with_token
     shown = subprocess.run(

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from bench.connect import trino as trino_snippet
-from seamark.connector.client.engines import EXTENSIONS, catalog_conf
+from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, catalog_conf
 from seamark.metaserver import errors
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.cli.main import cli
@@ -187,7 +187,7 @@ def test_spark_is_configured_as_the_tests_and_the_demo_configure_it() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-spark.md")
     first = next(block for block in page.blocks if block.mark == "run: spark-catalog")
     purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # of no effect before Iceberg 1.12
-    wanted = {"spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", "http://127.0.0.1:8181"), **purge}
+    wanted = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", "http://127.0.0.1:8181"), **purge}
     assert spark_conf(first.text) == wanted
     pom = (DEPLOY / "jars" / "pom.xml").read_text()
     version = re.search(r"<iceberg.version>(.*)</", pom)

@@ -83,7 +83,7 @@ async def test_a_file_that_is_gone_is_an_error_that_names_it_until_it_is_back(tm
     path.unlink()
     async with planning(tmp_path) as planner:
         for _ in range(2):
-            with pytest.raises(Corrupt, match=f"{which} is not in storage"):
+            with pytest.raises(Corrupt, match=f"{which} is not in storage; .* on the server's machine"):
                 await numbers(planner, table.metadata)
         if which == "m2.avro":
             assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20)), "it needs not that file"

@@ -183,7 +183,7 @@ class Blocks:
             return await objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:
             # Not NotFound: Java's client interprets a 404 as a missing plan or table.
-            raise Corrupt(f"The {what} {location} is not in storage") from None
+            raise Corrupt.missing(what, location) from None
 
 
 def _release(changes: deque[int], memory: BlockMemory) -> None:

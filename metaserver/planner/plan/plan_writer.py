@@ -151,7 +151,7 @@ class PlanWriter:
         try:
             data = await self._objects.read(path, limit_bytes=self._limit_bytes)
         except ObjectMissing:
-            raise Corrupt(f"The manifest {path} is not in storage") from None
+            raise Corrupt.missing("manifest", path) from None
         if len(data) < manifest.manifest_length:
             # Avro does not detect this: a file that ends between two of its blocks is valid.
             raise Corrupt(f"Manifest {path} has {len(data)} bytes; the manifest list states {manifest.manifest_length}")
