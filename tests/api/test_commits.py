@@ -258,7 +258,7 @@ async def test_a_file_that_is_none_is_named_by_its_number(api: Api) -> None:
     ]
     for second in cases:
         answer = await api("POST", "/api/v1/tables/db/t/commit", b'{"add":[' + first + b"," + second + b"]}")
-        assert answer.status == 400, answer.raw
+        assert answer.status == 400, (second, answer.raw)
         assert b"add[1]" in answer.raw or b"The request body is malformed" in answer.raw, second
 
 

@@ -205,7 +205,7 @@ def test_a_mistake_is_told_in_one_sentence(shop: IndexClient) -> None:
     ]
     for arguments, code, message in cases:
         result = call(shop, *arguments)
-        assert result.exit_code == code, result.output
+        assert result.exit_code == code, (arguments, result.output)
         assert message in result.output, arguments
         assert "Traceback" not in result.output, arguments
 

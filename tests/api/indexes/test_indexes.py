@@ -117,7 +117,7 @@ async def test_a_definition_that_makes_no_sense_is_refused(table: Api) -> None:
     ]
     for name, body, status, told in cases:
         answer = await table("PUT", f"{INDEXES}/{name}", body)
-        assert answer.error[0] == status, answer.raw
+        assert answer.error[0] == status, (told, answer.raw)
         assert told in answer.error[2], told
         assert await properties(table) == before, told
 

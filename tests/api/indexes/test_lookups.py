@@ -285,7 +285,7 @@ async def test_bad_keys_are_named(api: Api) -> None:
     ]
     for body, status, told in cases:
         answer = await api("POST", LOOKUP, body)
-        assert answer.error[0] == status, answer.raw
+        assert answer.error[0] == status, (told, answer.raw)
         assert told in answer.error[2], told
 
 
@@ -303,7 +303,7 @@ async def test_a_body_that_is_no_arrow_stream_of_keys_is_refused(api: Api) -> No
     ]
     for body, status, told in cases:
         answer = await api("POST", LOOKUP, body, headers={"Content-Type": ARROW_STREAM})
-        assert answer.error[0] == status, answer.raw
+        assert answer.error[0] == status, (told, answer.raw)
         assert told in answer.error[2], told
 
 

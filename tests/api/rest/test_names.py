@@ -48,7 +48,7 @@ async def test_a_name_is_the_same_in_body_path_and_listing(api: Api, encode: obj
         assert (await api("GET", f"/v1/namespaces/{inner}")).json["namespace"] == [name, name], name
         assert (await api("GET", f"/v1/namespaces?parent={encode(name)}")).json["namespaces"] == [[name, name]], name
         created = await api("POST", f"/v1/namespaces/{inner}/tables", {"name": name, "schema": SCHEMA})
-        assert created.status == 200, created.raw
+        assert created.status == 200, (name, created.raw)
         table = f"/v1/namespaces/{inner}/tables/{encode(name)}"
         assert (await api("GET", table)).json == created.json, name
         assert created.json["metadata"]["location"].startswith(api.server.parts.settings.warehouse_uri() + "/"), name

@@ -99,7 +99,7 @@ def test_what_is_refused_is_told_in_one_line(url: str, monkeypatch: pytest.Monke
     ]
     for arguments, code, told in cases:
         found, text = seamark(url, *arguments)
-        assert (found, told in text) == (code, True), text
+        assert (found, told in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 
 

@@ -212,7 +212,7 @@ def test_what_makes_no_sense_is_told(client: IndexClient, monkeypatch: pytest.Mo
     ]
     for arguments, code, told in cases:
         found, text = seamark(client.url, *arguments)
-        assert (found, told in text) == (code, True), text
+        assert (found, told in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 
 

@@ -24,7 +24,6 @@ from seamark.connector.client.errors import BadRequest, Refused, ServerFailed, U
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append, open_destination, overwrite, overwrite_partitions
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
-from seamark.metaserver.wire import INDEX_FILES_MAX
 from tests.connector.served import Served
 
 SCHEMA = Schema(
@@ -87,18 +86,23 @@ def test_appended_rows_are_in_the_table_with_their_indexes(client: IndexClient, 
     assert client.explain("db.t", "land = 'de' AND id = 2", files=True).files == 1
 
 
-def test_more_index_files_than_a_commit_may_bring_fail_no_append(client: IndexClient, served: Served) -> None:
+def test_more_index_files_than_a_commit_may_bring_fail_no_append(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 40  # for both sides, instead of a thousand
+    for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.changes.change"):
+        monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
     into = open_destination(client, "db.t")
-    tasks = -(-(INDEX_FILES_MAX + 1) // len(INDEXED))
+    tasks = -(-(limit + 1) // len(INDEXED))
     written = WrittenFiles.joined(write_batches(into.target, [rows(one).to_batches()[0]]) for one in range(tasks))
-    assert len(written.index_files) > INDEX_FILES_MAX
+    assert len(written.index_files) > limit
     into.commit(client, written)
     assert seen(client) == {"de": list(range(tasks))}
     puffins = [one for one in files_of(served) if one.suffix == ".puffin"]
-    assert len(puffins) == INDEX_FILES_MAX, "those that no commit names are deleted"
+    assert len(puffins) == limit, "those that no commit names are deleted"
     told = client.indexes("db.t")
-    assert sum(one.files for one in told) == INDEX_FILES_MAX
-    assert sum(one.lag_files for one in told) == tasks * len(INDEXED) - INDEX_FILES_MAX
+    assert sum(one.files for one in told) == limit
+    assert sum(one.lag_files for one in told) == tasks * len(INDEXED) - limit
 
 
 def test_appends_that_meet_are_all_there(client: IndexClient) -> None:

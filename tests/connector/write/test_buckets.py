@@ -357,5 +357,5 @@ def test_what_is_refused_is_told_in_one_line(client: IndexClient) -> None:
     ]
     for arguments, code, told in cases:
         found, text = seamark(client, *arguments)
-        assert (found, told in text) == (code, True), text
+        assert (found, told in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
