@@ -96,10 +96,6 @@ def _address_of(transport: asyncio.BaseTransport) -> str:
     return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
 
-# The base class's, without the search that `super` makes for each request.
-_receive, _resume = RequestHandler.data_received, RequestHandler._resume_transport_reading
-
-
 class Connection(RequestHandler):
     """One connection; the base class reads requests and writes answers."""
 
@@ -166,10 +162,9 @@ class Connection(RequestHandler):
         if self._leaving:
             return
         before, last = self._request_count, self._last_body
-        # Each request also comes here without data, for the base class to read what it has kept.
-        in_header = bool(data) and (last is None or last.is_eof())
+        in_header = bool(data) and (last is None or last.is_eof())  # each request also comes here without data
         try:
-            _receive(self, data)
+            super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
             self._guard.unreadable(self, error)
             self.force_close()
@@ -210,7 +205,7 @@ class Connection(RequestHandler):
 
     def _resume_transport_reading(self) -> None:
         if not self._leaving:
-            _resume(self)
+            super()._resume_transport_reading()
 
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -323,8 +318,6 @@ class Connections(web.Server):
     ) -> None:
         options = {**inner._kwargs, "lingering_time": _LINGERING_S}
 
-        answer = inner.request_handler
-
         async def refuse() -> web.StreamResponse:
             refused = answers.respond(417, EXPECTATION_FAILED, "Expect may only be 100-continue (RFC 9110, 10.1.1)")
             refused.force_close()  # its body, which was not read, may not come
@@ -334,9 +327,8 @@ class Connections(web.Server):
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             # aiohttp answers this before any handler and middleware, with its version, and quotes the header.
             expected = request.headers.get("Expect")
-            if expected is not None and expected.strip().lower() not in ("", "100-continue"):
-                return refuse()
-            return answer(request)
+            is_usual = expected is None or expected.strip().lower() in ("", "100-continue")
+            return inner.request_handler(request) if is_usual else refuse()
 
         super().__init__(
             handle,

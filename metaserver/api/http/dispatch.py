@@ -304,7 +304,7 @@ class Route(Description, frozen=True):
         def encode(call: Call, answer: Answer) -> web.StreamResponse:
             if not call.is_checked:
                 raise RuntimeError(f"The handler of {operation} did not check the caller's right")
-            # The class by itself first: aiohttp's responses are mappings, whose checks run in Python.
+            # Its class is compared first: aiohttp's responses are mappings, whose checks run in Python.
             if type(answer) is web.Response or isinstance(answer, web.StreamResponse):
                 return answer
             response = web.Response(status=without) if answer is None else json_answer(answer, with_body)

@@ -1,7 +1,7 @@
-"""The routes of recent paths: engines send the same few paths again and again, and aiohttp searches for each anew.
+"""The routes of recent paths: engines send the same few paths again and again, and aiohttp searches for each.
 
-Only what was found is kept, for short paths. A result depends on the method and the path alone, so that whoever sends
-them gets the same; identity and rights are checked afterwards, for each request.
+Only what was found is kept, for short paths. A result depends on the method and the path alone, not on the client;
+identity and rights are checked afterwards, for each request.
 """
 
 from __future__ import annotations

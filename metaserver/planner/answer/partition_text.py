@@ -132,7 +132,7 @@ class PartitionTexts:
         found = self._kinds.get(kind)
         if found is None:
             found = self._kinds[kind] = self._read_fields(block)
-            # Anew, as threads may do this at the same time.
+            # Of all of them: threads may do this at the same time.
             self.size_bytes = _TEXTS_BYTES + sum(_FIELD_BYTES * len(fields) for fields in list(self._kinds.values()))
         return found
 

@@ -87,8 +87,8 @@ def _time_column(
 
 
 class _TimesOfView:
-    """The time by which each spec partitions, for the metadata of the latest plan; nearly always they are those of the
-    next one."""
+    """The time by which each spec partitions, for the metadata of the latest plan, which the next plan nearly always
+    has too."""
 
     def __init__(self) -> None:
         self._known: tuple[tuple[Schema, ...], int, tuple[PartitionSpec, ...], dict[int, TimeColumn | None]] | None
