@@ -96,10 +96,6 @@ def _address_of(transport: asyncio.BaseTransport) -> str:
     return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
 
-# The base class's, without the search that `super` makes for each request.
-_receive, _resume = RequestHandler.data_received, RequestHandler._resume_transport_reading
-
-
 class Connection(RequestHandler):
     """One connection; the base class reads requests and writes answers."""
 
@@ -142,9 +138,10 @@ class Connection(RequestHandler):
             self._handshake = None
         if not self._guard.admit(self):
             self._force_close = True
-            open_transport = cast(asyncio.Transport, transport)
-            open_transport.write(self._guard.crowded)
-            open_transport.close()
+            opened = cast(asyncio.Transport, transport)
+            if not self._guard.is_shut:
+                opened.write(self._guard.crowded)
+            opened.close()
             return
         self.admitted = True
         super().connection_made(transport)
@@ -166,10 +163,9 @@ class Connection(RequestHandler):
         if self._leaving:
             return
         before, last = self._request_count, self._last_body
-        # Each request also comes here without data, for the base class to read what it has kept.
-        in_header = bool(data) and (last is None or last.is_eof())
+        in_header = bool(data) and (last is None or last.is_eof())  # each request also comes here without data
         try:
-            _receive(self, data)
+            super().data_received(data)
         except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
             self._guard.unreadable(self, error)
             self.force_close()
@@ -210,7 +206,7 @@ class Connection(RequestHandler):
 
     def _resume_transport_reading(self) -> None:
         if not self._leaving:
-            _resume(self)
+            super()._resume_transport_reading()
 
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -333,9 +329,8 @@ class Connections(web.Server):
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             # aiohttp answers this before any handler and middleware, with its version, and quotes the header.
             expected = request.headers.get("Expect")
-            if expected is not None and expected.strip().lower() not in ("", "100-continue"):
-                return refuse()
-            return answer(request)
+            is_usual = expected is None or expected.strip().lower() in ("", "100-continue")
+            return inner.request_handler(request) if is_usual else refuse()
 
         super().__init__(
             handle,
@@ -350,13 +345,13 @@ class Connections(web.Server):
         self.slow = self._raw(408, RequestTimeout.type, "The header of the request took too long to arrive")
         self.too_large = self._raw(431, HEADER_TOO_LARGE, "The header of the request is too large")
         self._tls = tls
+        self.is_shut = False
         self._addresses: Counter[str] = Counter()
         self._open: set[Connection | Handshake] = set()
         self._silent: dict[Connection | Handshake, None] = {}
         """Connections that have not sent a request, oldest first."""
         self._idle: dict[str | None, deque[tuple[float, Connection | Handshake]]] = {}
-        """Some of the longest idle connections of an address (None: of all addresses), with the start of the idle
-        time."""
+        """The longest idle connections of an address (None: of all addresses), with the start of the idle time."""
         self._notices: dict[str, tuple[float, int]] = {}
 
     def __call__(self) -> RequestHandler:
@@ -368,6 +363,7 @@ class Connections(web.Server):
         return Connection(self, handshake, loop=self._loop, **self._kwargs)
 
     async def shutdown(self, timeout: float | None = None) -> None:
+        self.is_shut = True  # what was accepted just before would stay open
         for handshake in [connection for connection in self._open if isinstance(connection, Handshake)]:
             handshake.force_close()
         await super().shutdown(timeout)
@@ -379,6 +375,8 @@ class Connections(web.Server):
     def admit(self, connection: Connection | Handshake) -> bool:
         """Whether the connection is accepted; at a limit, another connection without a request in flight is closed."""
         address = connection.address
+        if self.is_shut:
+            return False
         if self._addresses[address] >= self.limits.per_address:
             self.note("an address has too many connections", address)
             if not self._make_room(address):
@@ -459,9 +457,7 @@ class Connections(web.Server):
                     for connection in self._open
                     if address in (None, connection.address) and (since := connection.idle_since) is not None
                 ]
-                self._idle[address] = deque(
-                    (since, connection) for since, _, connection in nsmallest(_REMEMBERED, idle)
-                )
+                self._idle[address] = deque((since, found) for since, _, found in nsmallest(_REMEMBERED, idle))
             cached = self._idle.get(address, deque())
             while cached:
                 since, connection = cached.popleft()

@@ -79,7 +79,7 @@ def build_app(parts: ServerParts) -> web.Application:
 
 def add_routes(app: web.Application) -> None:
     """Registers all routes. Needs no parts except the settings."""
-    for module in (planning, tables, metadata, index_state, lookups, plan_tables, statements, openapi):
+    for module in (planning, tables, config, metadata, index_state, lookups, plan_tables, statements, openapi):
         module.add_parts(app)
     # aiohttp tries routes with variables in order, so the most frequent routes of the specification come first.
     iceberg = (planning, tables, config, namespaces, views, functions, rename, transactions, sign)

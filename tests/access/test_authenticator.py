@@ -101,6 +101,15 @@ async def test_without_logins_another_machine_is_refused(opened: Open) -> None:
             await (await opened(auth="none")).authenticate({}, remote)
 
 
+@pytest.mark.parametrize("auth", ["token", "token+oidc"])
+async def test_a_server_with_logins_takes_nobody_for_a_local_client(auth: str, opened: Open) -> None:
+    """The middleware asks an open server alone, without a coroutine."""
+    authenticator = await opened(auth=auth, oidc_issuer="https://issuer.example", oidc_audience="a")
+    assert not authenticator.open
+    with pytest.raises(RuntimeError, match="requires logins"):
+        authenticator.identify_local({}, "127.0.0.1")
+
+
 async def test_a_token_names_its_principal_with_its_grants_as_they_are_now(
     opened: Open, store: PointerStore, clock: SimulatedClock
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import resource
+import socket
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -328,6 +329,24 @@ def test_the_bound_on_connections_leaves_files_for_the_rest() -> None:
         assert any("ulimit" in event["event"] for event in events)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_a_connection_that_was_accepted_before_the_server_shut_is_closed() -> None:
+    async def never(request: web.BaseRequest) -> web.StreamResponse:
+        raise AssertionError("no request was sent")
+
+    answers = Answers(lambda status, kind, message: web.Response(status=status, text=message), lambda: None)
+    limits = ConnectionLimits(connections=10, per_address=10, header_bytes=1000, header_timeout_s=60, send_timeout_s=60)
+    server = Connections(web.Server(never), limits, answers)
+    await server.shutdown(1)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.setblocking(False)
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(server, ours)
+        async with asyncio.timeout(60):
+            assert await asyncio.get_running_loop().sock_recv(theirs, 1000) == b""
+        assert transport.is_closing()
+        assert server.count == 0
 
 
 def _connections() -> Connections:

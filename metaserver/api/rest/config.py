@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiohttp import web
+
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.endpoints import served_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.render import PLANNING_MODE
 from seamark.metaserver.errors import BadRequest, NoSuchWarehouse
 from seamark.metaserver.objects.locations import parse_location
+
+_ENDPOINTS: web.AppKey[list[str]] = web.AppKey("served-endpoints", list[str])
 
 
 @Route("GET", "/v1/config", "getConfig", check=Check.LOGIN)
@@ -19,10 +23,18 @@ async def get_config(call: Call) -> dict[str, Any]:
     return {
         "defaults": _defaults(call),
         "overrides": {"prefix": settings.prefix} if settings.prefix else {},
-        "endpoints": served_endpoints(call.app),
+        "endpoints": _endpoints(call.app),
         # Its presence announces to clients that idempotency keys are supported (ISO 8601 duration).
         "idempotency-key-lifetime": f"PT{settings.idempotency_ttl_s}S",
     }
+
+
+def _endpoints(app: web.Application) -> list[str]:
+    """Listed once: the routes of a server that runs do not change."""
+    endpoints = app[_ENDPOINTS]
+    if not endpoints:
+        endpoints += served_endpoints(app)
+    return endpoints
 
 
 def _defaults(call: Call) -> dict[str, str]:
@@ -56,3 +68,7 @@ def _check_warehouse(call: Call) -> None:
     if location != ours:
         named = f"{prefix!r} ({ours})" if prefix else ours
         raise NoSuchWarehouse(f"Warehouse {warehouse[:200]!r} does not exist; set {named}, or leave it out")
+
+
+def add_parts(app: web.Application) -> None:
+    app[_ENDPOINTS] = []

@@ -81,9 +81,10 @@ async def load_table(call: Call) -> web.Response:
     await catalog.documents.ensure_exists(location)
     audience = call.audience
     shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
-    unchanged = not_modified(call, table_etag(call, location, namespace, name, mode, shown))
-    if unchanged is not None:
-        return unchanged
+    if "If-None-Match" in call.headers:
+        unchanged = not_modified(call, table_etag(call, location, namespace, name, mode, shown))
+        if unchanged is not None:
+            return unchanged
     loaded = LoadedTable(entry=entry, metadata=await catalog.documents.table(location))
     return await table_answer(call, loaded, namespace, name, mode, shown=shown)
 
