@@ -318,7 +318,6 @@ class Connections(web.Server):
         self, inner: web.Server, limits: ConnectionLimits, answers: Answers, tls: ssl.SSLContext | None = None
     ) -> None:
         options = {**inner._kwargs, "lingering_time": _LINGERING_S}
-        answer = inner.request_handler
 
         async def refuse() -> web.StreamResponse:
             refused = answers.respond(417, EXPECTATION_FAILED, "Expect may only be 100-continue (RFC 9110, 10.1.1)")
