@@ -83,13 +83,13 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
     texts = [f"SELECT id FROM {rig.db}.t WHERE {where}" for where in conditions]
     while True:
         wanted = rig.spark.sql(judging).collect()
-        told = [rewritten(rig.spark, text) for text in texts]
-        found = [None if one.statement is None else rows(rig.spark.sql(one.statement)) for one in told]
-        wrong = [
-            f"{note}: {conditions[number]}\n{told[number]}"
-            for number, ids in enumerate(found)
-            if ids is not None and ids != sorted(repr((row["id"],)) for row in wanted if row[f"w{number}"] is True)
-        ]
+        told, wrong = [], []
+        for number, text in enumerate(texts):
+            done = rewritten(rig.spark, text)
+            told.append(done)
+            ids = sorted(repr((row["id"],)) for row in wanted if row[f"w{number}"])
+            if done.statement is not None and rows(rig.spark.sql(done.statement)) != ids:
+                wrong.append(f"{note}: {conditions[number]}\n{done}")
         if not wrong or rig.spark.sql(judging).collect() == wanted:
             break  # otherwise a row came to be of another day meanwhile
     assert wrong == []
