@@ -18,8 +18,8 @@ from seamark.metaserver.iceberg.files import thrift
 from seamark.metaserver.iceberg.files.budget import decoded_budget
 from seamark.metaserver.iceberg.files.footer import MAGIC
 from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
-from seamark.metaserver.iceberg.files.thrift import BINARY, I64, LIST, STRUCT, Fields
+from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet, page_sizes
+from seamark.metaserver.iceberg.files.thrift import BINARY, I32, I64, LIST, STRUCT, Fields
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from tests.bombs.peak import peak_of
 
@@ -81,6 +81,19 @@ def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
     return data[:begin] + encoded + len(encoded).to_bytes(4, "little") + MAGIC
 
 
+def repeated(encoded: bytes, number: int, kind: int, value: object) -> bytes:
+    """The structure with a field once more, at its end."""
+    again = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
+    return encoded[:-1] + bytes([kind]) + again + b"\0"
+
+
+def dictionary_of_another_type(chunk: Fields) -> None:
+    """pyarrow skips the offset, and begins with the data page."""
+    metadata = chunk[3][1]
+    metadata[11] = I32, 4
+    chunk[3] = STRUCT, dict(sorted(metadata.items()))
+
+
 def wrong_sizes(chunk: Fields) -> None:
     """Its SizeStatistics have levels that no column of the table has, which pyarrow refuses where it reads rows."""
     chunk[3][1][16] = STRUCT, {1: (I64, 5), 3: (LIST, (I64, [1, 2, 3, 4]))}
@@ -100,6 +113,29 @@ def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
     path = tmp_path / "f.parquet"
     path.write_bytes(with_chunks(written(), change))
     assert told in peak_of(outcome, path)[1]
+
+
+def test_a_chunk_whose_dictionary_page_pyarrow_skips_is_refused() -> None:
+    data = with_chunks(written(use_dictionary=False), dictionary_of_another_type)
+    with pytest.raises(Unreadable, match="have another type"):
+        read(data)
+
+
+def test_a_footer_with_two_lists_of_row_groups_is_refused() -> None:
+    """pyarrow reads the last, of which the memory was not limited if the first is another."""
+    data = written(compression="none")
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = repeated(data[begin:-8], 4, *thrift.read(data, begin)[0][4])
+    with pytest.raises(Unreadable, match="a field is repeated"):
+        read(data[:begin] + footer + len(footer).to_bytes(4, "little") + MAGIC)
+
+
+def test_a_page_that_states_its_size_twice_is_refused() -> None:
+    """pyarrow skips the one of another type."""
+    data = written(compression="none", use_dictionary=False)
+    page, end = thrift.read(data, 4)
+    with pytest.raises(ValueError, match="the field 2 is repeated"):
+        page_sizes(repeated(thrift.write(page), 2, I64, 1) + data[end:], ROWS)
 
 
 def outcomes(seed: str) -> str:

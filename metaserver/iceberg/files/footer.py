@@ -35,8 +35,8 @@ _VERSION, _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES, _CREATED_BY, _ORDERS = range(1, 
 _KNOWN = frozenset(range(1, 8))
 # RowGroup
 COLUMNS, TOTAL_BYTES, _GROUP_ROWS, SORTING, GROUP_OFFSET, PACKED_TOTAL, ORDINAL = range(1, 8)
-_METADATA, _ENCODINGS = 3, 2
-"""In a ColumnChunk, and in its ColumnMetaData."""
+_METADATA, _ENCODINGS, _DICTIONARY_PAGE = 3, 2, 11
+"""In a ColumnChunk, and two in its ColumnMetaData."""
 _ORDINAL_MAX = 32_767
 _SHORT = 15
 
@@ -99,14 +99,19 @@ class ParquetFooter:
     others: Mapping[int, tuple[int, bytes]]
     """Fields of later versions, encoded: id → (type, bytes)."""
 
-    def encodings(self, group: RowGroup, number: int) -> list[int]:
-        """The encodings of a column chunk, as numbers."""
+    def metadata_of(self, group: RowGroup, number: int) -> Fields:
+        """The ColumnMetaData of a column chunk. ValueError for an optional offset of another type, which pyarrow skips:
+        it would read other pages than the table of chunks has."""
         chunk = thrift.read(self.data, int(group.chunks[number, 0]))[0]
         kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
-        if kind != STRUCT:
-            raise ValueError("the metadata of a column chunk are no structure")
-        kind_of_list, values = metadata.get(_ENCODINGS, (LIST, (I32, [])))
-        if kind_of_list != LIST or any(type(value) is not int for value in values[1]):
+        if kind != STRUCT or metadata.get(_DICTIONARY_PAGE, (I64,))[0] != I64:
+            raise ValueError("the metadata of a column chunk have another type")
+        return dict(metadata)
+
+    def encodings(self, group: RowGroup, number: int) -> list[int]:
+        """The encodings of a column chunk, as numbers."""
+        kind, values = self.metadata_of(group, number).get(_ENCODINGS, (LIST, (I32, [])))
+        if kind != LIST or any(type(value) is not int for value in values[1]):
             raise ValueError("the encodings of a column chunk are no list of numbers")
         return list(values[1])
 
@@ -123,6 +128,8 @@ def structures(encoded: bytes) -> list[Fields]:
 def read_footer(data: bytes) -> ParquetFooter:
     """`data`: the footer without its length and the magic number."""
     found, _ = _footer.spans(data, 0)
+    if len({number for number, *_ in found}) < len(found):  # of two lists of row groups, pyarrow reads the last
+        raise ValueError("a field is repeated")
     raw = {number: (kind, data[begin:end]) for number, kind, begin, end in found if number != _GROUPS}
     try:
         version, rows = _number(raw[_VERSION]), _number(raw[_ROWS])

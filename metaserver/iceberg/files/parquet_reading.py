@@ -237,6 +237,10 @@ class BoundedParquet:
         begin, size = int(group.begins[number]), int(group.values("packed_bytes")[number])
         if begin < 0 or size < 0:
             raise Unreadable(self._path, "its footer has a column of a negative size")
+        try:
+            self._footer.metadata_of(group, number)
+        except ValueError as error:
+            raise Unreadable(self._path, f"its footer is broken: {error}") from None
         data = self._source.read_at(size, begin)
         try:
             return page_sizes(data, int(group.values("values")[number]))
