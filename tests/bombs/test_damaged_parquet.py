@@ -138,6 +138,22 @@ def test_a_page_that_states_its_size_twice_is_refused() -> None:
         page_sizes(repeated(thrift.write(page), 2, I64, 1) + data[end:], ROWS)
 
 
+def test_a_page_whose_values_exceed_32_bits_is_refused() -> None:
+    """pyarrow takes the last 32 bits, and reads the pages after it, of which the memory was not limited."""
+    data = written(compression="none", use_dictionary=False)
+    page, end = thrift.read(data, 4)
+    fields = page[5][1]
+    fields[1] = I32, fields[1][1] + (1 << 32)
+    with pytest.raises(ValueError, match="claims 4294967596 values"):
+        page_sizes(thrift.write(page) + data[end:], ROWS)
+
+
+def test_a_field_whose_id_exceeds_16_bits_is_refused() -> None:
+    """pyarrow takes the last 16 bits."""
+    with pytest.raises(ValueError, match="exceeds 16 bits"):
+        thrift.read(repeated(thrift.write({1: (I32, 5)}), (1 << 16) + 1, I32, 6))
+
+
 def outcomes(seed: str) -> str:
     """What becomes of damaged files, apart from refusals and rows."""
     rng, found = random.Random(seed), []

@@ -93,8 +93,8 @@ def _struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
             number += head >> 4
         else:
             number, at = _integer(data, at, depth)
-        if number in fields:
-            raise ValueError(f"the field {number} is repeated")
+        if number in fields or not -0x8000 <= number <= 0x7FFF:  # which other readers take for a number of 16 bits
+            raise ValueError(f"the field {number} is repeated, or its id exceeds 16 bits")
         if kind in (TRUE, FALSE):
             fields[number] = kind, None
             continue
