@@ -16,7 +16,7 @@ import pytest
 
 from seamark.metaserver.iceberg.files import thrift
 from seamark.metaserver.iceberg.files.budget import decoded_budget
-from seamark.metaserver.iceberg.files.footer import MAGIC
+from seamark.metaserver.iceberg.files.footer import MAGIC, read_footer
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet, page_sizes
 from seamark.metaserver.iceberg.files.thrift import BINARY, I32, I64, LIST, STRUCT, Fields
@@ -152,6 +152,55 @@ def test_a_field_whose_id_exceeds_16_bits_is_refused() -> None:
     """pyarrow takes the last 16 bits."""
     with pytest.raises(ValueError, match="exceeds 16 bits"):
         thrift.read(repeated(thrift.write({1: (I32, 5)}), (1 << 16) + 1, I32, 6))
+
+
+def with_items(fields: Fields, number: int, kind: int) -> None:
+    """Changes the type that a list states for its items, which stay of one byte or structures that are empty."""
+    fields[number] = LIST, (kind, [0])
+
+
+STATED: dict[str, Callable[[Fields], None]] = {
+    "schema": lambda footer: with_items(footer, 2, I64),
+    "key-value pairs": lambda footer: with_items(footer, 5, I64),
+    "column orders": lambda footer: with_items(footer, 7, I64),
+    "sorting": lambda footer: with_items(footer[4][1][1][0], 4, I64),
+    "encodings": lambda footer: with_items(chunk_of(footer)[3][1], 2, I64),
+    "path": lambda footer: with_items(chunk_of(footer)[3][1], 3, I32),
+    "pairs of a chunk": lambda footer: with_items(chunk_of(footer)[3][1], 8, I32),
+    "encoding statistics": lambda footer: with_items(chunk_of(footer)[3][1], 13, I32),
+    "size statistics": lambda footer: with_items(added(chunk_of(footer)[3][1], 16), 2, I32),
+    "geospatial statistics": lambda footer: with_items(added(chunk_of(footer)[3][1], 17), 2, I64),
+    "path for a key": lambda footer: with_items(added(added(chunk_of(footer), 8), 2), 1, I32),
+}
+
+
+def chunk_of(footer: Fields) -> Fields:
+    chunk: Fields = footer[4][1][1][0][1][1][1][0]
+    return chunk
+
+
+def added(fields: Fields, number: int) -> Fields:
+    structure: Fields = {}
+    fields[number] = STRUCT, structure
+    return structure
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_a_list_that_states_another_type_of_its_items_is_refused(name: str) -> None:
+    """pyarrow ignores what a list states, and would read other fields after it."""
+    data = written()
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer, _ = thrift.read(data, begin)
+    STATED[name](footer)
+    with pytest.raises(ValueError, match="items of another type"):
+        read_footer(thrift.write(in_order(footer)))
+
+
+def in_order(value: Any) -> Any:
+    """The structure with its fields in the order of their ids."""
+    if isinstance(value, dict):
+        return {number: in_order(value[number]) for number in sorted(value)}
+    return type(value)(map(in_order, value)) if isinstance(value, tuple | list) else value
 
 
 def outcomes(seed: str) -> str:

@@ -137,6 +137,10 @@ def read_footer(data: bytes) -> ParquetFooter:
         at = next(begin for number, kind, begin, _ in found if number == _GROUPS and kind == LIST)
     except (KeyError, StopIteration):
         raise ValueError("it lacks a required field") from None
+    for number in (_SCHEMA, _KEY_VALUES, _ORDERS):
+        kind, encoded = raw.get(number, (LIST, b"\0"))
+        if kind == LIST and encoded[0] >> 4 and encoded[0] & 15 != STRUCT:
+            raise ValueError("a list has items of another type")  # which pyarrow ignores
     groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
     pairs = structures(_of_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
     key_values = [(_binary(pair, 1) or b"", _binary(pair, 2)) for pair in pairs]
@@ -167,6 +171,9 @@ def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
     # The fields after the columns, with the field number that the first of them counts from.
     rest = thrift.read(bytes([1 << 4 | thrift.TRUE]) + data[stop:end])[0]
     fields = {number: value for number, value in rest.items() if number != COLUMNS}
+    sorting = fields.get(SORTING)
+    if sorting is not None and sorting[0] == LIST and sorting[1][1] and sorting[1][0] != STRUCT:
+        raise ValueError("a list has items of another type")  # which pyarrow ignores
     if any(fields.get(number, (None,))[0] != I64 for number in (TOTAL_BYTES, _GROUP_ROWS)):
         raise ValueError("a row group lacks its size or its number of rows")
     return RowGroup(chunks, fields, ordinal)
