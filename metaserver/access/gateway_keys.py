@@ -40,7 +40,8 @@ class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
     location: str
     writable: bool
     who: str
-    """The principal that the keys were issued to, for the log and for its share of the cache."""
+    """The principal that the keys were issued to: its login and rights are checked again while they live, and it has a
+    share of the cache."""
     expires_ms: int
     pinned: bool = False
     """Whether the gateway pins the table's objects in its cache."""

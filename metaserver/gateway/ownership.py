@@ -79,6 +79,8 @@ class Ownership:
         who, is_foreign = grant.who, grant.who.startswith(OIDC_PREFIX)
         if self._mode == "none" or not grant.namespace or who == SERVICE_PRINCIPAL:
             return
+        if ("oidc" if is_foreign else "token") not in self._mode:
+            raise Forbidden("The server no longer accepts logins of the kind that the keys were issued for")
         if not is_foreign:
             token = await self._store.token_named(who)
             if token is None or not is_live(token, self._clock.now_ms()):

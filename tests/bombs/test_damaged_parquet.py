@@ -16,10 +16,10 @@ import pytest
 
 from seamark.metaserver.iceberg.files import thrift
 from seamark.metaserver.iceberg.files.budget import decoded_budget
-from seamark.metaserver.iceberg.files.footer import MAGIC
+from seamark.metaserver.iceberg.files.footer import MAGIC, read_footer
 from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
-from seamark.metaserver.iceberg.files.thrift import BINARY, I64, LIST, STRUCT, Fields
+from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet, page_sizes
+from seamark.metaserver.iceberg.files.thrift import BINARY, I32, I64, LIST, STRUCT, Fields
 from seamark.metaserver.index.keys.arrow_keys import keys_of
 from tests.bombs.peak import peak_of
 
@@ -81,6 +81,19 @@ def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
     return data[:begin] + encoded + len(encoded).to_bytes(4, "little") + MAGIC
 
 
+def repeated(encoded: bytes, number: int, kind: int, value: object) -> bytes:
+    """The structure with a field once more, at its end."""
+    again = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
+    return encoded[:-1] + bytes([kind]) + again + b"\0"
+
+
+def dictionary_of_another_type(chunk: Fields) -> None:
+    """pyarrow skips the offset, and begins with the data page."""
+    metadata = chunk[3][1]
+    metadata[11] = I32, 4
+    chunk[3] = STRUCT, dict(sorted(metadata.items()))
+
+
 def wrong_sizes(chunk: Fields) -> None:
     """Its SizeStatistics have levels that no column of the table has, which pyarrow refuses where it reads rows."""
     chunk[3][1][16] = STRUCT, {1: (I64, 5), 3: (LIST, (I64, [1, 2, 3, 4]))}
@@ -100,6 +113,94 @@ def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
     path = tmp_path / "f.parquet"
     path.write_bytes(with_chunks(written(), change))
     assert told in peak_of(outcome, path)[1]
+
+
+def test_a_chunk_whose_dictionary_page_pyarrow_skips_is_refused() -> None:
+    data = with_chunks(written(use_dictionary=False), dictionary_of_another_type)
+    with pytest.raises(Unreadable, match="have another type"):
+        read(data)
+
+
+def test_a_footer_with_two_lists_of_row_groups_is_refused() -> None:
+    """pyarrow reads the last, of which the memory was not limited if the first is another."""
+    data = written(compression="none")
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = repeated(data[begin:-8], 4, *thrift.read(data, begin)[0][4])
+    with pytest.raises(Unreadable, match="a field is repeated"):
+        read(data[:begin] + footer + len(footer).to_bytes(4, "little") + MAGIC)
+
+
+def test_a_page_that_states_its_size_twice_is_refused() -> None:
+    """pyarrow skips the one of another type."""
+    data = written(compression="none", use_dictionary=False)
+    page, end = thrift.read(data, 4)
+    with pytest.raises(ValueError, match="the field 2 is repeated"):
+        page_sizes(repeated(thrift.write(page), 2, I64, 1) + data[end:], ROWS)
+
+
+def test_a_page_whose_values_exceed_32_bits_is_refused() -> None:
+    """pyarrow takes the last 32 bits, and reads the pages after it, of which the memory was not limited."""
+    data = written(compression="none", use_dictionary=False)
+    page, end = thrift.read(data, 4)
+    fields = page[5][1]
+    fields[1] = I32, fields[1][1] + (1 << 32)
+    with pytest.raises(ValueError, match="claims 4294967596 values"):
+        page_sizes(thrift.write(page) + data[end:], ROWS)
+
+
+def test_a_field_whose_id_exceeds_16_bits_is_refused() -> None:
+    """pyarrow takes the last 16 bits."""
+    with pytest.raises(ValueError, match="exceeds 16 bits"):
+        thrift.read(repeated(thrift.write({1: (I32, 5)}), (1 << 16) + 1, I32, 6))
+
+
+def with_items(fields: Fields, number: int, kind: int) -> None:
+    """Changes the type that a list states for its items, which stay of one byte or structures that are empty."""
+    fields[number] = LIST, (kind, [0])
+
+
+STATED: dict[str, Callable[[Fields], None]] = {
+    "schema": lambda footer: with_items(footer, 2, I64),
+    "key-value pairs": lambda footer: with_items(footer, 5, I64),
+    "column orders": lambda footer: with_items(footer, 7, I64),
+    "sorting": lambda footer: with_items(footer[4][1][1][0], 4, I64),
+    "encodings": lambda footer: with_items(chunk_of(footer)[3][1], 2, I64),
+    "path": lambda footer: with_items(chunk_of(footer)[3][1], 3, I32),
+    "pairs of a chunk": lambda footer: with_items(chunk_of(footer)[3][1], 8, I32),
+    "encoding statistics": lambda footer: with_items(chunk_of(footer)[3][1], 13, I32),
+    "size statistics": lambda footer: with_items(added(chunk_of(footer)[3][1], 16), 2, I32),
+    "geospatial statistics": lambda footer: with_items(added(chunk_of(footer)[3][1], 17), 2, I64),
+    "path for a key": lambda footer: with_items(added(added(chunk_of(footer), 8), 2), 1, I32),
+}
+
+
+def chunk_of(footer: Fields) -> Fields:
+    chunk: Fields = footer[4][1][1][0][1][1][1][0]
+    return chunk
+
+
+def added(fields: Fields, number: int) -> Fields:
+    structure: Fields = {}
+    fields[number] = STRUCT, structure
+    return structure
+
+
+@pytest.mark.parametrize("name", STATED)
+def test_a_list_that_states_another_type_of_its_items_is_refused(name: str) -> None:
+    """pyarrow ignores what a list states, and would read other fields after it."""
+    data = written()
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer, _ = thrift.read(data, begin)
+    STATED[name](footer)
+    with pytest.raises(ValueError, match="items of another type"):
+        read_footer(thrift.write(in_order(footer)))
+
+
+def in_order(value: Any) -> Any:
+    """The structure with its fields in the order of their ids."""
+    if isinstance(value, dict):
+        return {number: in_order(value[number]) for number in sorted(value)}
+    return type(value)(map(in_order, value)) if isinstance(value, tuple | list) else value
 
 
 def outcomes(seed: str) -> str:

@@ -367,3 +367,17 @@ async def test_what_only_an_issuer_states_is_not_held_against_keys(claim: str) -
     assert not await is_allowed("no token")
     assert await is_allowed("service:seamark", writable=True)
     assert await is_allowed("table t", ())
+
+
+@pytest.mark.parametrize(("auth", "accepted"), [("token", "ann"), ("oidc", "oidc:eve")])
+async def test_keys_end_with_the_kind_of_their_login(auth: str, accepted: str) -> None:
+    """A setting may have changed since they were issued."""
+    logins = _Logins({who: [RoleGrant(who, "reader", ("db",))] for who in ("ann", "oidc:eve")})
+    ownership = Ownership(logins, SimulatedClock(1), some_settings(Path("unused"), auth=auth))
+    for who in ("ann", "oidc:eve"):
+        check = ownership.check(ObjectGrant("t", "s3://bkt/t", False, who, 1 << 60, namespace=("db",)))
+        if who == accepted:
+            await check
+        else:
+            with pytest.raises(Forbidden, match="no longer accepts"):
+                await check

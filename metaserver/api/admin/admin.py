@@ -18,8 +18,9 @@ from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, STORE
 from seamark.metaserver.api.http.parameters.paging import PAGING
+from seamark.metaserver.decoding import from_attributes
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.store.model import AuditRecord, Grant, Token
+from seamark.metaserver.store.model import AuditRecord, Token
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 from seamark.metaserver.wire import check_name, parse_namespace
 
@@ -60,8 +61,14 @@ class CreatedToken(msgspec.Struct, frozen=True):
     token: Annotated[str, doc("Shown only here.")]
 
 
+class GrantAnswer(msgspec.Struct, frozen=True):
+    principal: Annotated[str, doc(_PRINCIPAL)]
+    role: _RoleName
+    namespace: _Levels
+
+
 class GrantPage(msgspec.Struct, frozen=True, rename="kebab"):
-    grants: list[Grant]
+    grants: list[GrantAnswer]
     next_page_token: str | None
 
 
@@ -169,7 +176,8 @@ async def list_grants(call: Call) -> GrantPage:
         for grant in await call.app[STORE].grants(principal)
         if grant.principal == me.name or authorizer.holds(me, Role.ADMIN, grant.namespace)
     }
-    return GrantPage(*_page(call, grants))
+    page, next_page_token = _page(call, grants)
+    return GrantPage([from_attributes(grant, GrantAnswer) for grant in page], next_page_token)
 
 
 @Route(

@@ -79,10 +79,15 @@ def _age_d(end_ms: int | None, now_ms: int) -> int:
 
 
 def read_of_report(
-    uuid: str, metadata: TableMetadata, report: Mapping[str, Any], usage: ColumnUsage, now_ms: int
+    uuid: str,
+    metadata: TableMetadata,
+    report: Mapping[str, Any],
+    planned: tuple[bool, int | None],
+    now_ms: int,
 ) -> ColumnRead | None:
     """Of a scan report (Iceberg REST specification, ScanReport). A wrong report is one of unknown columns. None for the
-    report of an engine that reads a plan of the Trino proxy: the proxy reports the columns."""
+    report of an engine that reads a plan of the Trino proxy: the proxy reports the columns. `planned`: whether its
+    snapshot is such a plan, and the end of the plan's oldest partition."""
     schema = _schema_of(metadata, report)
     # A reader could invent ids without end. Engines also send those of metadata columns.
     by_id = schema.index.by_id
@@ -92,13 +97,11 @@ def read_of_report(
     engine = report.get("metadata")
     engine_name = str(engine.get("engine-name", "")).lower() if isinstance(engine, dict) else ""
     tops = {field.id for field in schema.fields}
-    snapshot_id = report["snapshot-id"]
-    is_planned = snapshot_id in usage.plans
+    is_planned, oldest = planned
     if is_planned and engine_name != PROXY_ENGINE:
         return None
     if not columns or (tops <= columns and engine_name not in _ENGINES):
         columns = {UNKNOWN_COLUMNS}
-    oldest = usage.plans.get(snapshot_id) if is_planned else None
     try:
         filtered = parse_expression(report.get("filter", True))
         columns = {*columns, *(term[0] for term in terms_of(filtered, schema, (), case_sensitive=False))}

@@ -1,4 +1,4 @@
-"""The route that creates plan views: views that are read from plan tables (`catalog/plan_views.py`).
+"""The route that creates plan views: views that are read from plan tables (`catalog/plans/plan_views.py`).
 
 The client decides which rows of the underlying tables are left out, and engines run the plan view with the rights of
 the view's owner. Leaving rows out can make a view return others that it hides (`… EXCEPT SELECT … FROM hidden`), and

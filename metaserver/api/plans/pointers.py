@@ -1,7 +1,7 @@
 """A cache of table pointers that is valid until the next commit.
 
 Any worker, replica or command may move a pointer at any time, and the next request must see it. Each request therefore
-queries the database, but only for a number that changes with each commit (`store/changes.py`).
+queries the database, but only for a number that changes with each commit (`store/sql/changes.py`).
 """
 
 from __future__ import annotations

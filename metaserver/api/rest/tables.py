@@ -167,7 +167,9 @@ async def report_metrics(call: Call, data: bytes) -> None:
     entry = await catalog.metrics.report(call.caller, call.namespace, name, report, len(data))
     if entry is not None and report["report-type"] == "scan-report" and (usage := usage_of(call)) is not None:
         metadata = await catalog.documents.table(entry.metadata_location)
-        read_of = partial(read_of_report, entry.uuid, metadata, report, usage, call.app[CLOCK].now_ms())
+        # Here, because the cache belongs to the event loop.
+        planned = report["snapshot-id"] in usage.plans, usage.plans.get(report["snapshot-id"])
+        read_of = partial(read_of_report, entry.uuid, metadata, report, planned, call.app[CLOCK].now_ms())
         count_read(call, read_of() if len(data) <= _QUICK_REPORT else await call.in_turn(read_of))
 
 

@@ -36,8 +36,8 @@ _log = structlog.get_logger("seamark.claims")
 _FILLED_AT_ONCE = 64
 _TRIED_EVERY_S = 5.0
 _WITHIN_LIMIT = 100_000
-_FOLDERS_IN_LOOP = 32
 """The limit of claims of others inside a table's folders; only older tables can have such claims."""
+_FOLDERS_IN_LOOP = 32
 
 
 async def claim(

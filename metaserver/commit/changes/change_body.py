@@ -25,6 +25,7 @@ def doc(description: str, **schema: Any) -> msgspec.Meta:
     return msgspec.Meta(description=description, extra_json_schema=schema or None)
 
 
+_File = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
 _Filter = Annotated[msgspec.Raw, doc("An expression of the Iceberg REST specification.")]
 
 
@@ -117,8 +118,7 @@ class ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", fo
         ),
     ] = None
     add: Annotated[
-        list[msgspec.Raw],
-        doc("Data and delete files, each a ContentFile of the Iceberg REST specification.", items={"type": "object"}),
+        list[_File], doc("Data and delete files, each a ContentFile of the Iceberg REST specification.")
     ] = []
     """Decoded file by file (`read_change`): all at once would hold the interpreter for a second."""
     remove: Annotated[

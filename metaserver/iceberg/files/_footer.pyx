@@ -269,6 +269,26 @@ cdef int take(Cursor* c, int64_t* row, int field, int kind) noexcept nogil:
     return 0
 
 
+cdef inline int check_items(Cursor* c, int kind, int items) noexcept nogil:
+    """-1 for a list of other items. Readers that know the schema ignore the type that a list states, and would read
+    other fields after it."""
+    if kind == LIST and c.at < c.size and (c.data[c.at] >> 4) != 0 and (c.data[c.at] & 15) != items:
+        return fail(c, b"a list has items of another type")
+    return 0
+
+
+cdef int skip_lists(Cursor* c, int items, int depth) noexcept nogil:
+    """Skips a structure in which all lists are of `items`."""
+    cdef int64_t field = 0
+    cdef int kind = 0, status
+    while True:
+        status = header(c, &field, &kind)
+        if status <= 0:
+            return status
+        if check_items(c, kind, items) < 0 or skip(c, kind, depth) < 0:
+            return -1
+
+
 cdef int read_metadata(Cursor* c, int64_t* row) noexcept nogil:
     """ColumnMetaData."""
     cdef int64_t field = 0
@@ -304,12 +324,35 @@ cdef int read_metadata(Cursor* c, int64_t* row) noexcept nogil:
                 return -1
             continue
         begin = c.at
+        if kind == STRUCT and (field == 16 or field == 17):  # SizeStatistics, GeospatialStatistics
+            if skip_lists(c, I64 if field == 16 else I32, 4) < 0:
+                return -1
+            continue
+        if field == 2 or field == 3 or field == 8 or field == 13:
+            # The encodings, the path, the key-value pairs, and the statistics of encodings.
+            if check_items(c, kind, I32 if field == 2 else BINARY if field == 3 else STRUCT) < 0:
+                return -1
         if skip(c, kind, 3) < 0:
             return -1
         if field == 3:
             if row[3 + 3 * PATH] >= 0:
                 return fail(c, b"a field is repeated")
             note(row, PATH, 0, begin, c.at)
+
+
+cdef int read_crypto(Cursor* c) noexcept nogil:
+    """Skips ColumnCryptoMetaData."""
+    cdef int64_t field = 0
+    cdef int kind = 0, status
+    while True:
+        status = header(c, &field, &kind)
+        if status <= 0:
+            return status
+        if kind == STRUCT:
+            if skip_lists(c, BINARY, 4) < 0:
+                return -1
+        elif skip(c, kind, 3) < 0:
+            return -1
 
 
 cdef int read_chunk(Cursor* c, int64_t* row) noexcept nogil:
@@ -348,7 +391,10 @@ cdef int read_chunk(Cursor* c, int64_t* row) noexcept nogil:
             if read_metadata(c, row) < 0:
                 return -1
             continue
-        if skip(c, kind, 2) < 0:
+        if field == 8 and kind == STRUCT:  # its structure for a column's own key has the path
+            if read_crypto(c) < 0:
+                return -1
+        elif skip(c, kind, 2) < 0:
             return -1
         if field == 1:
             note(row, FILE_PATH, 1, begin, c.at)

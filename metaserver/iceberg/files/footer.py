@@ -35,8 +35,8 @@ _VERSION, _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES, _CREATED_BY, _ORDERS = range(1, 
 _KNOWN = frozenset(range(1, 8))
 # RowGroup
 COLUMNS, TOTAL_BYTES, _GROUP_ROWS, SORTING, GROUP_OFFSET, PACKED_TOTAL, ORDINAL = range(1, 8)
-_METADATA, _ENCODINGS = 3, 2
-"""In a ColumnChunk, and in its ColumnMetaData."""
+_METADATA, _ENCODINGS, _DICTIONARY_PAGE = 3, 2, 11
+"""In a ColumnChunk, and two in its ColumnMetaData."""
 _ORDINAL_MAX = 32_767
 _SHORT = 15
 
@@ -99,14 +99,19 @@ class ParquetFooter:
     others: Mapping[int, tuple[int, bytes]]
     """Fields of later versions, encoded: id → (type, bytes)."""
 
-    def encodings(self, group: RowGroup, number: int) -> list[int]:
-        """The encodings of a column chunk, as numbers."""
+    def metadata_of(self, group: RowGroup, number: int) -> Fields:
+        """The ColumnMetaData of a column chunk. ValueError for an optional offset of another type, which pyarrow skips:
+        it would read other pages than the table of chunks has."""
         chunk = thrift.read(self.data, int(group.chunks[number, 0]))[0]
         kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
-        if kind != STRUCT:
-            raise ValueError("the metadata of a column chunk are no structure")
-        kind_of_list, values = metadata.get(_ENCODINGS, (LIST, (I32, [])))
-        if kind_of_list != LIST or any(type(value) is not int for value in values[1]):
+        if kind != STRUCT or metadata.get(_DICTIONARY_PAGE, (I64,))[0] != I64:
+            raise ValueError("the metadata of a column chunk have another type")
+        return dict(metadata)
+
+    def encodings(self, group: RowGroup, number: int) -> list[int]:
+        """The encodings of a column chunk, as numbers."""
+        kind, values = self.metadata_of(group, number).get(_ENCODINGS, (LIST, (I32, [])))
+        if kind != LIST or any(type(value) is not int for value in values[1]):
             raise ValueError("the encodings of a column chunk are no list of numbers")
         return list(values[1])
 
@@ -123,6 +128,8 @@ def structures(encoded: bytes) -> list[Fields]:
 def read_footer(data: bytes) -> ParquetFooter:
     """`data`: the footer without its length and the magic number."""
     found, _ = _footer.spans(data, 0)
+    if len({number for number, *_ in found}) < len(found):  # of two lists of row groups, pyarrow reads the last
+        raise ValueError("a field is repeated")
     raw = {number: (kind, data[begin:end]) for number, kind, begin, end in found if number != _GROUPS}
     try:
         version, rows = _number(raw[_VERSION]), _number(raw[_ROWS])
@@ -130,6 +137,10 @@ def read_footer(data: bytes) -> ParquetFooter:
         at = next(begin for number, kind, begin, _ in found if number == _GROUPS and kind == LIST)
     except (KeyError, StopIteration):
         raise ValueError("it lacks a required field") from None
+    for number in (_SCHEMA, _KEY_VALUES, _ORDERS):
+        kind, encoded = raw.get(number, (LIST, b"\0"))
+        if kind == LIST and encoded[0] >> 4 and encoded[0] & 15 != STRUCT:
+            raise ValueError("a list has items of another type")  # which pyarrow ignores
     groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
     pairs = structures(_of_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
     key_values = [(_binary(pair, 1) or b"", _binary(pair, 2)) for pair in pairs]
@@ -160,6 +171,9 @@ def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
     # The fields after the columns, with the field number that the first of them counts from.
     rest = thrift.read(bytes([1 << 4 | thrift.TRUE]) + data[stop:end])[0]
     fields = {number: value for number, value in rest.items() if number != COLUMNS}
+    sorting = fields.get(SORTING)
+    if sorting is not None and sorting[0] == LIST and sorting[1][1] and sorting[1][0] != STRUCT:
+        raise ValueError("a list has items of another type")  # which pyarrow ignores
     if any(fields.get(number, (None,))[0] != I64 for number in (TOTAL_BYTES, _GROUP_ROWS)):
         raise ValueError("a row group lacks its size or its number of rows")
     return RowGroup(chunks, fields, ordinal)

@@ -26,6 +26,7 @@ from seamark.metaserver.iceberg.files import _footer, thrift
 from seamark.metaserver.iceberg.files.budget import Budget, expanded_bytes
 from seamark.metaserver.iceberg.files.footer import ENCRYPTED_MAGIC, MAGIC, RowGroup, read_footer
 from seamark.metaserver.iceberg.files.parquet import ColumnPath, EncryptedFile, Unreadable, column_of, dotted
+from seamark.metaserver.iceberg.types.values import INT_MAX
 
 Longs = npt.NDArray[np.int64]
 
@@ -237,6 +238,10 @@ class BoundedParquet:
         begin, size = int(group.begins[number]), int(group.values("packed_bytes")[number])
         if begin < 0 or size < 0:
             raise Unreadable(self._path, "its footer has a column of a negative size")
+        try:
+            self._footer.metadata_of(group, number)
+        except ValueError as error:
+            raise Unreadable(self._path, f"its footer is broken: {error}") from None
         data = self._source.read_at(size, begin)
         try:
             return page_sizes(data, int(group.values("values")[number]))
@@ -258,7 +263,10 @@ def page_sizes(data: bytes, values: int) -> _Pages:
         if packed < 0 or plain < 0 or packed > len(data) - after:
             raise ValueError(f"a page at {at} claims {packed} bytes, {plain} inflated, of {len(data)}")
         if kind in (_DATA_PAGE, _DATA_PAGE_2):
-            seen += header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
+            of_page = header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
+            if not 0 <= of_page <= INT_MAX:  # pyarrow takes its last 32 bits, and would read pages after it
+                raise ValueError(f"a page at {at} claims {of_page} values")
+            seen += of_page
         count += 1
         if count > PAGES_MAX:
             raise ValueError(f"there are more than {PAGES_MAX:,} of them")

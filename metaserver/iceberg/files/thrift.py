@@ -5,7 +5,7 @@ A structure is a dict of field id → (type, value), in the order of the file; a
 footer can be changed and all others kept, including those of later Parquet versions. Libraries require a schema, and
 drop unknown fields.
 
-ValueError for invalid bytes.
+ValueError for invalid bytes, and for a structure that repeats a field: readers differ about which counts.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def _struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
             number += head >> 4
         else:
             number, at = _integer(data, at, depth)
+        if number in fields or not -0x8000 <= number <= 0x7FFF:  # which other readers take for a number of 16 bits
+            raise ValueError(f"the field {number} is repeated, or its id exceeds 16 bits")
         if kind in (TRUE, FALSE):
             fields[number] = kind, None
             continue

@@ -71,7 +71,7 @@ def keys_of_arrays(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Ke
     for term, array in zip(terms, arrays, strict=True):
         try:
             columns.append(keys_of(array, term.kind))
-        except ValueError as error:
+        except (ValueError, pa.ArrowException) as error:  # Arrow expands no dictionaries of views, for example
             raise _invalid(term, error) from None
     return columns
 

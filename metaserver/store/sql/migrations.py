@@ -119,7 +119,7 @@ _PLAN_TABLES = (
 )
 
 _CLAIMS = (
-    # Filled by the catalog, which can read the locations of older tables (`catalog/claims.py`).
+    # Filled by the catalog, which can read the locations of older tables (`catalog/ownership/claims.py`).
     """CREATE TABLE claims (
         location {text} NOT NULL, uuid {text} NOT NULL, shared {int} NOT NULL, PRIMARY KEY (location, uuid)
     ) {table}""",
