@@ -24,7 +24,7 @@ from seamark.connector.client.errors import (
     Unavailable,
     Unreachable,
 )
-from seamark.connector.client.names import split_name
+from seamark.connector.client.names import shown_url, split_name
 from seamark.connector.client.values import At, parse_as_of
 from seamark.connector.sql.session import SqlSession
 from tests.api.plans.planned import append, file_of
@@ -214,6 +214,17 @@ def test_what_is_no_answer_is_an_error_of_its_kind(
         client.close()
     assert type(raised.value) is expected
     assert len(asked) == (3 if expected is Unavailable else 1)
+
+
+def test_no_message_shows_the_password_of_a_url() -> None:
+    client = SeamarkClient("http://ann:hunter2@127.0.0.1:9", retries=0)
+    with pytest.raises(Unreachable, match=r"^No answer from http://127\.0\.0\.1:9: "):
+        list(client.timeline())
+    assert repr(client) == "<SeamarkClient http://127.0.0.1:9>"
+    with pytest.raises(ValueError, match=r"^'lake:8181' is not the URL of a server"):
+        SeamarkClient("ann:hunter2@lake:8181")
+    for plain in ("http://lake:8181", "http://lake/a@b", "http://[::1]:8181?x=@"):
+        assert shown_url(plain) == plain
 
 
 def test_a_time_is_read_to_the_millisecond() -> None:
