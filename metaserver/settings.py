@@ -125,7 +125,7 @@ class Settings(GatewaySettings, ServiceSettings, FleetSettings):
     )
     rights_recheck_s: float = setting(
         5.0,
-        "Seconds between checks that who reads an event stream or uses keys of the gateway has a login and the right.",
+        "Seconds between checks of the rights of readers of event streams and of holders of the gateway's keys.",
         least=0.05,
         most=60,
     )

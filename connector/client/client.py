@@ -25,6 +25,7 @@ from seamark.connector.client.names import (
     Name,
     check_url,
     namespace_path,
+    shown_url,
     split_table,
     standard_path,
     standard_root,
@@ -76,6 +77,7 @@ class SeamarkClient:
     ) -> None:
         check_url(url)
         self.url = url.rstrip("/")
+        self._shown = shown_url(self.url)
         self.token = token or None  # an unset variable of a shell is an empty text
         self._timeout_s = timeout_s
         self._retries = retries
@@ -84,7 +86,7 @@ class SeamarkClient:
         self._root: str | None = None
 
     def __repr__(self) -> str:
-        return f"<SeamarkClient {self.url}>"
+        return f"<SeamarkClient {self._shown}>"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
@@ -205,7 +207,7 @@ class SeamarkClient:
             found = from_json(answer, _LoadTableResult)
             location = str(msgspec.json.decode(found.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
-            raise ServerFailed(f"{self.url} answered with something that is not a table: {error}") from None
+            raise ServerFailed(f"{self._shown} answered with something that is not a table: {error}") from None
         storage = dict(found.config)
         for keys in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
@@ -335,7 +337,7 @@ class SeamarkClient:
         try:
             return lookup_of(self._table(body))
         except (KeyError, ValueError) as error:
-            raise ServerFailed(f"{self.url} answered with something that is not a lookup: {error}") from None
+            raise ServerFailed(f"{self._shown} answered with something that is not a lookup: {error}") from None
 
     def bitmap(
         self,
@@ -371,13 +373,13 @@ class SeamarkClient:
         try:
             return from_values(found, kind)
         except msgspec.ValidationError as error:
-            raise ServerFailed(f"{self.url} answered in another form than expected: {error}") from None
+            raise ServerFailed(f"{self._shown} answered in another form than expected: {error}") from None
 
     def _table(self, body: bytes) -> pa.Table:
         try:
             return pa.ipc.open_stream(body).read_all()
         except pa.ArrowInvalid as error:
-            raise ServerFailed(f"{self.url} answered with something that is not an Arrow stream: {error}") from None
+            raise ServerFailed(f"{self._shown} answered with something that is not an Arrow stream: {error}") from None
 
     def _pages(
         self,
@@ -426,7 +428,7 @@ class SeamarkClient:
             found: dict[str, Any] = json.loads(raw)
             return found
         except ValueError as error:
-            raise ServerFailed(f"{self.url} answered with something that is not JSON: {error}") from None
+            raise ServerFailed(f"{self._shown} answered with something that is not JSON: {error}") from None
 
     def _request(
         self,
@@ -454,7 +456,7 @@ class SeamarkClient:
                 method, address, body=body, headers=headers, redirect=False, retries=retries, **own_timeout
             )
         except HTTPError as error:
-            raise Unreachable(f"No answer from {self.url}: {cause_text(error, self.url)}") from error
+            raise Unreachable(f"No answer from {self._shown}: {cause_text(error, self.url)}") from error
         if answer.status not in (200, 204):
             raise parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
         return answer.data

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 _LEVEL = re.compile(r"(?:[^.\\]|\\.)+")
+_USER = re.compile(r"^((?:[^/@]*://)?)[^/?#]*@")
 
 Name = str | Sequence[str]
 """`db.t`, a dot within a level written `\\.`; or the levels and the table's name one by one."""
@@ -34,7 +35,12 @@ def standard_path(root: str, kind: str, levels: Sequence[str]) -> str:
 def check_url(url: str) -> None:
     """ValueError for an invalid URL of a server."""
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is not the URL of a server: a URL starts with http:// or https://")
+        raise ValueError(f"{shown_url(url)!r} is not the URL of a server: a URL starts with http:// or https://")
+
+
+def shown_url(url: str) -> str:
+    """The URL for messages: without a user and password."""
+    return _USER.sub(r"\1", url)
 
 
 def split_table(table: Name) -> tuple[str, ...]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,4 +135,5 @@ def parse_as_of(text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
     at = datetime.fromisoformat(text)
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    # Not by `timestamp()`: it is a float, which for some times is a millisecond less.
+    return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)

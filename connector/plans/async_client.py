@@ -22,7 +22,7 @@ from yarl import URL
 
 from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, parse_error
-from seamark.connector.client.names import check_url, standard_path, standard_root, table_path
+from seamark.connector.client.names import check_url, shown_url, standard_path, standard_root, table_path
 from seamark.connector.plans.conditions import Like
 from seamark.metaserver.decoding import from_json
 from seamark.metaserver.iceberg.expressions.expression import Expression
@@ -267,6 +267,7 @@ class Seamark:
         """`audience`: plans are snapshots that are visible to requests with this value in `X-Seamark-Plans`."""
         self._http = http
         self.url = url
+        self._shown = shown_url(url)
         self._lease_s = lease_s
         self._plans = {} if audience is None else {"X-Seamark-Plans": audience}
         self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
@@ -321,7 +322,7 @@ class Seamark:
             version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
             schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self.url} answered with something that is not a view: {error!r}") from None
+            raise ServerFailed(f"{self._shown} answered with something that is not a view: {error!r}") from None
         text = next((one.sql for one in version.representations if one.dialect.lower() == "trino"), None)
         columns = column_types([(one.name, one.type) for one in schema.fields])
         if text is None or columns is None:
@@ -366,7 +367,7 @@ class Seamark:
             metadata = from_json(raw, _Loaded).metadata
             schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
-            raise ServerFailed(f"{self.url} answered with something that is not a table: {error!r}") from None
+            raise ServerFailed(f"{self._shown} answered with something that is not a table: {error!r}") from None
         snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
         found = KnownTable(
@@ -393,7 +394,7 @@ class Seamark:
         try:
             return from_json(raw, kind)
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self.url} answered with something that is not {what}: {error}") from None
+            raise ServerFailed(f"{self._shown} answered with something that is not {what}: {error}") from None
 
     async def _ask(
         self,
@@ -413,7 +414,7 @@ class Seamark:
                 while not answer.content.at_eof() and len(raw) < _ANSWER_BYTES_MAX:
                     raw += await answer.content.readany()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Unreachable(f"No answer from {self.url}: {error or type(error).__name__}") from error
+            raise Unreachable(f"No answer from {self._shown}: {error or type(error).__name__}") from error
         if answer.status == 304 and known:
             return known, b""
         if answer.status not in (200, 204):

@@ -99,9 +99,10 @@ def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
         stored = None if field is None else stored_as_int(canonical(spec_field.transform), str(field.type))
         if field is None or column is None or stored is None:
             continue
-        wrapped = pc.and_(pc.greater_equal(column, _INT_MIN), pc.less(column, stored.exact + stored.width))
+        wrapped = pc.and_(pc.greater_equal(column, _INT_MIN), pc.less(column, stored.end))
         if pc.any(wrapped).as_py():
+            where = "next to the least int" if stored.end < 0 else "in the range of ints"
             raise Unwritable(
-                f"a key of column {field.name} is next to the least int, and the column may have been an int: the "
+                f"a key of column {field.name} is {where}, and the column may have been an int: the "
                 f"partition of its rows by {spec_field.transform} is not certain. Use another strategy"
             )

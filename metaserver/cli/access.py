@@ -221,7 +221,10 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: 
     try:
         result = asyncio.run(_open_and(settings, work))
         if is_new:
-            say(f"The database {database} is new. A server that runs already has another: name its --home", err=True)
+            say(
+                f"The database {database} is new. If a server runs already, it has another one: name its --home",
+                err=True,
+            )
         return result
     except ConfigError as error:
         raise refuse(error) from None

@@ -52,7 +52,7 @@ def test_the_first_admin_is_made_in_a_home_that_is_not_there_yet(tmp_path: Path)
     assert who_is(home, secret) == Principal("admin", (Grant("admin", "admin"),), "token")
     assert "admin on the whole catalog" in done.stderr
     assert secret not in done.stderr
-    new = f"The database {home / 'seamark.db'} is new. A server that runs already has another: name its --home"
+    new = f"The database {home / 'seamark.db'} is new. If a server runs already, it has another one: name its --home"
     assert new in done.stderr.splitlines()
     assert new not in seamark(home, "token", "create", "ann").stderr
 

@@ -183,6 +183,9 @@ def _two(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple
         (("bucket[8]", 3), ("bucket[12]", 6), True),
         (("identity", 34), ("truncate[10]", 30), False),
         (("identity", 34), ("truncate[10]", 40), True),
+        (("identity", -(2**31)), ("truncate[10]", -(2**31) - 2), False),
+        (("identity", -(2**31)), ("truncate[10]", 2**31 - 2), False),  # stored when the column was an int
+        (("identity", -(2**31) + 8), ("truncate[10]", 2**31 - 2), True),
         (("identity", None), ("bucket[4]", 0), True),
         (("void", None), ("bucket[4]", 0), False),
     ],

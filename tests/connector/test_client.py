@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ from seamark.connector.client.errors import (
     Unavailable,
     Unreachable,
 )
-from seamark.connector.client.names import split_name
-from seamark.connector.client.values import At
+from seamark.connector.client.names import shown_url, split_name
+from seamark.connector.client.values import At, parse_as_of
 from seamark.connector.sql.session import SqlSession
 from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
@@ -213,6 +214,27 @@ def test_what_is_no_answer_is_an_error_of_its_kind(
         client.close()
     assert type(raised.value) is expected
     assert len(asked) == (3 if expected is Unavailable else 1)
+
+
+def test_no_message_shows_the_password_of_a_url() -> None:
+    client = SeamarkClient("http://ann:hunter2@127.0.0.1:9", retries=0)
+    with pytest.raises(Unreachable, match=r"^No answer from http://127\.0\.0\.1:9: "):
+        list(client.timeline())
+    assert repr(client) == "<SeamarkClient http://127.0.0.1:9>"
+    with pytest.raises(ValueError, match=r"^'lake:8181' is not the URL of a server"):
+        SeamarkClient("ann:hunter2@lake:8181")
+    for plain in ("http://lake:8181", "http://lake/a@b", "http://[::1]:8181?x=@"):
+        assert shown_url(plain) == plain
+
+
+def test_a_time_is_read_to_the_millisecond() -> None:
+    """As a float of seconds, each of these is a millisecond less: the snapshot before would be read."""
+    for wanted in (1_079_337_347_472, 2_165_497_250_429, 2_183_226_373_411):
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=wanted)
+        assert parse_as_of(at.isoformat()) == wanted
+        assert parse_as_of(at.replace(tzinfo=None).isoformat()) == wanted
+    assert parse_as_of("1969-12-31T23:59:59.999") == -1
+    assert parse_as_of("2026-10-25T02:30+02:00") == parse_as_of("2026-10-25T00:30")
 
 
 def test_the_page_of_another_server_is_reported_as_such() -> None:

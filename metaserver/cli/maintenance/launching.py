@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +18,7 @@ from seamark.connector.spark.java import missing_java
 from seamark.connector.write.replacements import RewriteReport
 from seamark.metaserver.cli.options import Misconfigured
 from seamark.metaserver.cli.terminal import say
-from seamark.metaserver.services.launching.launchers import CLUSTER, LOCAL, JobLogin, has_local_spark
+from seamark.metaserver.services.launching.launchers import CLUSTER, LOCAL, JobLogin
 from seamark.metaserver.services.launching.spark_submit import SparkSubmit, submit_program
 from seamark.metaserver.services.service import Job, JobFailed
 from seamark.metaserver.wire import RECHECK_AFTER
@@ -60,11 +62,12 @@ def run_on_spark(
     """Runs a rewriting job by spark-submit. Misconfigured without a master or Spark; ClickException if it fails."""
     if on == CLUSTER and not master:
         raise Misconfigured("--on cluster needs --master, such as spark://host:7077")
-    if submit_program() is None:
+    program = submit_program()
+    if program is None:
         raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --on process")
-    if (why := missing_java()) is not None:
+    if not _has_environment_file(program) and (why := missing_java()) is not None:
         raise Misconfigured(f"Spark does not start: {why}, or use --on process")
-    if on == LOCAL and not has_local_spark():
+    if on == LOCAL and importlib.util.find_spec("pyspark") is None:
         raise Misconfigured("PySpark is not installed; run pip install 'seamark[spark]', or use --on process")
     *namespace, name = split_table(table)
     umask = os.umask(0o022)
@@ -81,3 +84,9 @@ def run_on_spark(
     if RECHECK_AFTER in totals and len(totals) == 1:
         raise click.ClickException(f"Another job rewrites files of {table} now; try again later")
     return RewriteReport(**totals)
+
+
+def _has_environment_file(program: str) -> bool:
+    """Whether this spark-submit reads a spark-env.sh, which may name a Java that only it finds."""
+    folder = os.environ.get("SPARK_CONF_DIR") or Path(program).resolve().parents[1] / "conf"
+    return Path(folder, "spark-env.sh").is_file()

@@ -12,7 +12,7 @@ from math import gcd
 from typing import NamedTuple
 
 from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.ranges import is_ordered, is_rounded
+from seamark.metaserver.iceberg.expressions.ranges import is_ordered, is_rounded, stored_as_int
 from seamark.metaserver.iceberg.manifests.content_file import partition_types
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
@@ -160,6 +160,9 @@ def _differs(exact: _Constraint, other: _Constraint) -> bool:
         return False
     made = _applied(other.transform, exact.kind, exact.value)
     if made is None or made == other.value:
+        return False
+    stored = stored_as_int(other.transform, exact.kind)
+    if stored is not None and (made, other.value) == (stored.exact, stored.wrapped):
         return False
     rounded = is_rounded(other.transform, exact.kind) and int(made) < 0
     return not (rounded and other.value == int(made) + 1)

@@ -86,7 +86,7 @@ def forwards(transform: str, kind: str, source: Range) -> list[Range]:
         no_high = piece.high == stop or (high == end and shift == 0)
         results.append(Range(None if no_low else piece.low, None if no_high else piece.high))
     stored = stored_as_int(transform, kind)
-    if stored is None or low >= stored.exact + stored.width or high <= _limits("int").low:
+    if stored is None or low >= stored.end or high <= _limits("int").low:
         return results
     return results if contains(results, stored.wrapped) else [*results, Range(stored.wrapped, stored.wrapped + 1)]
 
@@ -96,7 +96,8 @@ class StoredAsInt(NamedTuple):
 
     exact: int
     wrapped: int
-    width: int
+    end: int
+    """Ints below it may have been stored with another result than as longs."""
 
 
 def stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
@@ -104,8 +105,10 @@ def stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
     if kind != "long" or name_of(transform) != "truncate":
         return None
     least = _limits("int").low
-    exact = least - least % width_of(transform)
-    return StoredAsInt(exact, wrapped(exact, INTEGER_BITS["int"]), width_of(transform)) if exact < least else None
+    width = width_of(transform)
+    exact = least - least % width
+    end = exact + width if is_ordered(transform, kind) else _limits("int").high
+    return StoredAsInt(exact, wrapped(exact, INTEGER_BITS["int"]), end) if exact < least else None
 
 
 def contains(ranges: Iterable[Range], value: int) -> bool:

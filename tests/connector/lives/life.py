@@ -103,8 +103,9 @@ class Life:
         properties = {"format-version": str(self._version)}
         if rng.random() < 0.6:
             properties["seamark.index.keys"] = f"record({', '.join(_quoted(key.name) for key in self._keys)})"
-        indexed = rng.choice([column for column in plain if column.kind not in ("float", "double")])
-        properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quoted(indexed.name)})"
+        if indexable := [column for column in plain if column.kind not in ("float", "double")]:
+            indexed = rng.choice(indexable)
+            properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quoted(indexed.name)})"
         # Row groups are so small that compaction copies them.
         properties["write.parquet.row-group-size-bytes"] = rng.choice(("40", "40", "100000"))
         ordered = [column.name for column in plain if column.name.isidentifier()]
@@ -326,7 +327,7 @@ class Life:
             columns.insert(rng.randint(0, len(columns)), self._new_any(default=True))
         elif what == "rename" and len(columns) < len(NAMES):
             rng.choice(columns).name = self._new("int").name
-        elif what == "swap":
+        elif what == "swap" and len(columns) > 1:
             one, other = rng.sample(columns, 2)
             one.name, other.name = other.name, one.name
         elif what == "move":

@@ -14,6 +14,8 @@ from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql import spark_engine
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
 from seamark.metaserver.cli.main import cli
+from seamark.metaserver.cli.maintenance import launching
+from seamark.metaserver.services.service import JobFailed
 from tests.services.process import free_port
 
 JDK = "install a JDK 17 or newer"
@@ -28,7 +30,8 @@ def test_a_dead_trino_is_named_by_its_address() -> None:
 
 @pytest.fixture
 def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+    for name in ("JAVA_HOME", "SPARK_HOME", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
@@ -41,6 +44,27 @@ def test_a_missing_java_is_told_apart_from_a_missing_spark(tmp_path: Path, monke
     assert "pip install" not in done.output
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert f"JAVA_HOME is {tmp_path}, which has no bin/java" in (missing_java() or "")
+
+
+@pytest.mark.usefixtures("no_java")
+def test_a_java_that_is_not_in_the_path_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of JAVA_HOME, or of the spark-env.sh of a Spark, which only spark-submit reads."""
+
+    class Started:
+        def __init__(self, *_: object) -> None: ...
+
+        async def run(self, *_: object) -> None:
+            raise JobFailed("spark-submit was started")
+
+    monkeypatch.setattr(launching, "SparkSubmit", Started)
+    for path in ("jdk/bin/java", "spark/bin/spark-submit", "spark/conf/spark-env.sh"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch(0o755)
+    for name, home in (("JAVA_HOME", "jdk"), ("SPARK_HOME", "spark")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, str(tmp_path / home))
+            given = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
+            assert "spark-submit was started" in CliRunner().invoke(cli, given).output, name
 
 
 class Session:

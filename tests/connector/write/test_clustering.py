@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
+from seamark.connector.arrow.arrays import single_array
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.write.clustering import (
     BITS,
@@ -319,3 +320,12 @@ def test_several_columns_of_the_same_order_stay_in_the_key() -> None:
     clustering = Clustering.of(Attributes(list(columns), {}, table.schema), table, "hilbert")
     assert clustering.groups == ((0, 1, 2), (3,))
     assert len(np.unique(clustering.keys(table), axis=0)) == len(np.unique(clustering.points(table), axis=0))
+
+
+def test_a_column_is_copied_only_if_it_has_several_chunks() -> None:
+    chunk = pa.array([1, 2, 3])
+    assert single_array(pa.chunked_array([chunk])).buffers()[1].address == chunk.buffers()[1].address
+    for chunks in ([], [chunk, chunk], [chunk.slice(1)], [chunk.slice(1), chunk]):
+        column = pa.chunked_array(chunks, pa.int64())
+        assert single_array(column).equals(pa.array(column.to_pylist(), pa.int64()))
+        assert single_array(column).offset == 0

@@ -108,6 +108,14 @@ def test_a_key_that_an_int_had_in_another_partition_is_refused(client: IndexClie
     assert scan(client, "db.t", ["id"], where="id < 0").to_arrow().num_rows == 2
 
 
+def test_keys_of_a_wide_truncation_are_refused_if_an_int_could_be_in_another_partition(client: IndexClient) -> None:
+    create(client, spec=[("truncate[1500000000]", 1)])
+    with pytest.raises(Unwritable, match="a key of column id is in the range of ints"):
+        upsert(client, "db.t", rows((1_100_000_000, "de")), keys=["id"], strategy=EQUALITY)
+    upsert(client, "db.t", rows((2**31, "de")), keys=["id"], strategy=EQUALITY)
+    assert lands(client) == {2**31: "de"}
+
+
 def test_a_spec_of_nothing_but_voids_is_as_one_without_fields(client: IndexClient) -> None:
     create(client, spec=[("void", 2)])
     append(client, "db.t", rows((1, "de"), (2, "fr")))

@@ -178,6 +178,14 @@ def test_truncations_of_a_long_that_was_an_int_are_looked_for_where_they_wrapped
     assert shown(inclusive(asked, spec("truncate[10]"))) == expected
 
 
+def test_a_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
+    """Java's remainder of an int overflows: 1,100,000,000 is stored as 1,294,967,296, and not as 0."""
+    wide = "truncate[1500000000]"
+    assert shown(inclusive(predicate(Op.EQ, "long", 0, transform=wide), spec(wide))) == "p0 not-null"
+    assert shown(inclusive(predicate(Op.NOT_EQ, "long", 0, transform=wide), spec(wide))) == "true"
+    assert strict(predicate(Op.LT, "long", 0, transform=wide), spec(wide)) == FALSE
+
+
 def test_a_transform_of_several_columns_decides_nothing() -> None:
     several = PartitionSpec(0, (PartitionField("p", "bucket[4]", source_ids=(1, 2), field_id=1000),))
     assert inclusive(predicate(Op.EQ, "int", 1), several) == TRUE
