@@ -114,6 +114,7 @@ def cli_page() -> str:
         context = click.Context(
             command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=names
         )
+        command._help_option = None  # click keeps the option of the first context, which a test may have made
         text = command.get_help(context)
         if path == "seamark serve":
             text = text[: text.index("Options:")] + "Options: --config FILE, and a flag for each setting."

@@ -24,7 +24,7 @@ from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
-from seamark.metaserver.cli.maintenance.run import run
+from seamark.metaserver.cli.main import cli
 from seamark.metaserver.commit.expiration import expiration
 from seamark.metaserver.commit.expiration import orphan_files as server
 from seamark.metaserver.errors import StorageError
@@ -332,12 +332,12 @@ def test_the_command(client: IndexClient, served: Served) -> None:
         orphan = put(history(client, catalog), "data/orphan.parquet")
 
         def call(*arguments: str) -> str:
-            result = CliRunner().invoke(run, ["orphan-files", "db.t", "--url", served.url, *arguments])
+            result = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", served.url, *arguments])
             assert result.exit_code == 0, result.output
             return result.output
 
         assert f"file://{orphan}" in call("--dry-run").splitlines()
         assert "0 orphan files" in call("--older-than", "60d")
         assert "1 orphan file (400 B) of db.t was removed" in call("--older-than", "36h")
-        refused = CliRunner().invoke(run, ["orphan-files", "db.t", "--url", served.url, "--older-than", "1h"])
+        refused = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", served.url, "--older-than", "1h"])
         assert (refused.exit_code, "less than one day" in refused.output) == (2, True)

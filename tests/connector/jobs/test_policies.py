@@ -17,7 +17,7 @@ from seamark.connector.jobs.expiration import expire
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
 from seamark.metaserver.catalog.policies import INHERITED_MAX, PREFIXES, Policies, add_policies
-from seamark.metaserver.cli.maintenance.policy import policy
+from seamark.metaserver.cli.main import cli
 from seamark.metaserver.services.policy import check_policy
 from seamark.metaserver.services.service import NEVER
 from seamark.metaserver.services.watch import TableWatch
@@ -78,7 +78,7 @@ def nested(client: IndexClient, served: Served) -> IndexClient:
 
 
 def call(client: IndexClient, *arguments: str) -> Result:
-    return CliRunner().invoke(policy, ["--url", client.url, *arguments])
+    return CliRunner().invoke(cli, ["policy", "--url", client.url, *arguments])
 
 
 def sources(client: IndexClient) -> dict[str, tuple[str, str, Any]]:

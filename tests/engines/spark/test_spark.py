@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from pyspark.sql import SparkSession
 from tests.engines.conftest import Lake, rows
 from tests.faults.rigs.http import Client
 from tests.services.spark import new_catalog
+from tests.waits import block_until
 
 pytestmark = pytest.mark.spark
 S3_IO = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": "us-east-1"}
@@ -194,9 +196,11 @@ def test_scan_reports_of_engines_are_kept(sql: Any, lake: Lake) -> None:
     sql(f"CREATE TABLE {{db}}.r USING iceberg {properties} AS SELECT id FROM range(10)")
     sql("INSERT INTO {db}.r VALUES (10)")
     sql("SELECT * FROM {db}.r WHERE id > 3")
-    client = Client(lake.server.base_url)
-    status, body = client.call("GET", "/api/v1/tables/db/r/metrics")
-    client.close()
-    assert status == 200
-    kinds = {report["report-type"] for report in body["reports"]}
-    assert kinds == {"scan-report", "commit-report"}
+    with closing(Client(lake.server.base_url)) as client:
+
+        def kinds() -> set[str]:
+            status, body = client.call("GET", "/api/v1/tables/db/r/metrics")
+            assert status == 200
+            return {report["report-type"] for report in body["reports"]}
+
+        block_until(lambda: kinds() == {"scan-report", "commit-report"})  # Java sends them beside the statement

@@ -26,7 +26,7 @@ from seamark.connector.spark.statements.execution import (
 from seamark.connector.spark.statements.located_rows import StatementLimits
 from seamark.connector.spark.statements.row_changes import Changes, write_changes
 from seamark.connector.write.row_changes import Report
-from seamark.metaserver.cli.sql.command import sql as command
+from seamark.metaserver.cli.main import cli
 from seamark.spark import sql
 from tests.engines.tables import SparkTables
 from tests.seeds import first_seed
@@ -417,10 +417,10 @@ def test_the_sql_command_merges_updates_and_deletes_on_this_spark(rig: Rig) -> N
         "DELETE FROM {t} WHERE id = 5 OR price < 1",
     ]
     catalog = rig.db.partition(".")[0]
-    given = ["--url", rig.client.url, "--spark", "local[2]", "--spark-catalog", catalog, "--engine", "spark"]
+    given = ["sql", "--url", rig.client.url, "--spark", "local[2]", "--spark-catalog", catalog, "--engine", "spark"]
     for statement in statements:
         done = CliRunner().invoke(
-            command, [*given, statement.format(t=f"db.{OURS}_cli", changes="sea.db.changes")], catch_exceptions=False
+            cli, [*given, statement.format(t=f"db.{OURS}_cli", changes="sea.db.changes")], catch_exceptions=False
         )
         assert done.exit_code == 0, (statement, done.output)
         rig.spark.sql(statement.format(t=f"{rig.db}.{THEIRS}_cli", changes=f"{rig.db}.changes"))
@@ -428,9 +428,9 @@ def test_the_sql_command_merges_updates_and_deletes_on_this_spark(rig: Rig) -> N
         assert rig.held(f"{OURS}_cli", 2) == rig.held(f"{THEIRS}_cli", 2), statement
     assert len(rig.held(f"{OURS}_cli", 2)) == 8
     explained = CliRunner().invoke(
-        command, [*given[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
+        cli, [*given[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
     )
     assert "Engine: spark" in explained.output
-    refused = CliRunner().invoke(command, [*given, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
+    refused = CliRunner().invoke(cli, [*given, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
     assert refused.exit_code == 2
     assert "may mean something else" in refused.output
