@@ -22,7 +22,7 @@ def memoized(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
     def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
         kept = lru_cache(entries)(function)
 
-        # Each plan makes a score of these calls, so functions of one text or two add up no lengths.
+        # A plan makes about twenty of these calls: the sum over all texts would cost more than the lookup.
         def of_one(text: Any) -> _R:
             return kept(text) if len(text) <= CHARACTERS_MAX else function(text)
 

@@ -3,9 +3,8 @@
 A read is counted in memory, without I/O, and recorded once a minute. What a killed server has not recorded is lost:
 the advice states how much of the traffic it has seen. Jobs of table services are not counted.
 
-The memory is limited, and a principal can use half of it, so that reads of one principal do not prevent that those of
-others are counted. What is beyond counts as a read of every column of its table: then no column that is read looks
-unread.
+The memory is limited, and one principal can use at most half of it. A read beyond the limit counts as a read of every
+column of its table, so that no column that is read looks unread.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class Ownership:
             self._known.popitem(last=False)
 
     async def _check_rights(self, grant: ObjectGrant) -> None:
-        """What only tokens of an OIDC issuer state is not known here, and neither is the namespace of preloads and of
-        keys of earlier versions."""
+        """Forbidden if the principal has lost its login or its rights. Not checked: rights by roles that only an OIDC
+        token states, and keys without a namespace, which are those of preloads and of earlier versions."""
         who, is_foreign = grant.who, grant.who.startswith(OIDC_PREFIX)
         if self._mode == "none" or not grant.namespace or who == SERVICE_PRINCIPAL:
             return

@@ -1,7 +1,7 @@
-"""The routes of recent paths: engines send the same few paths, and aiohttp searches for each request.
+"""Keeps the routes of recent paths: engines repeat a few paths, and aiohttp searches all routes for each request.
 
-Only what was found is kept, for short paths. A result depends on the method and the path alone, so that all
-clients get the same; identity and rights are checked afterwards, for each request.
+Only routes that were found are kept, and only for short paths. A route depends on the method and the path alone, not
+on the client; identity and rights are checked later, for each request.
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ class Router(web.UrlDispatcher):
     def __init__(self) -> None:
         super().__init__()
         self._found: dict[tuple[str, str], tuple[dict[str, str], AbstractRoute]] = {}
-
-    @property
-    def kept(self) -> int:
-        """The number of paths whose routes are kept."""
-        return len(self._found)
 
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
         key = request.method, request.rel_url.raw_path
