@@ -119,7 +119,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
         registry, usage = Registry(store, clock), Usage()
         indexes = await enter(open_indexes(settings, objects, registry, clock, stored=stored))
         # Without authentication there is one tenant, who may read everything.
-        location_checker = None if settings.auth == "none" else LocationChecker(store)
+        location_checker = None if settings.auth == "none" else LocationChecker(store, catalog.parts.warehouse)
         planner = await enter(
             open_planner(
                 settings, objects, clock, stored=stored, indexes=indexes, usage=usage, location_checker=location_checker

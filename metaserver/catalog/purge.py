@@ -61,7 +61,7 @@ async def deletable_files(
     owns = owned(parts, metadata)
     others = await foreign_file_check(parts, uuid, own_folders(parts, metadata), exclusive=exclusive)
     claims = {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
-    own, is_judged_by_metadata = OwnLocations(claims), without_claims and not claims
+    own, is_judged_by_metadata = OwnLocations(parts.warehouse, claims), without_claims and not claims
 
     def is_deletable(location: str) -> bool:
         try:

@@ -1,6 +1,6 @@
 """S3 requests over a local folder: each operation of the S3 API that Iceberg's clients use.
 
-All access to files is in threads, checked by `LocalObjects.run`: nothing outside the folder is reached, by no link.
+All access to files is in threads and below a `RootFolder`: nothing outside the folder is reached, by no link.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from seamark.metaserver.gateway.folder_files import (
     copy_bytes,
     describe,
     kept_headers,
-    open_object,
 )
 from seamark.metaserver.gateway.folder_listing import NAMESPACE, XML_HEAD, list_xml, timestamp
 from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, read_part_number
 from seamark.metaserver.gateway.s3_errors import XML, S3Error, of_seamark_error, xml_text
 from seamark.metaserver.objects.folder import file_location
-from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
+from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects, LocalPlace
 from seamark.metaserver.objects.s3_scope import parse_delete_body
+from seamark.metaserver.root_folder import RootFolder
 from seamark.metaserver.settings import Settings
 
 T = TypeVar("T")
@@ -58,7 +58,8 @@ class FolderBackend:
         self._clock = clock
         self._files = LocalObjects([self._folder], clock, threads=THREADS, timeout_s=TIMEOUT_S)
         self._copiers = LocalObjects([self._folder], clock, threads=COPY_THREADS, timeout_s=TIMEOUT_S)
-        self._staging = Staging(self._folder, self._files.folders)
+        self._root = RootFolder(self._folder)
+        self._staging = Staging(self._root, self._files.folders)
         self._uploads = Uploads(
             self._staging, limit=settings.gateway_uploads_limit, abandoned_s=settings.gateway_uploads_s
         )
@@ -142,8 +143,8 @@ class FolderBackend:
     async def _open(self, location: str) -> tuple[int, FileInfo]:
         """The descriptor of an object, to be closed by the caller. NoSuchKey."""
 
-        def work(path: str, _: str) -> tuple[int, FileInfo]:
-            descriptor = open_object(path)
+        def work(place: LocalPlace) -> tuple[int, FileInfo]:
+            descriptor = place.root.open_file(place.below)
             return descriptor, describe(descriptor)
 
         if location.endswith("/"):
@@ -155,10 +156,8 @@ class FolderBackend:
 
     async def _list(self, call: S3Call) -> web.StreamResponse:
         query, bucket = dict(call.address.query), call.address.bucket
-        # The folder in which the listing starts is checked, not only the bucket: a link may be on the way to it.
         start = self._file(f"s3://{bucket}/{query['prefix'].rpartition('/')[0]}")
-        root = f"{self._folder}/{bucket}"
-        return _xml(await self._files.run(start, lambda *_: list_xml(root, bucket, query)), call)
+        return _xml(await self._files.run(start, lambda _: list_xml(self._root, bucket, query)), call)
 
     async def _put(self, call: S3Call) -> web.StreamResponse:
         headers, location = kept_headers(call.headers), _location(call)
@@ -168,7 +167,7 @@ class FolderBackend:
         try:
             conditions = call.headers
             published = await self._files.run(
-                self._file(location), lambda path, root: self._staging.publish(staged, path, root, conditions)
+                self._file(location), lambda place: self._staging.publish(staged, place, conditions)
             )
         finally:
             await self._discard(staged)
@@ -220,12 +219,11 @@ class FolderBackend:
         return staged
 
     async def _copy(self, call: S3Call) -> web.StreamResponse:
-        def finish(staged: str) -> Callable[[str, str], FileInfo]:
-            return lambda path, root: self._staging.publish(staged, path, root, call.headers)
-
         staged = await self._stage_copy(call)
         try:
-            published = await self._files.run(self._file(_location(call)), finish(staged))
+            published = await self._files.run(
+                self._file(_location(call)), lambda place: self._staging.publish(staged, place, call.headers)
+            )
         finally:
             await self._discard(staged)
         return _copied("CopyObjectResult", published.etag, published.modified_ns, call)
@@ -253,7 +251,7 @@ class FolderBackend:
                     os.close(descriptor)
 
             with self._copies.reserved(call.who):
-                await self._copiers.run(f"file://{self._folder}", lambda *_: work())
+                await self._copiers.run(f"file://{self._folder}", lambda _: work())
         finally:
             os.close(source)
         return staged
@@ -341,7 +339,7 @@ class FolderBackend:
         with self._copies.reserved(call.who):
             published = await self._copiers.run(
                 self._file(location),
-                lambda path, root: self._uploads.complete(location, upload_id, listed, (path, root), conditions),
+                lambda place: self._uploads.complete(location, upload_id, listed, place, conditions),
             )
         return _xml(_document("CompleteMultipartUploadResult", _named(call) + _tag("ETag", published.etag)), call)
 
@@ -359,7 +357,7 @@ class FolderBackend:
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
         """In a thread of the files, with their errors."""
-        return await self._files.run(f"file://{self._folder}", lambda *_: work(*args))
+        return await self._files.run(f"file://{self._folder}", lambda _: work(*args))
 
     def _without_folder(self, message: str) -> str:
         """Clients know objects by their keys; where the folder is concerns the operator only."""

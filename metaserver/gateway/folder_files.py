@@ -24,11 +24,11 @@ import msgspec
 from awscrt import checksums
 
 from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import ObjectMissing
 from seamark.metaserver.gateway.conditions import check_write
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.folder import UPLOADS
-from seamark.metaserver.objects.local import DurableFolders, drop_checksums, sync_folder
+from seamark.metaserver.objects.local import DurableFolders, LocalPlace, drop_checksums
+from seamark.metaserver.root_folder import FOLDER_FLAGS, RootFolder
 
 ATTRIBUTE = "user.seamark-s3"
 METADATA_BYTES_MAX = 2048
@@ -108,21 +108,27 @@ class Checksums:
 
 
 class Staging:
-    """Files that are not objects yet, in `folder`/.seamark-uploads, and their publication."""
+    """Files that are not objects yet, in .seamark-uploads below `root`, and their publication."""
 
-    def __init__(self, folder: str, folders: DurableFolders) -> None:
-        self.root = f"{folder}/{UPLOADS}"
+    def __init__(self, root: RootFolder, folders: DurableFolders) -> None:
+        self.root = root
         self._folders = folders
 
     def open_new(self, name: str) -> int:
         """The descriptor of a new file."""
-        with contextlib.suppress(FileExistsError):
-            os.makedirs(self.root, mode=0o700)
-        return os.open(f"{self.root}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self.make_folder()
+        return self.root.open(f"{UPLOADS}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def make_folder(self, name: str = "") -> None:
+        """Creates the folder of staged files, and `name` in it."""
+        os.makedirs(self.root.real_path, exist_ok=True)
+        for below in (UPLOADS, f"{UPLOADS}/{name}") if name else (UPLOADS,):
+            with contextlib.suppress(FileExistsError), self.root.folder_of(below) as (folder, last):
+                os.mkdir(last, mode=0o700, dir_fd=folder)
 
     def discard(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self.root}/{name}")
+            self.root.delete_file(f"{UPLOADS}/{name}")
 
     def seal(self, descriptor: int, headers: Mapping[str, str]) -> None:
         """Stores the headers with the file, and syncs it."""
@@ -138,23 +144,36 @@ class Staging:
                     ) from None
         os.fsync(descriptor)
 
-    def publish(self, name: str, path: str, root: str, conditions: Mapping[str, str]) -> FileInfo:
-        """Makes the staged file the object at `path`. PreconditionFailed by the conditions of a write."""
+    def publish(self, name: str, place: LocalPlace, conditions: Mapping[str, str]) -> FileInfo:
+        """Makes the staged file the object at `place`. PreconditionFailed by the conditions of a write."""
         try:
-            self._folders.make(os.path.dirname(path), root, None)
-            with self._locked():
-                check_write(conditions, _etag_at(path))
-                drop_checksums(path)
-                os.rename(f"{self.root}/{name}", path)
-                status = os.stat(path, follow_symlinks=False)
+            folder = self._folders.open(place.folder)
+            try:
+                with self._locked() as uploads:
+                    check_write(conditions, _etag_at(folder, place.name))
+                    drop_checksums(folder, place.name)
+                    os.rename(name, place.name, src_dir_fd=uploads, dst_dir_fd=folder)
+                    status = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         except (NotADirectoryError, IsADirectoryError, FileExistsError):
             raise S3Error("InvalidRequest", "A key and keys below it cannot be stored together on this store") from None
-        sync_folder(os.path.dirname(path))
         return FileInfo(status.st_size, status.st_mtime_ns, etag_of(status))
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        descriptor = os.open(f"{self.root}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _locked(self) -> Iterator[int]:
+        """The descriptor of the folder of staged files, while no other process publishes."""
+        uploads = self.root.open(UPLOADS, FOLDER_FLAGS)
+        try:
+            with self._lock():
+                yield uploads
+        finally:
+            os.close(uploads)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        descriptor = self.root.open(f"{UPLOADS}/lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -162,23 +181,14 @@ class Staging:
             os.close(descriptor)
 
 
-def _etag_at(path: str) -> str | None:
+def _etag_at(folder: int, name: str) -> str | None:
     try:
-        status = os.stat(path, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder")
     return etag_of(status) if stat.S_ISREG(status.st_mode) else None
-
-
-def open_object(path: str) -> int:
-    """A descriptor for reading. ObjectMissing if the path is not a plain file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ObjectMissing("The key is a folder, not an object")
-    return descriptor
 
 
 def copy_bytes(source: int, target: int, start: int, length: int) -> None:

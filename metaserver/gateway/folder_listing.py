@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from urllib.parse import quote
 from seamark.metaserver.gateway.folder_files import etag_of
 from seamark.metaserver.gateway.s3_errors import S3Error, xml_text
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX
+from seamark.metaserver.root_folder import RootFolder, SymbolicLinkError
 from seamark.metaserver.wire import from_base64url, to_base64url
 
 PAGE_MAX = 1000
@@ -27,15 +29,15 @@ class Listed:
     status: os.stat_result | None
 
 
-def list_xml(root: str, bucket: str, query: Mapping[str, str]) -> bytes:
-    """The answer to ListObjectsV2 of the folder `root` of a bucket."""
+def list_xml(root: RootFolder, bucket: str, query: Mapping[str, str]) -> bytes:
+    """The answer to ListObjectsV2 of a bucket, which is a folder in `root`."""
     if query.get("list-type") != "2":
         raise S3Error("NotImplemented", "Listings are served in version 2 (list-type=2)")
     prefix, delimiter = query["prefix"], query.get("delimiter", "")
     most = min(int(query.get("max-keys", PAGE_MAX)), PAGE_MAX)
     token = query.get("continuation-token")
     after = query.get("start-after", "") if token is None else _read_token(token)
-    found = list(islice(list_keys(root, prefix, delimiter, after), most + 1)) if most else []
+    found = list(islice(list_keys(root, bucket, prefix, delimiter, after), most + 1)) if most else []
     is_truncated, page = len(found) > most, found[:most]
     encode = (lambda text: quote(text, safe="/-_.~")) if query.get("encoding-type") == "url" else xml_text
     fields = [("Name", bucket), ("Prefix", encode(prefix)), ("KeyCount", str(len(page))), ("MaxKeys", str(most))]
@@ -71,19 +73,22 @@ def timestamp(modified_ns: int) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{modified_ns // 1_000_000 % 1000:03d}Z"
 
 
-def list_keys(root: str, prefix: str, delimiter: str, after: str) -> Iterator[Listed]:
-    """The keys that start with `prefix` and are greater than `after`, in order of their bytes."""
+def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after: str) -> Iterator[Listed]:
+    """The keys that start with `prefix` and are greater than `after`, in order of their bytes. A symbolic link has no
+    key; SymbolicLinkError if the folder in which the listing starts is behind one."""
     if "//" in prefix:  # no key has it, but the file system would read it as one slash
         return iter(())
     folder = prefix.rpartition("/")[0]
     start = f"{folder}/" if folder else ""
-    return _walk(f"{root}/{folder}".rstrip("/"), start, prefix, after, grouped=delimiter == "/")
+    at = f"{bucket}/{folder}".rstrip("/")
+    root.check_links(at)
+    return _walk(root, at, start, prefix, after, grouped=delimiter == "/")
 
 
-def _walk(path: str, start: str, prefix: str, after: str, *, grouped: bool) -> Iterator[Listed]:
-    """Objects below the folder `path`, whose keys begin with `start`."""
+def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, grouped: bool) -> Iterator[Listed]:
+    """Objects below the folder `path` in `root`, whose keys begin with `start`."""
     floor = _bytes(after)
-    for key, is_folder in _children(path, start):
+    for key, is_folder in _children(root, path, start):
         if not key.startswith(prefix):
             continue
         name = path + "/" + key[len(start) :].rstrip("/")
@@ -92,29 +97,38 @@ def _walk(path: str, start: str, prefix: str, after: str, *, grouped: bool) -> I
             if _bytes(key) <= floor and (not after.startswith(key) or (grouped and after == key)):
                 continue
             if not grouped:
-                yield from _walk(name, key, prefix, after, grouped=False)
-            elif next(_walk(name, key, key, after, grouped=False), None) is not None:
+                yield from _walk(root, name, key, prefix, after, grouped=False)
+            elif next(_walk(root, name, key, key, after, grouped=False), None) is not None:
                 yield Listed(key, None)
         elif _bytes(key) > floor:
             try:
-                yield Listed(key, os.stat(name, follow_symlinks=False))
-            except FileNotFoundError:  # deleted since
+                with root.folder_of(name) as (folder, last):
+                    status = os.stat(last, dir_fd=folder, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError, SymbolicLinkError):  # deleted or replaced since
                 continue
+            if stat.S_ISREG(status.st_mode):
+                yield Listed(key, status)
 
 
-def _children(path: str, start: str) -> list[tuple[str, bool]]:
+def _children(root: RootFolder, path: str, start: str) -> list[tuple[str, bool]]:
     """(key, whether it is a folder) in order; the key of a folder ends with a slash, by which it is compared."""
+    keys = []
     try:
-        with os.scandir(path) as entries:
-            found = [
-                (start + entry.name + ("/" if entry.is_dir(follow_symlinks=False) else ""), entry)
-                for entry in entries
-                if not entry.name.startswith(TEMPORARY_PREFIX)
-            ]
-    except (FileNotFoundError, NotADirectoryError):
+        folder = root.open_folder(path)
+    except (FileNotFoundError, NotADirectoryError, SymbolicLinkError):
         return []
-    kept = [key for key, entry in found if key.endswith("/") or entry.is_file(follow_symlinks=False)]
-    return [(key, key.endswith("/")) for key in sorted(kept, key=_bytes)]
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(TEMPORARY_PREFIX):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    keys.append(f"{start}{entry.name}/")
+                elif entry.is_file(follow_symlinks=False):
+                    keys.append(start + entry.name)
+    finally:
+        os.close(folder)
+    return [(key, key.endswith("/")) for key in sorted(keys, key=_bytes)]
 
 
 def _bytes(key: str) -> bytes:

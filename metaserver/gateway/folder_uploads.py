@@ -12,9 +12,9 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
@@ -23,6 +23,9 @@ from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import RetryLater, TooManyRequests
 from seamark.metaserver.gateway.folder_files import FileInfo, Staging, copy_bytes, etag_of
 from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.objects.folder import UPLOADS
+from seamark.metaserver.objects.local import LocalPlace
+from seamark.metaserver.root_folder import FOLDER_FLAGS, READ_FLAGS
 
 PARTS_MAX = 10_000
 PART_BYTES_MIN = 5 << 20
@@ -40,7 +43,7 @@ _XMLNS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 @dataclass(frozen=True, slots=True)
 class Part:
     number: int
-    path: str
+    name: str
     size: int
     modified_ns: int
     etag: str
@@ -65,42 +68,54 @@ class Uploads:
                 f"{who[:100]} has {self._limit // share} unfinished uploads, its share; complete or abort some"
             )
         upload_id = secret.hex() + owner
-        folder = self._folder(location, upload_id)
-        os.makedirs(folder, mode=0o700)
-        Path(folder, _HEADERS).write_bytes(msgspec.json.encode(dict(headers)))
+        name = self._name(location, upload_id)
+        self._staging.make_folder(name)
+        descriptor = self._open(f"{name}/{_HEADERS}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(dict(headers)))
         return upload_id
+
+    def _open(self, name: str, flags: int) -> int:
+        """A descriptor of a file or folder in the folder of staged files."""
+        return self._staging.root.open(f"{UPLOADS}/{name}" if name else UPLOADS, flags)
 
     def _names(self) -> list[str]:
         try:
-            return os.listdir(self._staging.root)
+            with _opened(self._open("", FOLDER_FLAGS)) as folder:
+                return os.listdir(folder)
         except FileNotFoundError:
             return []
 
+    def _delete_folder(self, name: str) -> None:
+        with _opened(self._open("", FOLDER_FLAGS)) as uploads:
+            shutil.rmtree(name, ignore_errors=True, dir_fd=uploads)
+
     def check(self, location: str, upload_id: str) -> None:
         """NoSuchUpload unless the upload is there."""
-        self._existing(location, upload_id)
+        os.close(self._existing(location, upload_id))
 
     def add(self, location: str, upload_id: str, number: int, staged: str) -> str:
         """Makes the staged file a part; returns its ETag. NoSuchUpload when the upload does not exist, or no
         longer exists."""
-        path = f"{self._existing(location, upload_id)}/{number:05d}"
+        name = f"{number:05d}"
         try:
-            os.rename(f"{self._staging.root}/{staged}", path)
-            return etag_of(os.stat(path))
+            with (
+                _opened(self._existing(location, upload_id)) as folder,
+                _opened(self._open("", FOLDER_FLAGS)) as uploads,
+            ):
+                os.rename(staged, name, src_dir_fd=uploads, dst_dir_fd=folder)
+                return etag_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
         except FileNotFoundError:
             raise _missing() from None
 
     def parts(self, location: str, upload_id: str) -> list[Part]:
         """In order of their numbers."""
         try:
-            with os.scandir(self._existing(location, upload_id)) as entries:
-                found = [(entry, entry.stat()) for entry in entries if entry.name.isdigit()]
+            with _opened(self._existing(location, upload_id)) as folder, os.scandir(folder) as entries:
+                found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name.isdigit()]
         except FileNotFoundError:
             raise _missing() from None
-        parts = [
-            Part(int(entry.name), entry.path, status.st_size, status.st_mtime_ns, etag_of(status))
-            for entry, status in found
-        ]
+        parts = [Part(int(name), name, status.st_size, status.st_mtime_ns, etag_of(status)) for name, status in found]
         return sorted(parts, key=lambda part: part.number)
 
     def complete(
@@ -108,53 +123,57 @@ class Uploads:
         location: str,
         upload_id: str,
         listed: list[tuple[int, str]],
-        target: tuple[str, str],
+        target: LocalPlace,
         conditions: Mapping[str, str],
     ) -> FileInfo:
-        """Publishes the object from the listed parts (number, ETag) at `target` (path, root)."""
-        folder = self._existing(location, upload_id)
+        """Publishes the object from the listed parts (number, ETag) at `target`."""
+        upload = self._name(location, upload_id)
         chosen = _choose(listed, {part.number: part for part in self.parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
         try:
             with _opened(self._staging.open_new(staged)) as descriptor:
                 for part in chosen:
-                    with _opened(os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)) as source:
+                    with _opened(self._open(f"{upload}/{part.name}", READ_FLAGS)) as source:
                         copy_bytes(source, descriptor, 0, part.size)
-                headers = from_json(Path(folder, _HEADERS).read_bytes(), dict[str, str])
+                with open(self._open(f"{upload}/{_HEADERS}", READ_FLAGS), "rb") as file:
+                    headers = from_json(file.read(), dict[str, str])
                 self._staging.seal(descriptor, headers)
-            published = self._staging.publish(staged, *target, conditions)
+            published = self._staging.publish(staged, target, conditions)
         except FileNotFoundError:
             raise _missing() from None
         finally:
             self._staging.discard(staged)
-        shutil.rmtree(folder, ignore_errors=True)
+        self._delete_folder(upload)
         return published
 
     def abort(self, location: str, upload_id: str) -> None:
-        shutil.rmtree(self._existing(location, upload_id), ignore_errors=True)
+        self.check(location, upload_id)
+        self._delete_folder(self._name(location, upload_id))
 
     def delete_abandoned(self, now_s: float) -> None:
         """Deletes uploads, and staged files of processes that died, that have not changed for `abandoned_s`."""
-        with contextlib.suppress(FileNotFoundError), os.scandir(self._staging.root) as entries:
-            for entry in entries:
+        with contextlib.suppress(FileNotFoundError), _opened(self._open("", FOLDER_FLAGS)) as uploads:
+            for name in os.listdir(uploads):
                 with contextlib.suppress(OSError):
-                    if entry.name != "lock" and now_s - entry.stat().st_mtime > self._abandoned_s:
-                        if entry.is_dir(follow_symlinks=False):
-                            shutil.rmtree(entry.path, ignore_errors=True)
+                    status = os.stat(name, dir_fd=uploads, follow_symlinks=False)
+                    if name != "lock" and now_s - status.st_mtime > self._abandoned_s:
+                        if stat.S_ISDIR(status.st_mode):
+                            shutil.rmtree(name, ignore_errors=True, dir_fd=uploads)
                         else:
-                            os.unlink(entry.path)
+                            os.unlink(name, dir_fd=uploads)
 
-    def _existing(self, location: str, upload_id: str) -> str:
-        folder = self._folder(location, upload_id)
-        if not os.path.isdir(folder):
-            raise _missing()
-        return folder
+    def _existing(self, location: str, upload_id: str) -> int:
+        """The descriptor of the upload's folder. NoSuchUpload."""
+        try:
+            return self._open(self._name(location, upload_id), FOLDER_FLAGS)
+        except (FileNotFoundError, NotADirectoryError):
+            raise _missing() from None
 
-    def _folder(self, location: str, upload_id: str) -> str:
+    def _name(self, location: str, upload_id: str) -> str:
         if not _ID.fullmatch(upload_id):
             raise _missing()
         about = hashlib.sha256(location.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        return f"{self._staging.root}/{about}-{upload_id}"
+        return f"{about}-{upload_id}"
 
 
 def read_part_number(text: str | None) -> int:

@@ -28,6 +28,9 @@ class ForwardingObjects:
     async def exists(self, location: str) -> bool:
         return await self._stored.exists(self._at(location))
 
+    async def check_links(self, locations: Sequence[str]) -> None:
+        await self._stored.check_links([self._at(location) for location in locations])
+
     async def delete(self, location: str) -> None:
         await self._stored.delete(self._at(location))
 

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 
 from seamark.metaserver.errors import BadRequest, ConfigError
 from seamark.metaserver.memoization import memoized
+from seamark.metaserver.root_folder import RootFolder
 
 LOCATION_CHARS_MAX = 4096
 """Maximum length of a location: a Linux path's limit, and four times that of an S3 key."""
@@ -134,11 +135,16 @@ def location_key(location: Location) -> str:
     """A canonical key of a location, equal for all spellings that any reader treats as the same.
 
     Percent escapes are decoded; for files, symbolic links are resolved and letters are composed and case-folded,
-    because some file systems ignore these differences. Reads the file system.
+    because some file systems ignore these differences. Reads the file system. For files below a root of the warehouse
+    use `Warehouse.key`, because no link below a root is followed.
     """
     path = location.path
     if location.scheme == "file":
         path = os.path.realpath(location.file_path).strip("/")
+    return _key(location, path)
+
+
+def _key(location: Location, path: str) -> str:
     for _ in range(_DECODE_ROUNDS):
         path = unquote(path)
     if location.scheme == "file":
@@ -194,6 +200,9 @@ class Warehouse:
             self._roots = tuple(parse_location(text, "A warehouse or allowed location") for text in (uri, *allowed))
         except BadRequest as error:
             raise ConfigError(f"{error.message} (settings warehouse, allowed_locations)") from None
+        # The longest first: an allowed location inside the warehouse may be a link that the operator made.
+        folders = sorted({root.file_path for root in self._roots if root.scheme == "file"}, key=len, reverse=True)
+        self._folders = tuple(RootFolder(folder) for folder in folders)
 
     @property
     def uri(self) -> str:
@@ -204,6 +213,16 @@ class Warehouse:
     def roots(self) -> tuple[Location, ...]:
         """The warehouse, followed by the allowed locations."""
         return self._roots
+
+    def key(self, location: Location) -> str:
+        """The same as `location_key`, for all locations. Below a root the path itself is the key, with the links of the
+        root resolved: a tenant could replace a folder by a link at any time, and no link there is followed."""
+        if location.scheme == "file":
+            for root in self._folders:
+                below = root.below(location.file_path)
+                if below is not None:
+                    return _key(location, f"{root.real_path}/{below}".strip("/"))
+        return location_key(location)
 
     def contains(self, location: str) -> bool:
         """Whether `check` accepts the location."""

@@ -62,6 +62,12 @@ class ObjectStore(Protocol):
     async def exists(self, location: str) -> bool:
         """Whether an object exists; cheap and frequent on local files."""
 
+    async def check_links(self, locations: Sequence[str]) -> None:
+        """BadRequest if one of the locations is a symbolic link, or is behind one; nothing is there on S3.
+
+        Another program may make such a link later: every method refuses a location behind a link.
+        """
+
     async def delete(self, location: str) -> None:
         """Deletes the object; a missing object is not an error."""
 

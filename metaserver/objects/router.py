@@ -56,6 +56,19 @@ class RoutedObjects:
         store, checked = self._route(location)
         return await store.exists(checked)
 
+    async def check_links(self, locations: Sequence[str]) -> None:
+        # Most locations are files of a few folders: one of each folder is parsed.
+        stores: dict[str, ObjectStore] = {}
+        near = []
+        for location in locations:
+            folder = location.rpartition("/")[0]
+            if folder not in stores:
+                stores[folder] = self._route(location)[0]
+            if stores[folder] is self._local:
+                near.append(location)
+        if near:
+            await self._local.check_links(near)
+
     async def delete(self, location: str) -> None:
         store, checked = self._route(location)
         async with self._slots:

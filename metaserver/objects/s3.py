@@ -96,6 +96,9 @@ class S3Objects:
             raise _explain(error, location) from error
         return True
 
+    async def check_links(self, locations: Sequence[str]) -> None:
+        """S3 has no links."""
+
     async def create(self, location: str, data: bytes) -> None:
         store, at = self._open(location)
         write_id = self._clock.random_bytes(16).hex()

@@ -174,10 +174,31 @@ async def test_a_symbolic_link_is_no_way_round(tmp_path: Path) -> None:
         location = await prepared(it)
         folder = Path(parse_location(it.catalog.warehouse.namespace_location(("a",))).file_path)
         (folder / "link").symlink_to(parse_location(location).file_path)
-        with pytest.raises(BadRequest, match="overlaps"):
-            await it.catalog.tables.create(
-                CONFINED, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"file://{folder}/link")
-            )
+        (folder / "other").symlink_to(folder.parent / "b")
+        for caller in (CALLER, CONFINED):
+            for place in ("link", "link/x", "other", "other/x/y"):
+                request = CreateTable(name="x", schema=SCHEMA, location=f"file://{folder}/{place}")
+                with pytest.raises(BadRequest, match="symbolic link"):
+                    await it.catalog.tables.create(caller, ("a",), request)
+            request = CreateTable(name="x", schema=SCHEMA, properties={"write.data.path": f"file://{folder}/other/x"})
+            with pytest.raises(BadRequest, match="symbolic link"):
+                await it.catalog.tables.create(caller, ("a",), request)
+        entry = await it.catalog.tables.entry(("b",), "moved")
+        spelled = entry.metadata_location.replace(location, f"file://{folder}/link")
+        with pytest.raises(BadRequest, match="symbolic link"):
+            await it.catalog.tables.register(CALLER, ("b",), "x", spelled, overwrite=False)
+
+
+async def test_a_claim_is_of_the_path_and_not_of_what_a_link_leads_to(tmp_path: Path) -> None:
+    """A folder that becomes a link after its table was created claims nothing of the other."""
+    async with rig(tmp_path) as it:
+        location = await prepared(it)
+        before = await it.catalog.parts.store.claims((await it.catalog.tables.entry(("b",), "moved")).uuid)
+        folder = Path(parse_location(location).file_path)
+        folder.rename(f"{folder}-away")
+        folder.symlink_to(parse_location(it.catalog.warehouse.namespace_location(("b",))).file_path)
+        assert [it.catalog.warehouse.key(parse_location(location))] == [before[0].location]
+        await it.catalog.tables.create(CALLER, ("b",), CreateTable(name="free", schema=SCHEMA))
 
 
 async def test_a_folder_for_files_is_common_to_tables_only_where_an_unconfined_caller_says_so(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ from seamark.metaserver.gateway.folder_files import Staging
 from seamark.metaserver.gateway.folder_uploads import Uploads
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.local import DurableFolders
+from seamark.metaserver.root_folder import RootFolder
 from tests.gateway.rig import Rig
 
 PLACE = "s3://b/t/o"
 
 
 def _uploads(folder: Path, limit: int = 4, abandoned_s: float = 100) -> Uploads:
-    return Uploads(Staging(str(folder), DurableFolders(known_max=16)), limit=limit, abandoned_s=abandoned_s)
+    return Uploads(Staging(RootFolder(str(folder)), DurableFolders(known_max=16)), limit=limit, abandoned_s=abandoned_s)
 
 
 def test_a_principal_has_its_share_of_the_uploads_and_all_have_the_limit(tmp_path: Path) -> None:

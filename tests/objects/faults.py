@@ -61,6 +61,9 @@ class FaultyObjects:
         self._after(fault, location)
         return found
 
+    async def check_links(self, locations: Sequence[str]) -> None:
+        await self.inner.check_links(locations)
+
     async def create(self, location: str, data: bytes) -> None:
         fault = await self._before("create", location)
         await self.inner.create(location, data)

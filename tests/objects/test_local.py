@@ -210,14 +210,29 @@ async def test_a_symbolic_link_does_not_lead_out_of_the_warehouse(
     assert [info async for info in store.list(f"file://{tmp_path}/warehouse")] == []
 
 
-async def test_a_link_inside_the_warehouse_and_a_warehouse_that_is_a_link_both_work(tmp_path: Path) -> None:
+async def test_a_warehouse_may_be_a_link_and_links_below_it_are_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
     settings = Settings(warehouse=f"file://{tmp_path}/alias")
     async with open_objects(settings, SystemClock()) as objects:
         await objects.create(f"file://{tmp_path}/alias/a/x", b"x")
         (tmp_path / "real/b").symlink_to("a")
-        assert await objects.read(f"file://{tmp_path}/alias/b/x") == b"x"
+        assert await objects.read(f"file://{tmp_path}/alias/a/x") == b"x"
+        with pytest.raises(BadRequest, match="symbolic link"):
+            await objects.read(f"file://{tmp_path}/alias/b/x")
+
+
+async def test_an_allowed_location_may_be_a_link_inside_the_warehouse(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "warehouse").mkdir()
+    (tmp_path / "warehouse/big").symlink_to(tmp_path / "disk")
+    settings = Settings(
+        warehouse=f"file://{tmp_path}/warehouse", allowed_locations=(f"file://{tmp_path}/warehouse/big",)
+    )
+    async with open_objects(settings, SystemClock()) as objects:
+        await objects.create(f"file://{tmp_path}/warehouse/big/t/x", b"x")
+        assert (tmp_path / "disk/t/x").read_bytes() == b"x"
+        assert await objects.exists(f"file://{tmp_path}/warehouse/big/t/x")
 
 
 async def test_nothing_outside_the_warehouse_is_touched(store: ObjectStore, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, 
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import metadata_folder
 from seamark.metaserver.iceberg.views.view import ViewMetadata
-from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.store.model import ClaimedLocation, Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import ClaimLocations
 from seamark.metaserver.wire import show
@@ -37,7 +37,6 @@ _FILLED_AT_ONCE = 64
 _TRIED_EVERY_S = 5.0
 _WITHIN_LIMIT = 100_000
 """The limit of claims of others inside a table's folders; only older tables can have such claims."""
-_FOLDERS_IN_LOOP = 32
 
 
 async def claim(
@@ -62,7 +61,8 @@ async def claim(
             candidates.append(ClaimedLocation(key=path, shared=common, shown=path, what=name))
     own = entry.metadata_location
     candidates.append(ClaimedLocation(key=own, shared=True, shown=own, what="metadata-location"))
-    locations = await asyncio.to_thread(_outermost, candidates)
+    await parts.objects.check_links([candidate.key for candidate in candidates])
+    locations = await asyncio.to_thread(_outermost, parts.warehouse, candidates)
     await check_known(parts, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(
         uuid=entry.uuid,
@@ -108,7 +108,8 @@ def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | V
 
 async def claim_folder(parts: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
     """As `claim`, for a function."""
-    locations = await asyncio.to_thread(_outermost, [ClaimedLocation(key=folder, shown=folder)])
+    locations = _outermost(parts.warehouse, [ClaimedLocation(key=folder, shown=folder)])
+    await parts.objects.check_links([folder])
     await check_known(parts, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
     await _check_free(parts, operation)
@@ -124,7 +125,7 @@ async def check_unclaimed(
 
 
 async def _is_taken(parts: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
-    (key,) = await _keys([location])
+    key = parts.warehouse.key(parse_location(location))
     await check_known(parts, [key], uuid)
     for claimed_location in await parts.store.claims_overlapping([key], uuid, 1):
         if claimed_location.location != key or not await parts.store.released_name(claimed_location.uuid, *named):
@@ -135,20 +136,14 @@ async def _is_taken(parts: CatalogContext, location: str, named: tuple[Namespace
 async def check_outside(parts: CatalogContext, location: str, what: str) -> None:
     """BadRequest if the location is equal to, or inside, a location of a table, view or function. It may contain such
     locations."""
-    keys = await _keys([location])
+    keys = [parts.warehouse.key(parse_location(location))]
     await check_known(parts, keys, "", around=False)
     if await parts.store.claims_overlapping(keys, "", 0):
         raise BadRequest(f"{what} {location!r} is inside the location of a table, view or function; choose another")
 
 
-async def _keys(locations: Iterable[str]) -> list[str]:
-    parsed = [parse_location(location) for location in locations]
-    # Each signing request needs keys of S3, and each commit that of one folder, whose few links are resolved in a
-    # fraction of the time that a thread costs.
-    is_shallow = len(parsed) == 1 and parsed[0].path.count("/") <= _FOLDERS_IN_LOOP
-    if is_shallow or all(one.scheme == "s3" for one in parsed):
-        return [location_key(one) for one in parsed]
-    return await asyncio.to_thread(lambda: [location_key(one) for one in parsed])
+async def _keys(parts: CatalogContext, locations: Iterable[str]) -> list[str]:
+    return await asyncio.to_thread(lambda: [parts.warehouse.key(parse_location(location)) for location in locations])
 
 
 async def check_staged(parts: CatalogContext, location: str, namespace: NamespacePath, name: str) -> None:
@@ -169,7 +164,7 @@ async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
         claims = await _own_keys(parts, uuid)
     if not claims and parts.unclaimed.unread:
         raise RetryLater("The location of the table is not known yet, because the storage does not answer; try again")
-    (key,) = await _keys([location])
+    key = parts.warehouse.key(parse_location(location))
     if claims.isdisjoint(with_folders(key)):
         raise Forbidden(f"The table's metadata has the location {location!r}, which the table has not claimed")
 
@@ -179,7 +174,7 @@ async def claimed(parts: CatalogContext, uuid: str, locations: Sequence[str]) ->
     claims = {
         claimed_location.location for claimed_location in await parts.store.claims(uuid) if not claimed_location.allowed
     }
-    keys = await _keys(locations)
+    keys = await _keys(parts, locations)
     return [location for location, key in zip(locations, keys, strict=True) if not claims.isdisjoint(with_folders(key))]
 
 
@@ -204,7 +199,7 @@ async def foreign_file_check(
         await fill(parts)
         if parts.unclaimed.unread:
             raise RetryLater("The locations of other tables are not known yet, because the storage does not answer")
-    keys = await _keys(folders)
+    keys = await _keys(parts, folders)
     others = {location for owner, lost in parts.unclaimed.lost.items() if owner != uuid for location in lost}
     own = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
     others |= {
@@ -214,7 +209,8 @@ async def foreign_file_check(
     }
     if exclusive:
         others |= {claim.location for claim in await parts.store.allowed_overlapping(keys, uuid, _WITHIN_LIMIT)}
-    return lambda location: bool(others) and not others.isdisjoint(with_folders(location_key(parse_location(location))))
+    key_of = parts.warehouse.key
+    return lambda location: bool(others) and not others.isdisjoint(with_folders(key_of(parse_location(location))))
 
 
 async def fill(parts: CatalogContext) -> int:
@@ -234,12 +230,12 @@ async def fill(parts: CatalogContext) -> int:
         unknown = {entry.uuid for entry, found in located if found is None}
         unread += len(unknown)
         known = [(entry, found) for entry, found in located if found and entry.uuid not in unknown]
-        await parts.store.transact([await _unchecked(entry, found) for entry, found in known])
+        await parts.store.transact([await _unchecked(parts.warehouse, entry, found) for entry, found in known])
         claimed = {entry.uuid for entry, _ in known}
         filled += len(claimed)
         for entry, found in located:
             if found is not None and entry.uuid not in claimed | unknown:
-                lost.setdefault(entry.uuid, []).extend(await asyncio.to_thread(_possible_keys, entry))
+                lost.setdefault(entry.uuid, []).extend(await asyncio.to_thread(_possible_keys, parts.warehouse, entry))
     if (unread, lost.keys()) != (state.unread, state.lost.keys()):
         _log.warning("locations of tables and views are not known", unread=unread, lost=len(lost))
     state.unread, state.lost = unread, lost
@@ -306,29 +302,29 @@ def _folder(entry: Entry) -> str:
     return entry.metadata_location.rpartition("/")[0].removesuffix("/metadata")
 
 
-def _possible_keys(entry: Entry) -> list[str]:
-    return [_key(_folder(entry)), _key(entry.metadata_location)]
+def _possible_keys(warehouse: Warehouse, entry: Entry) -> list[str]:
+    return [_key(warehouse, _folder(entry)), _key(warehouse, entry.metadata_location)]
 
 
-async def _unchecked(entry: Entry, keys: list[str]) -> ClaimLocations:
+async def _unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> ClaimLocations:
     candidates = [ClaimedLocation(key=key, shared=number > 0) for number, key in enumerate(keys)]
-    locations = await asyncio.to_thread(_outermost, candidates)
+    locations = await asyncio.to_thread(_outermost, warehouse, candidates)
     return ClaimLocations(uuid=entry.uuid, locations=locations, checked=False)
 
 
-def _outermost(candidates: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
+def _outermost(warehouse: Warehouse, candidates: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
     """The locations with their keys, without those that are inside an earlier location."""
     kept: list[ClaimedLocation] = []
     for candidate in candidates:
-        key = _key(candidate.key)
+        key = _key(warehouse, candidate.key)
         if not any(key == other.key or key.startswith(f"{other.key}/") for other in kept):
             kept.append(ClaimedLocation(key=key, shared=candidate.shared, shown=candidate.shown, what=candidate.what))
     return tuple(kept)
 
 
-def _key(location: str) -> str:
+def _key(warehouse: Warehouse, location: str) -> str:
     try:
-        return location_key(parse_location(location))
+        return warehouse.key(parse_location(location))
     except BadRequest:  # from before claims; the server writes to no such location
         return unquote(location).rstrip("/")
 

@@ -24,7 +24,7 @@ from seamark.metaserver.catalog.values import Caller, TableChange
 from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
 from seamark.metaserver.iceberg.manifests.manifest import Spans, decode_manifest, decode_manifest_list
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.store.model import ClaimedLocation
 from seamark.metaserver.store.operations import AllowLocations
 
@@ -52,13 +52,15 @@ async def replace_allowed_locations(
     if caller.confined_to is not None:
         raise Forbidden(f"{ALLOWED_LOCATIONS} may be set only by who may write the whole catalog")
     allowed = [parts.warehouse.parse(one, ALLOWED_LOCATIONS, root_ok=True) for one in allowed_locations(properties)]
-    keys = await asyncio.to_thread(lambda: [location_key(one) for one in allowed])
-    return AllowLocations(uuid=uuid, locations=tuple(ClaimedLocation(key=key) for key in keys))
+    return AllowLocations(
+        uuid=uuid, locations=tuple(ClaimedLocation(key=parts.warehouse.key(location)) for location in allowed)
+    )
 
 
 async def own_locations(parts: CatalogContext, uuid: str) -> OwnLocations:
     """The locations in the database, independent of the table's metadata."""
-    return OwnLocations({claimed_location.location for claimed_location in await parts.store.claims(uuid)})
+    claims = await parts.store.claims(uuid)
+    return OwnLocations(parts.warehouse, {claim.location for claim in claims})
 
 
 async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
@@ -66,7 +68,7 @@ async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set
     them for this table."""
     locations = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
     found: set[str] = set()
-    for key, within in (await asyncio.to_thread(_by_folder, paths)).items():
+    for key, within in (await asyncio.to_thread(_by_folder, parts.warehouse, paths)).items():
         above = set(with_folders(key))
         if locations.isdisjoint(above):
             others = await parts.store.claims_overlapping([key], uuid, 0)
@@ -74,7 +76,7 @@ async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set
     return found
 
 
-def _by_folder(paths: Iterable[str]) -> dict[str, set[str]]:
+def _by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]]:
     """The paths by the key of their folder, without those that the server cannot read."""
     named: dict[str, set[str]] = {}
     for path in paths:
@@ -82,7 +84,7 @@ def _by_folder(paths: Iterable[str]) -> dict[str, set[str]]:
     keyed: dict[str, set[str]] = {}
     for folder, within in named.items():
         with contextlib.suppress(BadRequest):
-            keyed.setdefault(location_key(parse_location(folder)), set()).update(within)
+            keyed.setdefault(warehouse.key(parse_location(folder)), set()).update(within)
     return keyed
 
 
@@ -94,15 +96,18 @@ async def check_added(
     metadata: TableMetadata,
     change: TableChange,
 ) -> None:
-    """BadRequest if a confined caller's updates name files outside the table's locations, or unreadable files.
+    """BadRequest if the updates name files behind a symbolic link, or, for a confined caller, unreadable files or files
+    outside the table's locations.
+
     `metadata` is the result of the updates on `base`: locations that only `metadata` has become the table's with this
     commit, which claims them. The caller's right to them is checked before."""
     updates = change.updates
-    if caller.confined_to is None:
-        return
     find = partial(_named, updates)
     lists, manifests, others = await parts.large.run_by_size(caller.who, caller.request_bytes, find)
     if not (lists or manifests or others):
+        return
+    await parts.objects.check_links([path for path in (*lists, *manifests, *others) if parts.warehouse.contains(path)])
+    if caller.confined_to is None:
         return
     locations = (
         {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
@@ -112,8 +117,8 @@ async def check_added(
     for what, location in _new_locations(parts, base, metadata):
         # Checked before any file there is read, because errors quote file names.
         await check_unclaimed(parts, location, what, (change.namespace, change.name), uuid)
-        locations.add(await asyncio.to_thread(location_key, parse_location(location)))
-    own = OwnLocations(locations)
+        locations.add(parts.warehouse.key(parse_location(location)))
+    own = OwnLocations(parts.warehouse, locations)
     reader = _Reader(parts, own)
     await asyncio.to_thread(own.check, [*others, *lists], "The file")
     known = await reader.before(base, updates)
@@ -180,13 +185,14 @@ def _named(updates: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str], 
 class OwnLocations:
     """The locations that one table claims, and those where it may name files; as keys."""
 
-    def __init__(self, locations: set[str]) -> None:
+    def __init__(self, warehouse: Warehouse, locations: set[str]) -> None:
+        self._warehouse = warehouse
         self._locations = locations
         self._holds = lru_cache(maxsize=4096)(self._is_folder_within)
 
     def holds(self, path: str) -> bool:
         at = parse_location(path, "The file")
-        return self._holds(str(at).rpartition("/")[0]) or location_key(at) in self._locations
+        return self._holds(str(at).rpartition("/")[0]) or self._warehouse.key(at) in self._locations
 
     def check(self, paths: Iterable[str], what: str) -> None:
         for path in paths:
@@ -195,7 +201,7 @@ class OwnLocations:
 
     def _is_folder_within(self, folder: str) -> bool:
         try:
-            key = location_key(parse_location(folder))
+            key = self._warehouse.key(parse_location(folder))
         except BadRequest:  # the root of a bucket
             return False
         while key not in self._locations:
@@ -249,10 +255,11 @@ class _Reader:
             return set()
 
     async def outside(self, manifest: str) -> set[str]:
-        """The manifest's files outside the table's locations. BadRequest for delete files that refer to such files."""
+        """The manifest's files outside the table's locations. BadRequest for delete files that refer to such files, and
+        for files behind a symbolic link."""
         data = await self._read(manifest, "manifest")
 
-        def find() -> set[str]:
+        def find() -> tuple[list[str], set[str]]:
             try:
                 entries = list(_paths(data, manifest))
             except Corrupt as error:
@@ -260,9 +267,12 @@ class _Reader:
             self._own.check(
                 (data_file for path, data_file in entries if data_file and self._own.holds(path)), "The data file"
             )
-            return {path for path, _ in entries if not self._own.holds(path)}
+            outside = {path for path, _ in entries if not self._own.holds(path)}
+            return [path for path, _ in entries if path not in outside], outside
 
-        return await asyncio.to_thread(find)
+        own, outside = await asyncio.to_thread(find)
+        await self._parts.objects.check_links(own)
+        return outside
 
     async def _read(self, location: str, what: str) -> bytes:
         try:

@@ -140,6 +140,7 @@ class ChangeApplication:
 
         few = len(self.request.add) <= _IN_THREAD_FILES and self._caller.request_bytes <= LARGE_BYTES
         change, counts, fresh = read() if few else await asyncio.to_thread(read)
+        await self._parts.objects.check_links([file.file_path for file in (*change.data, *change.deletes)])
         if self._writer is None:
             await self._create_writers(metadata)
         assert self._writer is not None

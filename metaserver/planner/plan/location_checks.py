@@ -25,7 +25,7 @@ from seamark.metaserver.catalog.parts import PATH_PROPERTIES
 from seamark.metaserver.errors import BadRequest, Forbidden
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.port import PointerStore
 
@@ -37,8 +37,9 @@ _MANIFEST, _FILES, _DOTTED, _MAY_HAVE_DOTS = range(4)
 
 
 class LocationChecker:
-    def __init__(self, store: PointerStore) -> None:
+    def __init__(self, store: PointerStore, warehouse: Warehouse) -> None:
         self._store = store
+        self._warehouse = warehouse
 
     async def check(self, uuid: str, metadata: TableMetadata, lists: Sequence[str], view: TableView) -> None:
         """Forbidden if the snapshot names anything in a location that a table other than `uuid` claims."""
@@ -74,7 +75,7 @@ class LocationChecker:
         """Checks paths alone, as `check` does. Returns the table's own locations and the path prefixes within them."""
         claims = await self._store.claims(uuid)
         own = {claim.location for claim in claims}
-        roots = await asyncio.to_thread(_roots, metadata, {claim.location for claim in claims if not claim.allowed})
+        roots = _roots(self._warehouse, metadata, {claim.location for claim in claims if not claim.allowed})
         for folder in {_folder(path) for path in paths if not path.startswith(roots) or _DOTS in path}:
             await self._check(uuid, own, folder)
         return own, roots
@@ -85,7 +86,7 @@ class LocationChecker:
         Returns False if the folder contains locations of other tables, which only happens with `blocks`.
         """
         try:
-            key = await asyncio.to_thread(lambda: location_key(parse_location(folder)))
+            key = await asyncio.to_thread(lambda: self._warehouse.key(parse_location(folder)))
         except BadRequest:
             if _DOTS in folder or "%2" in folder:
                 raise Forbidden(
@@ -161,13 +162,13 @@ def _folders(view: TableView) -> _Folders:
     return kept
 
 
-def _roots(metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
+def _roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
     """Path prefixes within `locations`, spelled as this table's writers spell them."""
     named = [metadata.location, *(metadata.properties[name] for name in PATH_PROPERTIES if name in metadata.properties)]
     prefixes = []
     for location in named:
         try:
-            key = location_key(parse_location(location))
+            key = warehouse.key(parse_location(location))
         except BadRequest:
             continue
         if not locations.isdisjoint(with_folders(key)):

@@ -11,7 +11,7 @@ from seamark.metaserver.errors import BadRequest, Forbidden
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
-from seamark.metaserver.objects.locations import location_key, parse_location
+from seamark.metaserver.objects.locations import Warehouse, location_key, parse_location
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import Claim
@@ -120,7 +120,7 @@ async def histories(seed: int) -> set[bool]:
     rng = random.Random(seed)
     odd = rng.choice([0.0, 0.0, 0.1])
     claims: Any = Claims()
-    checker = LocationChecker(claims)
+    checker = LocationChecker(claims, Warehouse("file:///"))
     metadata = table(location=TABLE)
     pool = [made(f"{number}", rng, 0, odd) for number in range(5)]
     base: TableView | None = None

@@ -1,0 +1,184 @@
+"""`RootFolder`: no access below a root passes a symbolic link, with openat2 and without it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from seamark.metaserver import root_folder
+from seamark.metaserver.root_folder import (
+    FOLDER_FLAGS,
+    NotPlainFileError,
+    RootFolder,
+    SymbolicLinkError,
+    has_openat2,
+)
+from tests.seeds import examples, first_seed
+
+
+@pytest.fixture(params=["openat2", "each component"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RootFolder]:
+    """A root behind a link, as operators have it. It has a file `t/f`, and a secret beside it."""
+    if request.param == "openat2":
+        assert has_openat2(), "this kernel has no openat2, so that only the other way is tested"
+    else:
+        monkeypatch.setattr(root_folder, "has_openat2", lambda: False)
+    (tmp_path / "disk/t/deep").mkdir(parents=True)
+    (tmp_path / "disk/t/f").write_bytes(b"own")
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/f").write_bytes(b"secret")
+    (tmp_path / "warehouse").symlink_to("disk")
+    before = _open_descriptors()
+    yield RootFolder(f"{tmp_path}/warehouse/")
+    assert _open_descriptors() == before
+
+
+def _open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _read(descriptor: int) -> bytes:
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+def test_own_files_are_opened(root: RootFolder) -> None:
+    assert _read(root.open_file("t/f")) == b"own"
+    assert root.is_file("t/f")
+    assert not root.is_file("t/missing")
+    assert not root.is_file("t/f/below")
+    assert not root.is_file("t")
+    os.close(root.open_folder(""))
+    os.close(root.open_folder("t/deep"))
+    root.check_links("t/f")
+    root.check_links("t/missing/below")
+    with root.folder_of("t/new") as (folder, name):
+        os.mkdir(name, dir_fd=folder)
+    root.delete_file("t/f")
+    assert not root.is_file("t/f")
+    with pytest.raises(FileNotFoundError):
+        root.delete_file("t/f")
+    with pytest.raises(NotADirectoryError):
+        Path(root.path, "t/file").write_bytes(b"")
+        root.open_folder("t/file")
+
+
+@pytest.mark.parametrize("target", ["../secret", "{secret}", "deep", "/", "/proc/self/root", "."])
+def test_links_are_refused_wherever_they_lead(root: RootFolder, tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "disk/t"
+    (folder / "link").symlink_to(target.format(secret=tmp_path / "secret"))
+    (folder / "file").symlink_to("f")
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: root.open_file("t/link/f"),
+        lambda: root.open_folder("t/link"),
+        lambda: root.open("t/link/new", os.O_WRONLY | os.O_CREAT | os.O_EXCL),
+        lambda: root.delete_file("t/link/f"),
+        lambda: root.is_file("t/link/f"),
+        lambda: root.check_links("t/link"),
+        lambda: root.check_links("t/link/f"),
+        lambda: root.check_links("t/file"),
+    )
+    for call in calls:
+        with pytest.raises(SymbolicLinkError) as caught:
+            call()
+        assert caught.value.errno == errno.ELOOP
+    with pytest.raises(SymbolicLinkError) as caught:
+        root.open_file("t/link/f")
+    assert not caught.value.is_last
+    with pytest.raises(SymbolicLinkError) as caught:
+        root.open_file("t/file")
+    assert caught.value.is_last
+    assert not root.is_file("t/file")
+    root.delete_file("t/file")  # the link itself
+    assert sorted(os.listdir(folder)) == ["deep", "f", "link"]
+    assert os.listdir(tmp_path / "secret") == ["f"]
+
+
+@pytest.mark.parametrize("path", ["..", "../secret/f", "t/../../secret/f", "t//f", "/t/f", "t/", "./t", "t/.", "t/.."])
+def test_a_path_that_could_leave_the_root_is_refused(root: RootFolder, path: str) -> None:
+    for call in (root.open_file, root.open_folder, root.delete_file, root.is_file, root.check_links):
+        with pytest.raises(ValueError, match="component"):
+            call(path)
+
+
+def test_names_with_dots_are_names(root: RootFolder, tmp_path: Path) -> None:
+    for name in (".f.crc", "..f", "f..", "..."):
+        (tmp_path / "disk/t" / name).write_bytes(b"own")
+        assert _read(root.open_file(f"t/{name}")) == b"own"
+
+
+def test_what_is_no_plain_file_neither_opens_nor_hangs(root: RootFolder, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "disk/t/pipe")
+    for name in ("t/pipe", "t/deep"):
+        with pytest.raises(NotPlainFileError):
+            root.open_file(name)
+        assert not root.is_file(name)
+    with suppress(PermissionError):
+        os.mknod(tmp_path / "disk/t/zero", 0o020600, os.makedev(1, 5))
+        with pytest.raises(NotPlainFileError):
+            root.open_file("t/zero")
+
+
+def test_which_paths_are_below_a_root() -> None:
+    root = RootFolder("/srv/wh/")
+    assert [root.below(path) for path in ("/srv/wh", "/srv/wh/a/b", "/srv/wh-2/a", "/srv", "/etc")] == [
+        "",
+        "a/b",
+        None,
+        None,
+        None,
+    ]
+    assert RootFolder("/").below("/etc/passwd") == "etc/passwd"
+
+
+def test_an_exchange_of_folder_and_link_at_any_moment_reads_nothing_else(root: RootFolder, tmp_path: Path) -> None:
+    """A writer swaps a folder and a link to a secret as fast as it can; every access meets its own file or an error."""
+    folder = tmp_path / "disk/t"
+    (folder / "own").mkdir()
+    (folder / "own/f").write_bytes(b"own")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    ended = threading.Event()
+
+    def exchange() -> None:
+        while not ended.is_set():
+            for first, second in (("own", "x"), ("link", "own"), ("x", "link")):
+                os.rename(folder / first, folder / second)
+            for first, second in (("own", "x"), ("link", "own"), ("x", "link")):
+                os.rename(folder / first, folder / second)
+
+    rng = random.Random(first_seed())
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    outcomes = set()
+    try:
+        for number in range(examples(4000)):
+            with suppress(FileNotFoundError, NotADirectoryError, SymbolicLinkError):
+                action = rng.randrange(3)
+                if action == 0:
+                    data = _read(root.open_file("t/own/f"))
+                    assert data == b"own"
+                    outcomes.add(data)
+                elif action == 1:
+                    with root.folder_of(f"t/own/{number}") as (parent, name):
+                        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                        os.close(os.open(name, flags, dir_fd=parent))
+                        os.unlink(name, dir_fd=parent)
+                else:
+                    listed = root.open("t/own", FOLDER_FLAGS)
+                    try:
+                        assert "secret.txt" not in os.listdir(listed)
+                    finally:
+                        os.close(listed)
+    finally:
+        ended.set()
+        thread.join()
+    assert os.listdir(tmp_path / "secret") == ["f"]
+    assert (tmp_path / "secret/f").read_bytes() == b"secret"
+    assert outcomes == {b"own"}
