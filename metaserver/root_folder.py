@@ -126,6 +126,17 @@ class RootFolder:
         finally:
             os.close(descriptor)
 
+    def make_folders(self, below: str) -> None:
+        """Creates a folder and those that contain it, if they are missing."""
+        with contextlib.suppress(FileNotFoundError):
+            os.close(self.open(below, os.O_PATH | os.O_DIRECTORY))
+            return
+        os.makedirs(self.real_path, exist_ok=True)
+        names = below.split("/")
+        for count in range(1, len(names) + 1):
+            with contextlib.suppress(FileExistsError), self.folder_of("/".join(names[:count])) as (folder, name):
+                os.mkdir(name, dir_fd=folder)
+
     def delete_file(self, below: str) -> None:
         """Deletes a file or a symbolic link. FileNotFoundError if there is none."""
         with self.folder_of(below) as (folder, name):

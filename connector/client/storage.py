@@ -2,60 +2,205 @@
 
 Locations are not decoded, as in Iceberg's FileIO: `%20` is three characters of a name. An object is written completely,
 under a new name, and never changed. Picklable: each process opens its file systems.
+
+Local files are opened below a root without symbolic links (`metaserver/root_folder.py`), and pyarrow gets the path of
+the descriptor, not that of the file: a tenant could replace the file by a link between a check and the opening by name.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
+from seamark.metaserver.root_folder import RootFolder, SymbolicLinkError, descriptor_path
+
 S3_SCHEMES = ("s3", "s3a", "s3n")
 
 
-_confined_to: tuple[str, ...] | None = None
+@dataclass(frozen=True)
+class _ConfinedFolder:
+    root: RootFolder
+    below: str
+
+
+_confined_to: tuple[_ConfinedFolder, ...] | None = None
 """The folders of `confine`; None: all."""
 
 
-def confine(folders: Iterable[str]) -> None:
+def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
     """Restricts this process to local files below these folders, without symbolic links. For a process that works for
-    other accounts with its own rights."""
+    other accounts with its own rights.
+
+    Args:
+        folders: Absolute paths. A folder that is not below a root is left out.
+        roots: The folders of the operator, which may be, or be behind, symbolic links; None: `folders`.
+    """
     global _confined_to
-    _confined_to = tuple(os.path.normpath(folder) for folder in folders)
+    plain = [os.path.normpath(folder) for folder in folders]
+    tops = plain if roots is None else [os.path.normpath(root) for root in roots]
+    operators = [RootFolder(root) for root in sorted(tops, key=len, reverse=True)]
+    confined = []
+    for folder in plain:
+        for root in operators:
+            below = root.below(folder)
+            if below is not None:
+                confined.append(_ConfinedFolder(root, below))
+                break
+    _confined_to = tuple(confined)
 
 
-def _local_path(path: str) -> str:
-    """The path. PermissionError if `confine` excludes it."""
-    if _confined_to is None:
-        return path
-    plain = os.path.normpath(path)
-    for folder in _confined_to:
-        if plain.startswith(folder + "/") and os.path.realpath(path) == os.path.realpath(folder) + plain[len(folder) :]:
-            return path
-    raise PermissionError(f"{path!r} is outside the warehouse, or a symbolic link leads to it")
+@contextmanager
+def confined_folders() -> Iterator[list[str]]:
+    """Paths of the folders of `confine` by their descriptors, so that another folder with such a name is not meant. A
+    folder that is missing or a symbolic link has none."""
+    with ExitStack() as opened:
+        paths = []
+        for folder in _confined_to or ():
+            with suppress(OSError):
+                descriptor = folder.root.open(folder.below, os.O_PATH | os.O_DIRECTORY)
+                opened.callback(os.close, descriptor)
+                paths.append(descriptor_path(descriptor))
+        yield paths
+
+
+@lru_cache(maxsize=256)
+def _root(path: str) -> RootFolder:
+    return RootFolder(path)
+
+
+@dataclass(frozen=True)
+class LocalPath:
+    """A path of this machine. Without a root it is used by name, and symbolic links are followed."""
+
+    path: str
+    root: RootFolder | None
+    below: str = ""
+
+    def open(self, flags: int) -> int:
+        """PermissionError for a symbolic link below the root."""
+        if self.root is None:
+            return os.open(self.path, flags | os.O_CLOEXEC, 0o666)
+        with self._explained():
+            return self.root.open(self.below, flags)
+
+    def open_file(self) -> int:
+        """A descriptor for reading. OSError for anything but a plain file."""
+        if self.root is None:
+            return self.open(os.O_RDONLY)
+        with self._explained():
+            return self.root.open_file(self.below)
+
+    def create(self) -> int:
+        """The descriptor of a new file, whose folder is made if it is missing. FileExistsError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        if self.root is None:
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        else:
+            with self._explained():
+                self.root.make_folders(self.below.rpartition("/")[0])
+        return self.open(flags)
+
+    def delete(self) -> None:
+        with suppress(FileNotFoundError):
+            if self.root is None:
+                os.unlink(self.path)
+            else:
+                with self._explained():
+                    self.root.delete_file(self.below)
+
+    def sync(self) -> None:
+        """Synchronises the file and the entries of its folder with the disk."""
+        for path in (self, self.folder):
+            descriptor = path.open(os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @property
+    def folder(self) -> LocalPath:
+        return LocalPath(os.path.dirname(self.path), self.root, self.below.rpartition("/")[0])
+
+    def beside(self, name: str) -> LocalPath:
+        """The path with another last component."""
+        return LocalPath(f"{os.path.dirname(self.path)}/{name}", self.root, f"{self.folder.below}/{name}".lstrip("/"))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except SymbolicLinkError:
+            raise _outside(self.path) from None
+
+
+def _outside(path: str) -> PermissionError:
+    return PermissionError(f"{path!r} is outside the warehouse, or a symbolic link leads to it")
+
+
+def _local_path(path: str, local_root: str) -> LocalPath:
+    """The path below a folder of `confine`, or else below `local_root`. PermissionError if `confine` excludes it."""
+    plain = re.sub("/{2,}", "/", path)
+    if ".." in plain.split("/"):
+        if _confined_to is not None or local_root:
+            raise _outside(path)
+    elif _confined_to is not None:
+        for folder in _confined_to:
+            below = folder.root.below(plain)
+            if below is not None and (not folder.below or below.startswith(f"{folder.below}/")):
+                return LocalPath(path, folder.root, below)
+    elif local_root:
+        root = _root(local_root)
+        below = root.below(plain)
+        if below is not None:
+            return LocalPath(path, root, below)
+    if _confined_to is not None:
+        raise _outside(path)
+    return LocalPath(path, None)
+
+
+def _path_of(location: str) -> str | None:
+    """The path of a local file; None for other storage."""
+    scheme, colon, rest = location.partition(":")
+    if not colon or "/" in scheme:
+        return location
+    if scheme != "file":
+        return None
+    path = rest[2:] if rest.startswith("//") else rest
+    return path if path.startswith("/") else "/" + path.partition("/")[2]
 
 
 @dataclass(frozen=True)
 class Storage:
-    """`properties` as in a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, … Without keys AWS's chain decides."""
+    """`properties` as in a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, … Without keys AWS's chain decides.
+    `local_root`: a folder of this machine; no symbolic link below it is followed."""
 
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    local_root: str = ""
+
+    @staticmethod
+    def of_table(properties: Mapping[str, str], location: str) -> Storage:
+        """The storage of a table. A writer of a local table could replace its folders by symbolic links to files of
+        other tables, so that links are followed only on the way to the folder that contains the table's."""
+        path = _path_of(location)
+        return Storage(properties, "" if path is None else os.path.dirname(path.rstrip("/")).rstrip("/"))
 
     def open(self, location: str) -> tuple[fs.FileSystem, str]:
         """The file system of a location and the path on it. ValueError for a scheme that is not known.
         PermissionError for a file that `confine` excludes."""
-        scheme, colon, rest = location.partition(":")
-        if not colon or "/" in scheme:
-            return fs.LocalFileSystem(), _local_path(location)
-        if scheme == "file":
-            path = rest[2:] if rest.startswith("//") else rest
-            return fs.LocalFileSystem(), _local_path(path if path.startswith("/") else "/" + path.partition("/")[2])
+        path = _path_of(location)
+        if path is not None:
+            return fs.LocalFileSystem(), self._local(path).path
+        scheme, _, rest = location.partition(":")
         if scheme in S3_SCHEMES and rest.startswith("//"):
             return self._s3(), rest[2:]
         raise ValueError(
@@ -65,6 +210,32 @@ class Storage:
     def is_local(self, location: str) -> bool:
         """Whether it is a file of this machine. ValueError for a scheme that is not known."""
         return isinstance(self.open(location)[0], fs.LocalFileSystem)
+
+    def open_input_file(self, location: str) -> pa.NativeFile:
+        """An object for reading at any position. PermissionError for a file behind a symbolic link."""
+        local = self.local_path(location)
+        if local is not None and local.root is not None:
+            with _opened(local.open_file()) as descriptor:
+                return fs.LocalFileSystem().open_input_file(descriptor_path(descriptor))
+        filesystem, path = self.open(location)
+        return filesystem.open_input_file(path)
+
+    def open_output_stream(self, location: str) -> pa.NativeFile:
+        """A new object. PermissionError for a place behind a symbolic link."""
+        local = self.local_path(location)
+        if local is not None:
+            with _opened(local.create()) as descriptor:
+                return fs.LocalFileSystem().open_output_stream(descriptor_path(descriptor))
+        filesystem, path = self.open(location)
+        return filesystem.open_output_stream(path)
+
+    def local_path(self, location: str) -> LocalPath | None:
+        """The path of a local file; None for other storage."""
+        path = _path_of(location)
+        return None if path is None else self._local(path)
+
+    def _local(self, path: str) -> LocalPath:
+        return _local_path(path, self.local_root)
 
     def _s3(self) -> fs.FileSystem:
         given = self.properties
@@ -81,20 +252,20 @@ class Storage:
 
     def read(self, location: str) -> memoryview:
         """The whole object; a local file is mapped, not read."""
-        filesystem, path = self.open(location)
-        if isinstance(filesystem, fs.LocalFileSystem):
-            with pa.memory_map(path) as mapped:
+        local = self.local_path(location)
+        if local is not None:
+            with _opened(local.open_file()) as descriptor, pa.memory_map(descriptor_path(descriptor)) as mapped:
                 return memoryview(mapped.read_buffer())
-        with filesystem.open_input_file(path) as file:
+        with self.open_input_file(location) as file:
             return memoryview(file.read_buffer())
 
     def write(self, location: str, parts: Iterable[bytes | bytearray | memoryview]) -> int:
         """Its size in bytes. A local file appears whole or not at all, and survives a power cut."""
-        filesystem, path = self.open(location)
-        if isinstance(filesystem, fs.LocalFileSystem):
-            return _write_local(Path(path), parts)
+        local = self.local_path(location)
+        if local is not None:
+            return _write_local(local, parts)
         size = 0
-        with filesystem.open_output_stream(path) as stream:
+        with self.open_output_stream(location) as stream:
             for part in parts:
                 stream.write(part)
                 size += memoryview(part).nbytes
@@ -102,30 +273,36 @@ class Storage:
 
     def delete(self, location: str) -> None:
         """What is not there is no error."""
+        local = self.local_path(location)
+        if local is not None:
+            local.delete()
+            return
         filesystem, path = self.open(location)
         if filesystem.get_file_info(path).type != fs.FileType.NotFound:
             filesystem.delete_file(path)
 
 
-def _write_local(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+@contextmanager
+def _opened(descriptor: int) -> Iterator[int]:
     try:
-        with temporary.open("xb") as file:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write_local(path: LocalPath, parts: Iterable[bytes | bytearray | memoryview]) -> int:
+    name = os.path.basename(path.path)
+    temporary = path.beside(f".{name}.{uuid.uuid4().hex}")
+    try:
+        with open(temporary.create(), "wb") as file:
             size = sum(file.write(part) for part in parts)
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, path)  # unlike a rename, it never takes another's place
+        with _opened(path.folder.open(os.O_RDONLY | os.O_DIRECTORY)) as folder:
+            # Unlike a rename, a link never takes another's place.
+            os.link(os.path.basename(temporary.path), name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            os.fsync(folder)
     finally:
-        temporary.unlink(missing_ok=True)
-    sync_to_disk(path.parent)
+        with suppress(PermissionError):
+            temporary.delete()
     return size
-
-
-def sync_to_disk(path: str | Path) -> None:
-    """Synchronises a local file, or the entries of a folder, with the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

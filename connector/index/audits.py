@@ -153,7 +153,8 @@ def _task_of(index: Index, loaded: LoadedTable, metadata: TableMetadata) -> Inde
     if metadata.table_uuid is None:
         raise BadRequest(f"The table at {loaded.location} has no table-uuid; an audit requires one")
     projection = Projection(metadata.current_schema)
-    return IndexTask(metadata.table_uuid, definition, projection, "", Storage(loaded.storage))
+    storage = Storage.of_table(loaded.storage, metadata.location)
+    return IndexTask(metadata.table_uuid, definition, projection, "", storage)
 
 
 def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, LoadedTable, TableMetadata, bool]:

@@ -303,7 +303,7 @@ class BuildSource:
             of_id(started["definition-id"], metadata.current_schema, metadata.schemas),
             Projection(metadata.current_schema),
             started["folder"],
-            Storage(loaded.storage),
+            Storage.of_table(loaded.storage, metadata.location),
             file_keys or EnvironmentKeys(),
         )
         return BuildSource(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})

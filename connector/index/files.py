@@ -103,16 +103,15 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
     if file.format.lower() != "parquet":
         raise Unreadable(file.path, f"files of format {file.format} are not indexed")
     terms = task.definition.terms
-    filesystem, path = task.storage.open(file.path)
     columns = read_columns(
-        path,
+        file.path,
         [term.column_id for term in terms],
         Projection(
             task.projection.schema,
             task.projection.partitioned | file.partitioned,
             task.definition.mapping,
         ),
-        filesystem=filesystem,
+        filesystem=task.storage,
         rows=file.records,
         keys=task.file_keys,
     )

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.footers import SIGNATURE_BYTES, FileKeys, is_signed
 from seamark.metaserver.iceberg.files.budget import decoded_budget
@@ -51,11 +52,12 @@ def read_columns(
     column_ids: Iterable[int],
     projection: Projection,
     *,
-    filesystem: fs.FileSystem,
+    filesystem: fs.FileSystem | Storage,
     rows: int,
     keys: Callable[[], FileKeys | None] = lambda: None,
 ) -> dict[int, pa.ChunkedArray]:
-    """The columns by id, each with `rows` rows in the file's order. `path` has the form of the file system.
+    """The columns by id, each with `rows` rows in the file's order. `path` has the form of the file system: a
+    location for a Storage.
 
     `keys`: called for an encrypted file. Unreadable if the file has another number of rows, exceeds the memory limit,
     has no unique column for an id, or encrypts one of the columns, or its footer and there are no keys.

@@ -143,8 +143,7 @@ class Deletes:
         try:
             if not file.is_vector:
                 return self._storage.read(file.path)
-            filesystem, path = self._storage.open(file.path)
-            with filesystem.open_input_file(path) as opened:
+            with self._storage.open_input_file(file.path) as opened:
                 return memoryview(opened.read_at(max(0, file.length), max(0, file.offset)))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise Unreadable(file.path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None

@@ -200,10 +200,9 @@ def _open_file(
         raise Unreadable(task.path, f"data files of format {kind!r} are not supported; Seamark reads Parquet files")
     if task.file.get("key-metadata"):
         raise Unreadable(task.path, "it is encrypted by Iceberg's table encryption, which is not supported")
-    filesystem, path = storage.open(task.path)
-    near = isinstance(filesystem, pa.fs.LocalFileSystem)
+    near = storage.is_local(task.path)
     with (
-        _small_in_memory(filesystem.open_input_file(path), _WHOLE_BYTES if near else _WHOLE_BYTES_REMOTE) as source,
+        _small_in_memory(storage.open_input_file(task.path), _WHOLE_BYTES if near else _WHOLE_BYTES_REMOTE) as source,
         ExitStack() as opened,
     ):
 

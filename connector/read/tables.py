@@ -112,7 +112,8 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
     without_history = msgspec.structs.replace(
         metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={}, current_snapshot_id=None, statistics=()
     )
-    return OpenTable(table, without_history, schema, snapshot_id, Storage(loaded.storage), metadata.snapshots)
+    storage = Storage.of_table(loaded.storage, metadata.location)
+    return OpenTable(table, without_history, schema, snapshot_id, storage, metadata.snapshots)
 
 
 def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:

@@ -13,22 +13,19 @@ A file that is encrypted gets row groups that were encoded in memory: no byte of
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.partitions import Partition
-from seamark.connector.client.storage import Storage, sync_to_disk
+from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
 from seamark.connector.parquet.copy.protection import FileProtection, protection_of_file
 from seamark.connector.parquet.copy.sinks import open_sink
@@ -79,7 +76,6 @@ class FileWriter:
         self._leaves = leaves_of(new.schema)
         self._bloom_fpps = _bloom_columns(new.schema, new.properties, self._leaves)
         self._metrics = Metrics(self._leaves, new.modes)
-        self._filesystem, self._path = new.storage.open(new.location)
         self._stream: Any = None
         self._writer: pq.ParquetWriter | None = None
 
@@ -98,9 +94,7 @@ class FileWriter:
         """The Parquet writer, opened at the first call. `first`: the rows of the first row group; None for no rows."""
         if self._writer is None:
             options = _options_for(first, self._leaves, self._bloom_fpps, self._new.properties)
-            if isinstance(self._filesystem, fs.LocalFileSystem):
-                Path(self._path).parent.mkdir(parents=True, exist_ok=True)
-            self._stream = self._filesystem.open_output_stream(self._path)
+            self._stream = self._new.storage.open_output_stream(self.location)
             self._writer = pq.ParquetWriter(self._stream, self._new.arrow, **options)
             if self._new.key_values:
                 self._writer.add_key_value_metadata(dict(self._new.key_values))
@@ -113,9 +107,9 @@ class FileWriter:
         footer = writer.writer.metadata
         size_bytes = self.size_bytes
         self._stream.close()
-        if isinstance(self._filesystem, fs.LocalFileSystem):
-            sync_to_disk(self._path)
-            sync_to_disk(os.path.dirname(self._path))
+        local = self._new.storage.local_path(self.location)
+        if local is not None:
+            local.sync()
         return {
             "file-path": self.location,
             "file-format": "PARQUET",

@@ -53,7 +53,8 @@ class WriteTarget:
     @staticmethod
     def of(loaded: LoadedTable) -> WriteTarget:
         """The target for the table's current schema, spec, sort order and enabled indexes."""
-        return target_of(decode_table(loaded.metadata, loaded.location), Storage(loaded.storage))
+        metadata = decode_table(loaded.metadata, loaded.location)
+        return target_of(metadata, Storage.of_table(loaded.storage, metadata.location))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}

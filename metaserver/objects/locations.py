@@ -214,6 +214,11 @@ class Warehouse:
         """The warehouse, followed by the allowed locations."""
         return self._roots
 
+    @property
+    def local_folders(self) -> tuple[str, ...]:
+        """The folders of this machine in which tables may be, as the operator names them."""
+        return tuple(folder.path for folder in self._folders)
+
     def key(self, location: Location) -> str:
         """The same as `location_key`, for all locations. Below a root the path itself is the key, with the links of the
         root resolved: a tenant could replace a folder by a link at any time, and no link there is followed."""

@@ -11,7 +11,7 @@ import structlog
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.services.launching.launchers import (
     CLUSTER,
     LOCAL,
@@ -91,7 +91,8 @@ async def open_scheduler(
         "SEAMARK_PARQUET_KMS": settings.parquet_kms,
     }
     umask = int(settings.warehouse_umask or "022", 8)
-    login = JobLogin(settings.services_url or url, issue, _local_folders(settings), umask)
+    folders = Warehouse(settings.warehouse_uri(), settings.allowed_locations).local_folders
+    login = JobLogin(settings.services_url or url, issue, folders, umask)
     launchers = [_launcher(settings, login, environment) for _ in range(settings.services_workers)]
     watch = TableWatch(store, timeline, load, clock)
     lease = Lease(store, clock, SERVICES, holder, lasts_s=LEASE_S)
@@ -129,9 +130,3 @@ def _launcher(settings: Settings, login: JobLogin, environment: Mapping[str, str
     if CLUSTER in settings.services_launchers:
         launchers[CLUSTER] = SparkSubmit(settings.services_spark_master, options, login, environment)
     return LauncherChoice(launchers, spark_bytes=settings.services_spark_bytes)
-
-
-def _local_folders(settings: Settings) -> tuple[str, ...]:
-    """The local folders in which tables may be."""
-    locations = (settings.warehouse_uri(), *settings.allowed_locations)
-    return tuple(location.removeprefix("file://") for location in locations if location.startswith("file://"))

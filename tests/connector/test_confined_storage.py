@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from seamark.connector.client import storage
-from seamark.connector.client.storage import Storage, confine
+from seamark.connector.client.storage import Storage, confine, confined_folders
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.metaserver.iceberg.files.parquet import Unreadable
 
 
 @pytest.fixture
@@ -43,8 +46,12 @@ def test_links_and_files_elsewhere_are_refused(warehouse: Path, place: str) -> N
     (warehouse / "t" / "table").symlink_to(warehouse / "t2")
     with pytest.raises(PermissionError, match="outside the warehouse"):
         Storage().read(f"file://{warehouse}/{place}")
-    with pytest.raises(PermissionError, match="outside the warehouse"):
-        Storage().delete(f"file://{warehouse}/{place}")
+    if place == "t/link":
+        Storage().delete(f"file://{warehouse}/{place}")  # the link itself, which is in the own folder
+        assert not os.path.lexists(warehouse / place)
+    else:
+        with pytest.raises(PermissionError, match="outside the warehouse"):
+            Storage().delete(f"file://{warehouse}/{place}")
     assert (secret / "f").read_text() == "secret"
 
 
@@ -53,3 +60,85 @@ def test_other_processes_are_not_confined(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "f").write_text("own")
     (tmp_path / "link").symlink_to(tmp_path / "f")
     assert bytes(Storage().read(f"file://{tmp_path}/link")) == b"own"
+
+
+def test_a_folder_of_its_own_that_a_link_replaces_gives_nothing_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of statements is confined to the folders of tables, which their writers can replace."""
+    monkeypatch.setattr(storage, "_confined_to", None)
+    (tmp_path / "disk/d/t").mkdir(parents=True)
+    (tmp_path / "disk/d/t/f").write_text("another table's")
+    (tmp_path / "disk/c").mkdir()
+    (tmp_path / "disk/c/t").symlink_to(tmp_path / "disk/d/t")
+    (tmp_path / "warehouse").symlink_to("disk")
+    root = f"{tmp_path}/warehouse"
+    confine([f"{root}/c/t"], [root])
+    with confined_folders() as folders:
+        assert folders == []
+    for call in (Storage().read, Storage().delete, Storage().open_input_file, Storage().open_output_stream):
+        with pytest.raises(PermissionError, match="symbolic link"):
+            call(f"file://{root}/c/t/f")
+    with pytest.raises(Unreadable, match="symbolic link"):
+        SourceFile(f"file://{root}/c/t/f", Storage())
+    with pytest.raises(PermissionError, match="outside the warehouse"):
+        Storage().read(f"file://{root}/d/t/f")
+    (tmp_path / "disk/c/t").unlink()
+    (tmp_path / "disk/c/t").mkdir()
+    (tmp_path / "disk/c/t/f").write_text("own")
+    assert bytes(Storage().read(f"file://{root}/c/t/f")) == b"own"
+    with confined_folders() as folders:
+        assert os.listdir(folders[0]) == ["f"]
+
+
+def test_what_is_read_is_what_was_opened(warehouse: Path) -> None:
+    with Storage().open_input_file(f"file://{warehouse}/t/f") as file:
+        (warehouse / "t/f").unlink()
+        (warehouse / "t/f").symlink_to(warehouse.parent / "secret/f")
+        assert file.read() == b"own"
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_hang(warehouse: Path) -> None:
+    (warehouse / "t/f").unlink()
+    os.mkfifo(warehouse / "t/f")
+    for call in (Storage().read, Storage().open_input_file):
+        with pytest.raises(OSError, match="not a plain file"):
+            call(f"file://{warehouse}/t/f")
+
+
+def test_new_files_replace_nothing_and_leave_nothing_behind(warehouse: Path) -> None:
+    storage = Storage()
+    with pytest.raises(FileExistsError):
+        storage.write(f"file://{warehouse}/t/f", [b"other"])
+    with pytest.raises(FileExistsError):
+        storage.open_output_stream(f"file://{warehouse}/t/f")
+    with storage.open_output_stream(f"file://{warehouse}/new/deep/file") as stream:
+        stream.write(b"streamed")
+    (warehouse / "new/link").symlink_to(warehouse.parent / "secret")
+    for call in (storage.open_output_stream, lambda location: storage.write(location, [b"x"])):
+        with pytest.raises(PermissionError, match="symbolic link"):
+            call(f"file://{warehouse}/new/link/deep/file")
+    assert (warehouse / "new/deep/file").read_bytes() == b"streamed"
+    assert os.listdir(warehouse.parent / "secret") == ["f"]
+    assert sorted(os.listdir(warehouse / "t")) == ["f"]
+
+
+def test_a_client_follows_no_link_in_the_folder_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `confine`: a link on the way to the table is the operator's, one in its folder may be a tenant's."""
+    monkeypatch.setattr(storage, "_confined_to", None)
+    (tmp_path / "disk/ns/t/data").mkdir(parents=True)
+    (tmp_path / "disk/ns/t/data/f").write_text("own")
+    (tmp_path / "disk/ns/u").mkdir()
+    (tmp_path / "disk/ns/u/f").write_text("another table's")
+    (tmp_path / "warehouse").symlink_to("disk")
+    (tmp_path / "disk/ns/t/link").symlink_to("../u")
+    (tmp_path / "disk/ns/v").symlink_to("u")
+    own = Storage.of_table({}, f"file://{tmp_path}/warehouse/ns/t/")
+    assert bytes(own.read(f"file:{tmp_path}/warehouse/ns/t/data/f")) == b"own"
+    for place in ("t/link/f", "t/../t/link/f"):
+        with pytest.raises(PermissionError, match="symbolic link"):
+            own.read(f"file://{tmp_path}/warehouse/ns/{place}")
+    replaced = Storage.of_table({}, f"{tmp_path}/warehouse/ns/v")
+    with pytest.raises(PermissionError, match="symbolic link"):
+        replaced.read(f"{tmp_path}/warehouse/ns/v/f")
+    assert Storage.of_table({}, "s3://bucket/t").local_root == ""

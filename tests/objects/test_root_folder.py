@@ -65,8 +65,8 @@ def test_own_files_are_opened(root: RootFolder) -> None:
     assert not root.is_file("t/f")
     with pytest.raises(FileNotFoundError):
         root.delete_file("t/f")
+    Path(root.path, "t/file").write_bytes(b"")
     with pytest.raises(NotADirectoryError):
-        Path(root.path, "t/file").write_bytes(b"")
         root.open_folder("t/file")
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
-from pyarrow import fs
-
-from seamark.connector.client.storage import Storage, sync_to_disk
+from seamark.connector.client.storage import LocalPath, Storage
 
 _COPY_BYTES = 8 << 20
 _NO_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
@@ -37,17 +34,16 @@ class Sink(Protocol):
 
 
 def open_sink(location: str, storage: Storage) -> Sink:
-    filesystem, path = storage.open(location)
-    if isinstance(filesystem, fs.LocalFileSystem):
-        return _LocalSink(path)
-    return _StreamSink(filesystem.open_output_stream(path), location, storage)
+    local = storage.local_path(location)
+    if local is not None:
+        return _LocalSink(local)
+    return _StreamSink(storage.open_output_stream(location), location, storage)
 
 
 class _LocalSink:
-    def __init__(self, path: str) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: LocalPath) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._fd = path.create()
         self.at = 0
 
     def write(self, data: bytes) -> None:
@@ -75,17 +71,16 @@ class _LocalSink:
             begin += count
 
     def close(self) -> None:
-        os.fsync(self._fd)
         os.close(self._fd)
         self._fd = -1
-        sync_to_disk(os.path.dirname(self._path))
+        self._path.sync()
 
     def abort(self) -> None:
         with suppress(OSError):
             if self._fd >= 0:
                 os.close(self._fd)
         with suppress(OSError):
-            os.unlink(self._path)
+            self._path.delete()
 
 
 class _StreamSink:

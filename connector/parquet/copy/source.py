@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.leaves import leaves_of
@@ -106,12 +105,12 @@ class SourceFile:
             raise
 
     def _open(self, location: str, storage: Storage) -> None:
-        filesystem, path = storage.open(location)
-        if not isinstance(filesystem, fs.LocalFileSystem):
-            self._remote = filesystem.open_input_file(path)
+        local = storage.local_path(location)
+        if local is None:
+            self._remote = storage.open_input_file(location)
             self.size_bytes = self._remote.size()
             return
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = local.open_file()
         self.size_bytes = os.fstat(self._fd).st_size
         if self.size_bytes:
             self._bytes = mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ)

@@ -37,6 +37,8 @@ class StatementRequest(msgspec.Struct, frozen=True):
     time_s: float
     memory_bytes: int
     threads: int
+    roots: tuple[str, ...] = ()
+    """The local folders of the warehouse, as the operator names them."""
 
 
 class TableRead(msgspec.Struct, frozen=True, rename="kebab"):

@@ -25,7 +25,7 @@ from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import StatementTokens
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
-from seamark.metaserver.api.http.keys import AUTHENTICATOR, CLOCK, SETTINGS
+from seamark.metaserver.api.http.keys import AUTHENTICATOR, CATALOG, CLOCK, SETTINGS
 from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.api.sql.protocol import (
     DATA,
@@ -233,6 +233,7 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
         time_s=settings.sql_time_s,
         memory_bytes=settings.sql_memory_bytes,
         threads=settings.sql_threads,
+        roots=call.app[CATALOG].parts.warehouse.local_folders,
     )
 
 

@@ -28,7 +28,7 @@ import msgspec
 import pyarrow as pa
 
 from seamark.connector.client.errors import BadRequest, ClientError, Refused, Unavailable
-from seamark.connector.client.storage import S3_SCHEMES, confine
+from seamark.connector.client.storage import S3_SCHEMES, confine, confined_folders
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.duckdb_engine import DuckDBLimits
 from seamark.connector.sql.rows import json_rows
@@ -225,7 +225,12 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
     # DuckDB gets half: the reader's batches and the answer need the rest.
     limits = DuckDBLimits(memory_bytes=request.memory_bytes // 2, threads=request.threads)
     with SqlSession(
-        request.url, token=request.token, schema=request.schema, limits=limits, writes=False, checked=_confine
+        request.url,
+        token=request.token,
+        schema=request.schema,
+        limits=limits,
+        writes=False,
+        checked=lambda tables: _confine(tables, request.roots),
     ) as session:
         if request.format == "explain":
             found = session.explain(request.statement)
@@ -245,9 +250,9 @@ def _mapped_bytes() -> int:
         return int(file.read().split()[5]) * resource.getpagesize()
 
 
-def _confine(tables: list[OpenTable]) -> None:
-    """The rest of the process opens only files below the tables' locations. BadRequest for tables whose storage keys
-    the server does not hand out."""
+def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
+    """The rest of the process opens only files below the tables' locations, which are below `roots`. BadRequest for
+    tables whose storage keys the server does not hand out."""
     folders = []
     for table in tables:
         properties = table.metadata.properties
@@ -258,8 +263,9 @@ def _confine(tables: list[OpenTable]) -> None:
                 "operator sets s3_client_access to gateway or static"
             )
         folders += [location.removeprefix("file://").removeprefix("file:") for location in locations]
-    confine(folders)
-    landlock.forbid_reads_except(one for one in folders if one.startswith("/"))
+    confine((folder for folder in folders if folder.startswith("/")), roots)
+    with confined_folders() as opened:
+        landlock.forbid_reads_except(opened)
 
 
 def _head(request: StatementRequest, found: ChosenPlan) -> StatementHead:
