@@ -1,5 +1,8 @@
 """Dropped tables, views and functions: their rows stay until the retention ends, for undrop; then they are purged.
 
+An entry of which files are left after that is retained: nobody can restore it, and its locations stay claimed for its
+namespace until its files are gone, or an admin releases them.
+
 Files are deleted only here, and only the files of a table that no live name shares: the transaction that deletes the
 row checks its UUID. A purge is an instant: in flight once the row is deleted, completed once the files are. A purge
 that a crash interrupted is found in flight and repeated, because deletion is idempotent.
@@ -9,12 +12,14 @@ from __future__ import annotations
 
 import msgspec
 
+from seamark.metaserver.catalog.ownership.claims import has_files
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.purge import check_purgeable, reachable_files
 from seamark.metaserver.catalog.values import Caller, Page
-from seamark.metaserver.errors import CommitConflict, NotFound, RetryLater, SeamarkError
+from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound, RetryLater, SeamarkError
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.operations import (
+    CheckRetained,
     DropEntry,
     ForgetDropped,
     MoveInstant,
@@ -24,9 +29,11 @@ from seamark.metaserver.store.operations import (
     RestoreEntry,
 )
 from seamark.metaserver.store.port import InstantFilter
-from seamark.metaserver.wire import check_new_name
+from seamark.metaserver.wire import check_new_name, show
 
 _BATCH = 100
+_CHECKED_EVERY_S = 6 * 3600
+"""How often the server looks whether a retained entry still has files."""
 HOUSEKEEPER = Caller(who="seamark", request_id="housekeeping")
 
 
@@ -47,6 +54,39 @@ class Dropped:
             return await self._parts.store.dropped(namespace, after, limit)
 
         return await self._parts.page(read, lambda row: row.id, page_token, page_size)
+
+    async def list_retained(
+        self, namespace: NamespacePath | None, page_token: str | None, page_size: int | None
+    ) -> Page[DroppedEntry]:
+        """Entries that can no longer be restored, and keep their locations because files are there."""
+
+        async def read(after: str | None, limit: int) -> list[DroppedEntry]:
+            return await self._parts.store.retained(namespace, after, limit)
+
+        return await self._parts.page(read, lambda row: row.id, page_token, page_size)
+
+    async def release(self, dropped_id: str) -> None:
+        """Ends the claims of an entry and leaves its files where they are. BadRequest while it can be restored."""
+        row = await self.get(dropped_id)
+        if not row.is_retained and row.expires_ms > self._parts.clock.now_ms():
+            raise BadRequest(
+                f"{show(row.entry.namespace, row.entry.name)} can be restored until its retention ends; purge it, or "
+                "release its locations after that"
+            )
+        forget = [] if row.is_retained else [ForgetDropped(dropped_id=row.id)]
+        await self._parts.transact([*forget, ReleaseLocations(uuid=row.entry.uuid)])
+
+    async def release_unused(self) -> int:
+        """Housekeeping: ends the claims of retained entries of which no file is left. Returns their number."""
+        now_ms = self._parts.clock.now_ms()
+        released = 0
+        for row in await self._parts.store.retained_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _BATCH):
+            operation: Operation = CheckRetained(uuid=row.entry.uuid, now_ms=now_ms)
+            if not await has_files(self._parts, row.entry):
+                operation = ReleaseLocations(uuid=row.entry.uuid)
+                released += 1
+            await self._parts.transact([operation])
+        return released
 
     async def restore(
         self, caller: Caller, dropped_id: str, namespace: NamespacePath | None, name: str | None
@@ -93,7 +133,9 @@ class Dropped:
 
     async def _forget(self, caller: Caller, row: DroppedEntry) -> None:
         if not row.purge or row.entry.kind is not EntryKind.TABLE:
-            await self._parts.transact([ForgetDropped(dropped_id=row.id)])
+            # Of a retained view or function only its locations are left: its files are never deleted.
+            ended = ReleaseLocations(uuid=row.entry.uuid) if row.is_retained else ForgetDropped(dropped_id=row.id)
+            await self._parts.transact([ended])
             return
         now = self._parts.clock.now_ms()
         instant = self._parts.instant(caller, row.entry, "purge", requested_ms=now).instant
@@ -138,11 +180,31 @@ class Dropped:
                         now_ms=self._parts.clock.now_ms(),
                         summary={**instant.summary, "deleted-files": deleted, "failed-files": failed},
                     ),
-                    ReleaseLocations(uuid=instant.uuid),
+                    await self._release(instant),
                 ]
             )
         except CommitConflict:
             return  # another replica completed it
+
+    async def _release(self, instant: Instant) -> ReleaseLocations:
+        """After a purge, which deletes only files that the metadata names: others keep the claims."""
+        assert instant.metadata_location is not None
+        entry = Entry(
+            kind=EntryKind.TABLE,
+            namespace=instant.namespace,
+            name=instant.name,
+            uuid=instant.uuid,
+            metadata_location=instant.metadata_location,
+        )
+        gone = DroppedEntry(
+            id=instant.uuid,
+            entry=entry,
+            purge=True,
+            dropped_ms=instant.requested_ms,
+            expires_ms=instant.requested_ms,
+            who=instant.who,
+        )
+        return ReleaseLocations(uuid=instant.uuid, retained=gone if await has_files(self._parts, entry) else None)
 
 
 def no_such_dropped(dropped_id: str) -> NotFound:

@@ -45,6 +45,7 @@ class Housekeeping:
             "column_reads_pruned": catalog.column_usage.prune,
             "claims_filled": lambda: fill_rest(catalog.parts),
             "purged": catalog.dropped.purge_expired,
+            "locations_released": catalog.dropped.release_unused,
             "expirations_resumed": expiration.resume,
             "index_files_cleaned": cleaner.clean,
             "plan_tables_cleaned": catalog.plan_tables.clean,

@@ -56,7 +56,9 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class DroppedEntry(msgspec.Struct, frozen=True):
-    """A dropped table or view: restorable until `expires_ms`, then purged (with its files if `purge`)."""
+    """A dropped table or view: restorable until `expires_ms`, then purged (with its files if `purge`).
+
+    An entry of which files are left after that is retained: it cannot be restored, and keeps its locations."""
 
     id: str
     entry: Entry
@@ -64,6 +66,7 @@ class DroppedEntry(msgspec.Struct, frozen=True):
     dropped_ms: int
     expires_ms: int
     who: str
+    is_retained: bool = False
 
 
 class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
@@ -297,3 +300,5 @@ class Claim(msgspec.Struct, frozen=True):
     shared: bool
     allowed: bool = False
     """It claims nothing there, but may name files of others."""
+    spelled: str = ""
+    """The location as it was claimed, of which `location` is the key; empty for claims of earlier versions."""

@@ -143,9 +143,18 @@ class AllowLocations(Operation, frozen=True):
 
 
 class ReleaseLocations(Operation, frozen=True):
-    """Removes the claims of a UUID without any name, live or dropped."""
+    """Removes the claims of a UUID without any name, live or dropped. With `retained`, keeps them for the namespace of
+    this entry instead, because files are left."""
 
     uuid: str
+    retained: DroppedEntry | None = None
+
+
+class CheckRetained(Operation, frozen=True):
+    """Records when files of a retained entry were last found."""
+
+    uuid: str
+    now_ms: int
 
 
 class ReplaceIndexFiles(Operation, frozen=True):

@@ -87,9 +87,16 @@ class PointerStore(Protocol):
     async def dropped(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
         """After `after`, in order of id."""
 
-    async def dropped_entry(self, dropped_id: str) -> DroppedEntry | None: ...
+    async def dropped_entry(self, dropped_id: str) -> DroppedEntry | None:
+        """A dropped or a retained entry."""
 
     async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
+
+    async def retained(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
+        """Entries that keep their locations although no name is left, after `after`, in order of id."""
+
+    async def retained_unchecked(self, before_ms: int, limit: int) -> list[DroppedEntry]:
+        """Retained entries whose files were not looked for since `before_ms`, the oldest first."""
 
     async def names_of(self, uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> int:
         """The number of names, live and, with `dropped`, dropped, of the table with this UUID, in all namespaces or in
@@ -111,8 +118,8 @@ class PointerStore(Protocol):
         """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
 
     async def released_name(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
-        """Whether the UUID was dropped with this name and has no live name: a new entry with that name may use its
-        location."""
+        """Whether a new entry with that name may use the location of the UUID, which has no live name: it was dropped
+        with this name, or it is retained for this namespace."""
 
     async def unclaimed(self, after: str, limit: int) -> list[Entry]:
         """Live and dropped entries without claims, in order of UUID, with UUIDs after `after`."""

@@ -223,7 +223,7 @@ async def test_a_purge_deletes_nothing_in_the_place_of_another(tmp_path: Path) -
         assert inner is not None
     with sqlite3.connect(tmp_path / "seamark.db") as connection:
         key = location_key(parse_location(f"{place}/inner"))
-        connection.execute("INSERT INTO claims VALUES (?, ?, 0)", (key, inner.uuid))
+        connection.execute("INSERT INTO claims (location, uuid, shared) VALUES (?, ?, 0)", (key, inner.uuid))
     live, own = f"{place}/inner/metadata/live.puffin", f"{place}/metadata/own.puffin"
     path = name_freely(outer.metadata_location)
     document = json.loads(path.read_text())

@@ -11,6 +11,7 @@ from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.store.model import ClaimedLocation, DroppedEntry
 from seamark.metaserver.store.operations import (
     AllowLocations,
+    CheckRetained,
     ClaimLocations,
     CreateEntry,
     DropEntry,
@@ -24,9 +25,9 @@ from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, outcome
 
 
-def claim(uuid: str, *keys: str, shared: bool = False, fresh: bool = False, checked: bool = True) -> ClaimLocations:
+def claim(uuid: str, *keys: str, shared: bool = False, **more: bool) -> ClaimLocations:
     locations = tuple(ClaimedLocation(key=key, shared=shared, shown=key) for key in keys)
-    return ClaimLocations(uuid=uuid, locations=locations, fresh=fresh, checked=checked)
+    return ClaimLocations(uuid=uuid, locations=locations, **more)
 
 
 async def keys(store: GeneratorStore, uuid: str) -> list[str]:
@@ -92,7 +93,22 @@ class ClaimsContract(OpenedStores):
         assert await keys(store, uuid) == []
         await store.transact([claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([DropEntry(TABLE, NS, "t")])
-        assert await keys(store, uuid) == []
+        assert await keys(store, uuid) == ["s3://b/t"], "its files are not deleted"
+        (retained,) = await store.retained(NS, None, 9)
+        assert (retained.id, retained.is_retained, retained.entry.uuid) == (uuid, True, uuid)
+        assert await store.dropped_entry(uuid) == retained
+        assert await store.released_name(uuid, NS, "another")
+        assert not await store.released_name(uuid, ("other",), "t")
+        with pytest.raises(BadRequest, match="overlaps"):
+            await store.transact([claim("v", "s3://b/t/in")])
+        assert await store.retained_unchecked(5, 9) == [retained]
+        await store.transact([CheckRetained(uuid, 7)])
+        assert (await store.retained_unchecked(7, 9), await store.retained_unchecked(8, 9)) == ([], [retained])
+        await store.transact([claim(uuid, "s3://b/t", returns=True), CreateEntry(make_entry("t"))])
+        assert await store.retained(None, None, 9) == []
+        await store.transact([DropEntry(TABLE, NS, "t")])
+        await store.transact([ReleaseLocations(uuid)])
+        assert (await keys(store, uuid), await store.retained(None, None, 9)) == ([], [])
 
     async def test_names_without_claims_are_found_and_claim_without_a_check(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry(name)) for name in ("t", "u", "v")])

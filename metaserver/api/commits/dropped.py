@@ -10,6 +10,7 @@ from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.paging import PAGING
+from seamark.metaserver.api.http.parameters.requests import boolean_query
 from seamark.metaserver.catalog.dropped import no_such_dropped
 from seamark.metaserver.decoding import from_attributes
 from seamark.metaserver.store.model import DroppedEntry, EntryKind
@@ -62,11 +63,17 @@ class UndropRequest(msgspec.Struct, forbid_unknown_fields=True):
     "GET",
     "/api/v1/dropped",
     "listDropped",
-    "Lists dropped entries that can be restored",
+    "Lists dropped entries that can be restored, or that keep their locations",
     tags=("dropped",),
     check=Check.HANDLER,
     parameters=(
         Parameter("namespace", "query", "Only from this namespace; levels joined by 0x1F.", {"type": "string"}),
+        Parameter(
+            "retained",
+            "query",
+            "true: entries that can no longer be restored, and keep their locations because files are there.",
+            {"type": "boolean", "default": False},
+        ),
         *PAGING,
     ),
     answers=(ResponseSpec(200, "One page, in order of dropping", DroppedPage),),
@@ -75,7 +82,9 @@ async def list_dropped(call: Call) -> DroppedPage:
     namespace = call.query.get("namespace")
     path = parse_namespace(namespace) if namespace is not None else None
     call.allow(path or ())
-    page = await call.app[CATALOG].dropped.list(path, *call.paging())
+    dropped = call.app[CATALOG].dropped
+    listing = dropped.list_retained if boolean_query(call.query, "retained") else dropped.list
+    page = await listing(path, *call.paging())
     return DroppedPage([_dropped(row) for row in page.items], page.next_token)
 
 
@@ -109,13 +118,24 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
     "Deletes the files of a dropped table, or a dropped view, permanently; undrop is then impossible",
     tags=("dropped",),
     check=Check.HANDLER,
-    answers=(ResponseSpec(204, "Purged"), _NOT_FOUND),
+    parameters=(
+        Parameter(
+            "release",
+            "query",
+            "true: deletes no file, and only lets others use the locations of an entry that cannot be restored.",
+            {"type": "boolean", "default": False},
+        ),
+    ),
+    answers=(ResponseSpec(204, "Purged or released"), _NOT_FOUND),
 )
 async def purge_dropped(call: Call) -> None:
     dropped = call.app[CATALOG].dropped
     row = await _row(call)
     call.allow(row.entry.namespace)
-    await dropped.purge(call.caller, row.id)
+    if boolean_query(call.query, "release"):
+        await dropped.release(row.id)
+    else:
+        await dropped.purge(call.caller, row.id)
 
 
 @Route(

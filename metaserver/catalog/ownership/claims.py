@@ -3,7 +3,8 @@
 Signatures and purges depend on a table's location, so that two overlapping tables could read, overwrite and delete each
 other's files. Each entry claims its location, the folders of its `write.*.path` properties and, if that is elsewhere,
 its metadata file, in the transaction that creates or moves it. It keeps all claims while a name, live or dropped,
-refers to it, because older files stay where they were written.
+refers to it, because older files stay where they were written. After that, it keeps them as long as files are there,
+for the namespace of its last name: otherwise another namespace could get the location, and read what was left there.
 
 A dropped entry may be created again with the same name at the same location: a principal that may do that may also
 restore it. It can no longer be restored then, and its purge does not delete the new files.
@@ -297,6 +298,27 @@ async def _locations(parts: CatalogContext, entry: Entry) -> list[str] | None:
     return [location, *paths, entry.metadata_location]
 
 
+async def has_files(parts: CatalogContext, entry: Entry) -> bool:
+    """Whether a file is left in a location that the entry has claimed. True if the server cannot tell.
+
+    The locations are those that the database has: the table's writers can overwrite its metadata file."""
+    guessed = {_key(parts.warehouse, location): location for location in (_folder(entry), entry.metadata_location)}
+    for claimed_location in await parts.store.claims(entry.uuid):
+        if claimed_location.allowed:
+            continue
+        location = claimed_location.spelled or guessed.get(claimed_location.location)
+        if location is None:
+            return True
+        try:
+            if await parts.objects.exists(location):
+                return True
+            async for _ in parts.objects.list(location):
+                return True
+        except SeamarkError:
+            return True
+    return False
+
+
 def _folder(entry: Entry) -> str:
     """A guess: metadata files are usually in the folder `metadata` of the location."""
     return entry.metadata_location.rpartition("/")[0].removesuffix("/metadata")
@@ -307,7 +329,7 @@ def _possible_keys(warehouse: Warehouse, entry: Entry) -> list[str]:
 
 
 async def _unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> ClaimLocations:
-    candidates = [ClaimedLocation(key=key, shared=number > 0) for number, key in enumerate(keys)]
+    candidates = [ClaimedLocation(key=key, shared=number > 0, shown=key) for number, key in enumerate(keys)]
     locations = await asyncio.to_thread(_outermost, warehouse, candidates)
     return ClaimLocations(uuid=entry.uuid, locations=locations, checked=False)
 

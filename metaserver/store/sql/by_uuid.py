@@ -5,8 +5,10 @@ with the last name, live or dropped.
 from __future__ import annotations
 
 from seamark.metaserver.errors import NoSuchTable
+from seamark.metaserver.store.model import DroppedEntry
 from seamark.metaserver.store.operations import REWRITE
-from seamark.metaserver.store.sql.statement import Statement, Steps
+from seamark.metaserver.store.sql.rows import DROPPED, from_dropped
+from seamark.metaserver.store.sql.statement import Statement, Steps, placeholders
 
 _KEPT = ("index_files", "index_versions", "producers", "column_reads")
 _NAMED = ("entries", "dropped")
@@ -24,9 +26,28 @@ def hold_table(uuid: str) -> Steps[None]:
     raise NoSuchTable(f"No table has the uuid {uuid}")
 
 
-def forget_unnamed(uuid: str, *, purged: bool = False) -> Steps[None]:
-    """Removes the rows of the table if no name refers to it. `purged`: its files are not deleted yet, so its locations
-    stay claimed (`ReleaseLocations`)."""
-    for table in (*_KEPT, *(() if purged else ("claims",))):
+def forget_unnamed(gone: DroppedEntry, *, purged: bool = False) -> Steps[None]:
+    """Removes the rows of the table, of which `gone` was a name, if no name refers to it. Its locations stay claimed:
+    with `purged`, until its files are deleted (`ReleaseLocations`), otherwise as long as files are there (`retain`)."""
+    uuid = gone.entry.uuid
+    if not purged:
+        yield from retain(gone)
+    for table in _KEPT:
         yield Statement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
     yield Statement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, f"{REWRITE}{uuid}"))  # noqa: S608
+
+
+def retain(gone: DroppedEntry) -> Steps[None]:
+    """Keeps the claims of an entry without a name for the namespace of its last name. A claim ends with its files:
+    otherwise a table of another namespace could get the location, and with it the files that were left there."""
+    uuid = gone.entry.uuid
+    yield Statement("SELECT turn FROM claim_turns", lock="UPDATE")  # an entry that is registered again waits
+    yield Statement(f"DELETE FROM claims WHERE uuid = $1 AND shared = 2 AND {UNNAMED}", (uuid,))  # noqa: S608
+    rows = yield Statement(f"SELECT 1 FROM claims WHERE uuid = $1 AND {UNNAMED} LIMIT 1", (uuid,))  # noqa: S608
+    if not rows:
+        return
+    yield Statement("DELETE FROM retained WHERE uuid = $1", (uuid,))
+    yield Statement(
+        f"INSERT INTO retained ({DROPPED}, checked_ms) VALUES ({placeholders(15)})",  # noqa: S608
+        (*from_dropped(gone, gone.entry), 0),
+    )

@@ -1,9 +1,9 @@
 """Operations on claims: the folders of each table, view and function, by UUID.
 
-A claim is added with the name and removed with the last name, live or dropped; a purge keeps it until the files are
-deleted. Claims of different UUIDs do not overlap (are not equal, and neither contains the other), except folders that
-were claimed as shared. Two transactions that see only their own insert could break that, so that adding claims takes a
-row lock.
+A claim is added with the name and removed after the last name, live or dropped, when no file is left: an entry without
+a name whose files stay is retained. Claims of different UUIDs do not overlap (are not equal, and neither contains the
+other), except folders that were claimed as shared. Two transactions that see only their own insert could break that, so
+that adding claims takes a row lock.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import msgspec
+
 from seamark.metaserver.errors import BadRequest, CommitConflict
 from seamark.metaserver.store import model, operations
-from seamark.metaserver.store.sql.by_uuid import UNNAMED
+from seamark.metaserver.store.sql.by_uuid import UNNAMED, retain
 from seamark.metaserver.store.sql.rows import pack
 from seamark.metaserver.store.sql.statement import Row, Statement, Steps
 
@@ -29,6 +31,7 @@ def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
         raise BadRequest(f"The UUID {op.uuid} is in use, or its files are being purged; choose another UUID")
     if op.returns and rows:
         yield from check_restored(op.uuid)
+        yield Statement("DELETE FROM retained WHERE uuid = $1", (op.uuid,))
     claimed = [str(row[0]) for row in rows]
     missing = [each for each in op.locations if not any(_is_within(each.key, key) for key in claimed)]
     if not missing:
@@ -38,9 +41,10 @@ def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
         if op.checked:
             yield from _check(op, each)
         yield Statement(
-            "INSERT INTO claims (location, uuid, shared) VALUES ($1, $2, $3) "
-            "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared WHERE claims.shared > excluded.shared",
-            (each.key, op.uuid, int(each.shared)),
+            "INSERT INTO claims (location, uuid, shared, spelled) VALUES ($1, $2, $3, $4) "
+            "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared, spelled = excluded.spelled "
+            "WHERE claims.shared > excluded.shared",
+            (each.key, op.uuid, int(each.shared), each.shown),
         )
 
 
@@ -54,7 +58,15 @@ def allow(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
 
 
 def release(op: operations.ReleaseLocations, now_ms: int) -> Steps[None]:
-    yield Statement(f"DELETE FROM claims WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
+    if op.retained is not None:
+        yield from retain(op.retained)
+        return
+    for table in ("claims", "retained"):
+        yield Statement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
+
+
+def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:
+    yield Statement("UPDATE retained SET checked_ms = $2 WHERE uuid = $1", (op.uuid, op.now_ms))
 
 
 def overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
@@ -78,8 +90,10 @@ def _overlapping(keys: Sequence[str], uuid: str, limit: int, first: int, last: i
 
 
 def of(uuid: str) -> Steps[list[model.Claim]]:
-    rows = yield Statement("SELECT location, uuid, shared FROM claims WHERE uuid = $1 ORDER BY location", (uuid,))
-    return [_claim(row) for row in rows]
+    rows = yield Statement(
+        "SELECT location, uuid, shared, spelled FROM claims WHERE uuid = $1 ORDER BY location", (uuid,)
+    )
+    return [msgspec.structs.replace(_claim(row), spelled=row[3] or "") for row in rows]
 
 
 def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
@@ -92,13 +106,19 @@ def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> St
 
 
 def released_name(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
-    """See the port. Writers of the namespace can restore the entry, so that its location gives them nothing new."""
+    """See the port. Writers of the namespace can restore the entry, or could, so that its location gives them nothing
+    new."""
     rows = yield Statement(
         "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "
         "AND NOT EXISTS (SELECT 1 FROM entries WHERE uuid = $1) "
         "AND NOT EXISTS (SELECT 1 FROM dropped WHERE uuid = $1 AND (namespace <> $2 OR name <> $3))",
         (uuid, pack(namespace), name),
     )
+    if not rows:
+        rows = yield Statement(
+            f"SELECT 1 FROM retained WHERE uuid = $1 AND namespace = $2 AND {UNNAMED}",  # noqa: S608
+            (uuid, pack(namespace)),
+        )
     return bool(rows)
 
 

@@ -67,6 +67,7 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.ClaimLocations: claims.claim,
     operations.AllowLocations: claims.allow,
     operations.ReleaseLocations: claims.release,
+    operations.CheckRetained: claims.check_retained,
     operations.AdvanceProducer: producers.advance,
     operations.KeepPlanTable: plan_tables.keep,
     operations.RenewPlanTable: plan_tables.renew,

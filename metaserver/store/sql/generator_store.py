@@ -103,6 +103,8 @@ class GeneratorStore(ABC):
     dropped = _list_read(queries.dropped)
     dropped_entry = _point_read(queries.dropped_entry)
     dropped_expired = _list_read(queries.dropped_expired)
+    retained = _list_read(queries.retained)
+    retained_unchecked = _list_read(queries.retained_unchecked)
     names_of = _point_read(queries.names_of)
     fence = _point_read(records.fence_of)
     lease_state = _point_read(records.lease_state)

@@ -158,6 +158,18 @@ _COLUMN_READS = (
 
 _LEASE_STATES = ("ALTER TABLE leases ADD COLUMN state {text}",)
 
+_RETAINED = (
+    # Entries without a name whose claims stay, because files are still there.
+    "CREATE TABLE retained (id {text} NOT NULL, "
+    + _ENTRY_COLUMNS
+    + ", purge {int} NOT NULL, dropped_ms {int} NOT NULL, expires_ms {int} NOT NULL, who {text} NOT NULL, "
+    "checked_ms {int} NOT NULL, PRIMARY KEY (uuid)) {table}",
+    "CREATE UNIQUE INDEX retained_by_id ON retained (id)",
+    "CREATE INDEX retained_by_namespace ON retained (namespace, id)",
+    "CREATE INDEX retained_by_check ON retained (checked_ms, uuid)",
+    "ALTER TABLE claims ADD COLUMN spelled {text}",
+)
+
 MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _FIRST, "PostgreSQL": _FIRST_POSTGRES},
     {"": _INDEX_FILES},
@@ -169,6 +181,7 @@ MIGRATIONS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"": _REPLICAS},
     {"": _COLUMN_READS},
     {"": _LEASE_STATES},
+    {"": _RETAINED},
 )
 """Step n is MIGRATIONS[n - 1]: statements for every database under "", and for one database under its dialect's
 name."""

@@ -6,12 +6,13 @@ Messages are those that Iceberg's tests compare (CatalogTests, ViewCatalogTests)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from seamark.metaserver.errors import (
     AlreadyExists,
+    BadRequest,
     CommitConflict,
     NamespaceNotEmpty,
     NoSuchFunction,
@@ -21,7 +22,7 @@ from seamark.metaserver.errors import (
     NotFound,
 )
 from seamark.metaserver.store import operations
-from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.sql.by_uuid import forget_unnamed
 from seamark.metaserver.store.sql.claims import check_restored
 from seamark.metaserver.store.sql.rows import (
@@ -36,6 +37,9 @@ from seamark.metaserver.store.sql.rows import (
 )
 from seamark.metaserver.store.sql.statement import Row, Statement, Steps, placeholders
 from seamark.metaserver.wire import show
+
+DROPPED_MAX = 100_000
+"""The maximum number of dropped and retained entries of a namespace."""
 
 _TITLES = {EntryKind.TABLE: "Table", EntryKind.VIEW: "View", EntryKind.FUNCTION: "Function"}
 _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
@@ -195,8 +199,10 @@ def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
 
 def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
+    yield from _check_room(op.namespace)
     if op.keep is None:
-        yield from forget_unnamed(entry.uuid)
+        gone = DroppedEntry(id=entry.uuid, entry=entry, purge=False, dropped_ms=now_ms, expires_ms=0, who="")
+        yield from forget_unnamed(gone)
         return
     rows = yield Statement(
         f"INSERT INTO dropped ({DROPPED}) VALUES ({placeholders(14)}) ON CONFLICT (id) DO NOTHING RETURNING 1",  # noqa: S608
@@ -204,6 +210,20 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
     )
     if not rows:
         raise AlreadyExists(f"Dropped entry already exists: {op.keep.id}")
+
+
+def _check_room(path: NamespacePath) -> Steps[None]:
+    """BadRequest if so many entries of the namespace are dropped that another could not keep its locations."""
+    rows = yield Statement(
+        "SELECT (SELECT count(*) FROM dropped WHERE namespace = $1) "
+        "+ (SELECT count(*) FROM retained WHERE namespace = $1)",
+        (pack(path),),
+    )
+    if rows[0][0] >= DROPPED_MAX:
+        raise BadRequest(
+            f"Namespace {show(path)} has {DROPPED_MAX:,} dropped entries that keep their locations; have an admin "
+            "purge or release some with DELETE /api/v1/dropped/{id} first"
+        )
 
 
 def restore_entry(op: operations.RestoreEntry, now_ms: int) -> Steps[None]:
@@ -222,13 +242,19 @@ _NAMED = ("entries", "dropped")
 
 
 def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
-    rows = yield Statement("DELETE FROM dropped WHERE id = $1 RETURNING uuid", (op.dropped_id,))
-    if not rows:
+    # Of a retained entry only the files and the claims are left, so that it can only be purged.
+    rows: Sequence[Row] = ()
+    for table in ("dropped", "retained") if op.unshared else ("dropped",):
+        rows = yield Statement(f"DELETE FROM {table} WHERE id = $1 RETURNING {DROPPED}", (op.dropped_id,))  # noqa: S608
+        if rows:
+            break
+    else:
         raise NotFound(f"Dropped entry does not exist: {op.dropped_id}")
+    gone = to_dropped(rows[0])
     if op.unshared:
         # In one statement: an entry that is restored between two statements would be in neither result.
         others = " UNION ALL ".join(f"SELECT namespace, name FROM {table} WHERE uuid = $1" for table in _NAMED)  # noqa: S608
-        live = yield Statement(f"{others} LIMIT 1", (rows[0][0],))
+        live = yield Statement(f"{others} LIMIT 1", (gone.entry.uuid,))
         if live:
             raise CommitConflict(f"{show(unpack(live[0][0]), live[0][1])} has the same uuid, so its files are in use")
-    yield from forget_unnamed(rows[0][0], purged=op.unshared)
+    yield from forget_unnamed(gone, purged=op.unshared)

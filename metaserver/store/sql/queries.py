@@ -44,6 +44,7 @@ from seamark.metaserver.store.sql.rows import (
     pack,
     space_of,
     to_dropped,
+    to_retained,
     unpack,
 )
 from seamark.metaserver.store.sql.statement import Row, Statement, Steps
@@ -102,7 +103,24 @@ def dropped(namespace: NamespacePath | None, after: str | None, limit: int) -> S
 
 
 def dropped_entry(dropped_id: str) -> Steps[DroppedEntry | None]:
-    return _first(to_dropped, f"SELECT {DROPPED} FROM dropped WHERE id = $1", dropped_id)  # noqa: S608
+    found = yield from _first(to_dropped, f"SELECT {DROPPED} FROM dropped WHERE id = $1", dropped_id)  # noqa: S608
+    if found is None:
+        sql = f"SELECT {DROPPED} FROM retained WHERE id = $1"  # noqa: S608
+        found = yield from _first(to_retained, sql, dropped_id)
+    return found
+
+
+def retained(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
+    if namespace is None:
+        sql = f"SELECT {DROPPED} FROM retained WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
+        return _all(to_retained, sql, after or "", limit)
+    sql = f"SELECT {DROPPED} FROM retained WHERE namespace = $1 AND id > $2 ORDER BY id LIMIT $3"  # noqa: S608
+    return _all(to_retained, sql, pack(namespace), after or "", limit)
+
+
+def retained_unchecked(before_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
+    sql = f"SELECT {DROPPED} FROM retained WHERE checked_ms < $1 ORDER BY checked_ms, uuid LIMIT $2"  # noqa: S608
+    return _all(to_retained, sql, before_ms, limit)
 
 
 def dropped_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
@@ -338,6 +356,14 @@ _INVARIANTS = (
         "index file of a table without a name",
         "SELECT location FROM index_files WHERE uuid NOT IN (SELECT uuid FROM entries) "
         "AND uuid NOT IN (SELECT uuid FROM dropped)",
+    ),
+    (
+        "retained entry with a name",
+        "SELECT uuid FROM retained WHERE uuid IN (SELECT uuid FROM entries) OR uuid IN (SELECT uuid FROM dropped)",
+    ),
+    (
+        "retained entry without claims",
+        "SELECT uuid FROM retained WHERE uuid NOT IN (SELECT uuid FROM claims)",
     ),
     (
         "index file without its table's index version",

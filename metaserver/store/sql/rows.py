@@ -164,5 +164,9 @@ def to_dropped(row: Row) -> DroppedEntry:
     return DroppedEntry(row[0], ENTRY.decode(row[1:10]), bool(row[10]), row[11], row[12], row[13])
 
 
+def to_retained(row: Row) -> DroppedEntry:
+    return msgspec.structs.replace(to_dropped(row), is_retained=True)
+
+
 def from_dropped(dropped: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
     return (dropped.id, *ENTRY.encode(entry), int(dropped.purge), dropped.dropped_ms, dropped.expires_ms, dropped.who)

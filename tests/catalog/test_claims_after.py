@@ -1,0 +1,218 @@
+"""A claim ends with its files: after the last name of an entry has gone, its namespace keeps the locations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableIdentifier
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import BadRequest, NotFound
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.store.sql import names
+from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
+from tests.catalog.test_confinement import VERSION
+
+A = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
+B = Caller(who="wb", request_id="r", confined_to=(("b",),), names_owners=False)
+_DAY_MS = 86_400_000
+_WEEK_MS = 7 * _DAY_MS
+
+
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
+def database(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {} if request.param == "SQLite" else {"database": request.getfixturevalue("postgres_url")}
+
+
+async def moved_table(it: Rig) -> str:
+    """The location of `b.t`, which was created in `a` and moved; it has a data file that no metadata names."""
+    for path in (("a",), ("b",)):
+        await it.catalog.namespaces.create(CALLER, path, {})
+    created = await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
+    await it.catalog.tables.rename(CALLER, TableIdentifier(("a",), "t"), TableIdentifier(("b",), "t"))
+    await it.objects.create(f"{created.metadata.location}/data/secret.parquet", b"secret")
+    return created.metadata.location
+
+
+async def housekeep(it: Rig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1) -> None:
+    clock.advance(after_ms)
+    await it.catalog.dropped.purge_expired()
+    await it.catalog.dropped.release_unused()
+
+
+def delete_files(location: str) -> None:
+    for path in Path(parse_location(location).file_path).rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+async def refuse(it: Rig, caller: Caller, namespace: str, location: str) -> None:
+    """No entry of the namespace gets the location, or a folder in it."""
+    for place in (location, f"{location}/data", f"{location}/x/y"):
+        request = CreateTable(name="x", schema=SCHEMA, location=place)
+        with pytest.raises(BadRequest, match="overlaps"):
+            await it.catalog.tables.create(caller, (namespace,), request)
+    request = CreateTable(name="x", schema=SCHEMA, properties={"write.data.path": f"{location}/data"})
+    with pytest.raises(BadRequest, match="overlaps"):
+        await it.catalog.tables.create(caller, (namespace,), request)
+
+
+async def _drop(it: Rig) -> None:
+    await it.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
+
+
+async def _purge(it: Rig) -> None:
+    await it.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
+
+
+async def _unregister(it: Rig) -> None:
+    await it.catalog.tables.unregister(CALLER, ("b",), "t")
+
+
+@pytest.mark.parametrize("ending", [_drop, _purge, _unregister])
+@pytest.mark.parametrize("retention_s", [7 * 86400, 0])
+async def test_a_moved_table_s_former_namespace_does_not_get_what_it_left(
+    tmp_path: Path, database: dict[str, Any], ending: Callable[[Rig], Any], retention_s: int
+) -> None:
+    clock = SimulatedClock(1)
+    async with rig(tmp_path, clock=clock, drop_retention_s=retention_s, **database) as it:
+        location = await moved_table(it)
+        await ending(it)
+        for _ in range(3):
+            await housekeep(it, clock)
+            await refuse(it, A, "a", location)
+        await it.store.check_invariants()
+        (row,) = (await it.catalog.dropped.list_retained(None, None, None)).items
+        assert (row.entry.namespace, row.entry.name) == (("b",), "t")
+        assert (await it.catalog.dropped.list(None, None, None)).items == []
+        with pytest.raises(NotFound, match="retention"):
+            await it.catalog.dropped.restore(CALLER, row.id, None, None)
+        delete_files(location)
+        await housekeep(it, clock, _DAY_MS)
+        assert (await it.catalog.dropped.list_retained(None, None, None)).items == []
+        await it.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+        await it.store.check_invariants()
+
+
+async def test_the_last_namespace_may_use_the_location_again(tmp_path: Path, database: dict[str, Any]) -> None:
+    clock = SimulatedClock(1)
+    async with rig(tmp_path, clock=clock, **database) as it:
+        location = await moved_table(it)
+        metadata_location = (await it.catalog.tables.entry(("b",), "t")).metadata_location
+        await _drop(it)
+        await housekeep(it, clock)
+        await it.catalog.tables.register(CALLER, ("b",), "back", metadata_location, overwrite=False)
+        assert (await it.catalog.dropped.list_retained(None, None, None)).items == []
+        assert await it.store.names_of((await it.catalog.tables.entry(("b",), "back")).uuid) == 1
+        await it.catalog.tables.unregister(CALLER, ("b",), "back")
+        await housekeep(it, clock)
+        request = CreateTable(name="other", schema=SCHEMA, location=location)
+        await it.catalog.tables.create(CALLER, ("b",), request)
+        await refuse(it, A, "a", location)
+        await it.store.check_invariants()
+
+
+async def test_an_admin_purges_or_releases_what_is_retained(tmp_path: Path, database: dict[str, Any]) -> None:
+    clock = SimulatedClock(1)
+    async with rig(tmp_path, clock=clock, **database) as it:
+        location = await moved_table(it)
+        await _drop(it)
+        (row,) = (await it.catalog.dropped.list(None, None, None)).items
+        with pytest.raises(BadRequest, match="can be restored"):
+            await it.catalog.dropped.release(row.id)
+        await housekeep(it, clock)
+        await it.catalog.dropped.purge(CALLER, row.id)
+        assert await it.files() == {f"{location}/data/secret.parquet"}
+        await refuse(it, A, "a", location)
+        (row,) = (await it.catalog.dropped.list_retained(("b",), None, None)).items
+        assert (await it.catalog.dropped.list_retained(("a",), None, None)).items == []
+        await it.catalog.dropped.release(row.id)
+        assert await it.files() == {f"{location}/data/secret.parquet"}
+        await it.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+        with pytest.raises(NotFound):
+            await it.catalog.dropped.release(row.id)
+
+
+async def test_a_release_before_housekeeping_has_seen_the_end_of_the_retention(
+    tmp_path: Path, database: dict[str, Any]
+) -> None:
+    clock = SimulatedClock(1)
+    async with rig(tmp_path, clock=clock, **database) as it:
+        location = await moved_table(it)
+        await _drop(it)
+        (row,) = (await it.catalog.dropped.list(None, None, None)).items
+        clock.advance(_WEEK_MS + 1)
+        await it.catalog.dropped.release(row.id)
+        await it.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
+        await it.store.check_invariants()
+
+
+async def test_views_keep_their_locations_too(tmp_path: Path, database: dict[str, Any]) -> None:
+    clock = SimulatedClock(1)
+    async with rig(tmp_path, clock=clock, **database) as it:
+        await moved_table(it)
+        view = await it.catalog.views.create(CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
+        await it.catalog.views.rename(CALLER, TableIdentifier(("a",), "v"), TableIdentifier(("b",), "v"))
+        await it.catalog.views.drop(CALLER, ("b",), "v")
+        await housekeep(it, clock)
+        await refuse(it, A, "a", view.metadata.location)
+        (row,) = (await it.catalog.dropped.list_retained(None, None, None)).items
+        assert row.entry.kind is EntryKind.VIEW
+        await it.catalog.dropped.purge(CALLER, row.id)
+        request = CreateTable(name="x", schema=SCHEMA, location=view.metadata.location)
+        await it.catalog.tables.create(A, ("a",), request)
+
+
+async def test_a_metadata_file_that_was_overwritten_does_not_end_a_claim(tmp_path: Path) -> None:
+    """The former namespace's writer can write the file, and spell the location so that nothing is found there."""
+    clock = SimulatedClock(1)
+    async with rig(tmp_path, clock=clock) as it:
+        location = await moved_table(it)
+        entry = await it.catalog.tables.entry(("b",), "t")
+        file = Path(parse_location(entry.metadata_location).file_path)
+        for spelled in (location.upper().replace("FILE:", "file:"), f"{location}-away", ""):
+            file.write_text(file.read_text().replace(location, spelled) if spelled else "{}")
+        await _drop(it)
+        for _ in range(2):
+            await housekeep(it, clock)
+        await refuse(it, A, "a", location)
+
+
+async def test_a_link_in_the_place_of_the_files_does_not_end_a_claim(tmp_path: Path) -> None:
+    clock = SimulatedClock(1)
+    async with rig(tmp_path, clock=clock) as it:
+        location = await moved_table(it)
+        await _drop(it)
+        folder = Path(parse_location(location).file_path)
+        folder.rename(f"{folder}-away")
+        (tmp_path / "empty").mkdir()
+        folder.symlink_to(tmp_path / "empty")
+        await housekeep(it, clock)
+        folder.unlink()
+        Path(f"{folder}-away").rename(folder)
+        await refuse(it, A, "a", location)
+
+
+async def test_a_namespace_has_a_limit_of_entries_that_keep_locations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(names, "DROPPED_MAX", 3)
+    clock = SimulatedClock(1)
+    async with rig(tmp_path, clock=clock, **database) as it:
+        await it.catalog.namespaces.create(CALLER, ("a",), {})
+        for number in range(4):
+            await it.catalog.tables.create(CALLER, ("a",), CreateTable(name=f"t{number}", schema=SCHEMA))
+        for number in range(3):
+            await it.catalog.tables.drop(CALLER, ("a",), f"t{number}", purge=False)
+            await housekeep(it, clock)
+        for purge in (False, True):
+            with pytest.raises(BadRequest, match="purge or release some"):
+                await it.catalog.tables.drop(CALLER, ("a",), "t3", purge=purge)
+        assert await it.catalog.tables.exists(("a",), "t3")
+        row, *_ = (await it.catalog.dropped.list_retained(None, None, None)).items
+        await it.catalog.dropped.purge(CALLER, row.id)
+        await it.catalog.tables.drop(CALLER, ("a",), "t3", purge=False)
