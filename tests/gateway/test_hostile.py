@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import itertools
 import os
-from contextlib import closing
+import shutil
+import threading
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
@@ -24,6 +26,7 @@ from seamark.metaserver.gateway.sigv4 import SignatureClaim, signing_key
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD, parse_delete_body
 from tests.gateway.rig import Keys, Rig
 from tests.gateway.test_isolation import raw
+from tests.seeds import examples
 
 _numbers = itertools.count()
 _ENTITIES = """<?xml version="1.0" encoding="utf-16"?>
@@ -192,6 +195,55 @@ def test_a_listing_has_no_keys_with_empty_names(folder_rig: Rig) -> None:
         for name in ("/", "data//", "data/o/", "data/o//"):
             found = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + name)
             assert found["KeyCount"] == 0, name
+
+
+def test_a_folder_that_is_swapped_for_a_link_at_any_moment_gives_nothing_else(folder_rig: Rig, tmp_path: Path) -> None:
+    """A program with access to the folder of one table swaps it for a link to another's, beside requests."""
+    keys = folder_rig.create_table(f"swaps{next(_numbers)}")
+    at = folder_rig.folder / keys.bucket / keys.prefix
+    other = tmp_path / "other"
+    other.mkdir()
+    with closing(keys.client()) as client:
+        for number in range(4):
+            client.put_object(Bucket=keys.bucket, Key=f"{keys.prefix}data/{number}", Body=b"own")
+            (other / str(number)).write_bytes(b"secret")
+        (other / "only-here").write_bytes(b"secret")
+        before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in other.iterdir()}
+        ended = threading.Event()
+
+        def swap() -> None:
+            while not ended.wait(0.0005):
+                (at / "data-link").symlink_to(other)
+                (at / "data").rename(at / "data-away")
+                try:
+                    (at / "data-link").rename(at / "data")
+                except OSError:  # a request has made the folder again
+                    (at / "data-link").unlink()
+                    shutil.rmtree(at / "data-away")
+                    continue
+                ended.wait(0.0005)
+                (at / "data").unlink()
+                (at / "data-away").rename(at / "data")
+
+        thread = threading.Thread(target=swap)
+        thread.start()
+        answers: set[bytes] = set()
+        try:
+            for number in range(examples(400, 60)):
+                key = f"{keys.prefix}data/{number % 4}"
+                with suppress(ClientError):
+                    answers.add(client.get_object(Bucket=keys.bucket, Key=key)["Body"].read())
+                    client.delete_object(Bucket=keys.bucket, Key=key)
+                with suppress(ClientError):
+                    client.put_object(Bucket=keys.bucket, Key=key, Body=b"own")
+                with suppress(ClientError):
+                    found = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)
+                    assert "only-here" not in str(found.get("Contents"))
+        finally:
+            ended.set()
+            thread.join()
+    assert answers <= {b"own"}
+    assert {path.name: (path.read_bytes(), path.stat().st_ino) for path in other.iterdir()} == before
 
 
 def test_a_listing_follows_no_link(folder_rig: Rig, tmp_path: Path) -> None:

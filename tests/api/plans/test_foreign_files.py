@@ -161,6 +161,44 @@ async def test_a_confined_writer_commits_nothing_that_lies_in_another_table(lake
     assert "outside" in refused.error[2]
 
 
+async def test_a_commit_that_names_a_file_behind_a_link_is_refused(lake: Lake) -> None:
+    """Of the catalog's writer as of a confined one. A link that is made later leads nowhere, either."""
+    mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
+    (mine / "data").mkdir(exist_ok=True)
+    (mine / "link").symlink_to(theirs)
+    (mine / "metadata" / "snap-link.avro").symlink_to(theirs / "metadata" / "snap.avro")
+    (mine / "data" / "link.parquet").symlink_to(theirs / "data" / f"{SECRET}.parquet")
+    behind = f"file://{mine}/link"
+    attempts = {
+        "its manifest list": f"{behind}/metadata/snap.avro",
+        "its manifest list, by a link in its place": f"file://{mine}/metadata/snap-link.avro",
+    }
+    for who in ("wendy", "root"):
+        for number, (what, location) in enumerate(attempts.items()):
+            answer = await lake.commit(who, "mine", 300 + number, location)
+            assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (who, what, answer.raw)
+        statistics = {
+            "snapshot-id": 1,
+            "statistics-path": f"{behind}/metadata/stats.puffin",
+            "file-size-in-bytes": 4,
+            "file-footer-size-in-bytes": 1,
+            "blob-metadata": [],
+        }
+        updates = [{"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}]
+        answer = await lake(who, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
+        assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (who, answer.raw)
+    for number, path in enumerate((f"{behind}/data/{SECRET}.parquet", f"file://{mine}/data/link.parquet")):
+        naming = manifest(mine / "metadata" / f"behind{number}.avro", [file_of(path, 1, 9)], 7)
+        listed = manifest_list(mine / "metadata" / f"behind-list{number}.avro", [naming])
+        answer = await lake.commit("wendy", "mine", 310 + number, listed)
+        assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), answer.raw
+    hidden = manifest(mine / "metadata" / "hidden.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
+    listed = manifest_list(mine / "metadata" / "hidden-list.avro", [hidden])
+    (mine / "metadata" / "hidden.avro").rename(theirs / "metadata" / "hidden.avro")
+    (mine / "metadata" / "hidden.avro").symlink_to(theirs / "metadata" / "hidden.avro")
+    assert (await lake.commit("wendy", "mine", 320, listed)).status == 400
+
+
 async def test_a_confined_writer_commits_what_lies_in_the_table(lake: Lake) -> None:
     mine = await lake.folder("mine")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)

@@ -1,0 +1,192 @@
+"""A hostile writer on the machine swaps folders and files of its table for links to another tenant's, at any moment.
+
+Beside it the server plans, reads, expires, removes orphans, commits and purges, and workers run statements and jobs.
+Whatever they meet: no value of the other tenant is in an answer, and no file of it is read into a new one, changed or
+deleted. The other's files have the names that the writer's metadata has, so that each link leads to a file that fits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import shutil
+import threading
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client import storage
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.write.appends import append
+from seamark.metaserver.cli.job_worker import run as run_job
+from seamark.metaserver.services.launching.launchers import JobRequest
+from tests.api.client import Api
+from tests.connector.lake import catalog_at
+from tests.server.rig import Running, running
+
+SECRET = "the-other-tenants-value"
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
+ROUNDS = 4
+_DAY_MS = 86_400_000
+SEEDS = [pytest.param(seed, marks=[] if seed == 1 else pytest.mark.slow) for seed in range(1, 9)]
+
+
+def fill(url: str, namespace: str, text: str, appends: int = 3) -> None:
+    with catalog_at(url) as catalog:
+        catalog.create_table(f"{namespace}.t", schema=SCHEMA)
+    with closing(SeamarkClient(url)) as client:
+        for number in range(appends):
+            append(client, (namespace, "t"), pa.table({"id": [number], "text": [text]}, schema=SCHEMA))
+
+
+class Swapper:
+    """Replaces what is in `own` by links to what has the same name in `other`, and puts it back, until it is closed."""
+
+    def __init__(self, own: Path, other: Path, seed: int) -> None:
+        self._own, self._other = own, other
+        self._rng = random.Random(seed)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.swaps = 0
+
+    def __enter__(self) -> Swapper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            with suppress(OSError):
+                self._swap(self._victim())
+                self.swaps += 1
+
+    def _victim(self) -> Path:
+        choices = [self._own, self._own / "data", self._own / "metadata"]
+        choices += [path for folder in choices[1:] for path in folder.iterdir()]
+        return self._rng.choice(choices)
+
+    def _swap(self, path: Path) -> None:
+        away = path.with_name(f"{path.name}-away")
+        counterpart = self._other / path.relative_to(self._own)
+        link = path.with_name(f"{path.name}-link")
+        link.symlink_to(os.path.relpath(counterpart, path.parent) if self._rng.random() < 0.5 else counterpart)
+        path.rename(away)
+        link.rename(path)
+        self._ended.wait(self._rng.random() * 0.004)
+        path.unlink()
+        away.rename(path)
+        self._ended.wait(self._rng.random() * 0.004)
+
+
+def plain_files(folder: Path) -> list[Path]:
+    """All files below the folder, through no link."""
+    found = [Path(at, name) for at, _, names in os.walk(folder) for name in names]
+    return sorted(path for path in found if not path.is_symlink())
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = plain_files(folder)
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def copy_names(own: Path, other: Path, fitting: Path) -> None:
+    """Gives the other tenant a file with each name that the writer has, a data file with as many rows; and both an old
+    file that no table names, as orphan removal looks for them."""
+    for folder in ("data", "metadata"):
+        (own / folder / "orphan.parquet").write_bytes(b"orphan")
+    for path in plain_files(own):
+        target = other / path.relative_to(own)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(fitting if path.suffix == ".parquet" else path, target)
+        for old in (path, target):
+            os.utime(old, (1, 1))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_nothing_of_another_tenant_is_read_changed_or_deleted(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "_confined_to", None)
+    rng = random.Random(seed)
+    async with running(tmp_path, drop_retention_s=0, plan_prepare_bytes=0, sql="on") as server:
+        warehouse = tmp_path / "warehouse"
+        for namespace in ("mine", "theirs"):
+            assert (await Api(server)("POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200
+        await asyncio.to_thread(fill, server.url, "theirs", SECRET)
+        (other,) = (warehouse / "theirs").iterdir()
+        fitting = next((other / "data").rglob("*.parquet"))
+        swaps = 0
+        for turn in range(ROUNDS):
+            await asyncio.to_thread(fill, server.url, "mine", "own")
+            own = max((warehouse / "mine").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            copy_names(own, other, fitting)
+            before = digests(warehouse / "theirs")
+            with Swapper(own, other, seed * 100 + turn) as swapper:
+                answers = [await act(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]
+                answers += [await act(server, warehouse, "purge"), await act(server, warehouse, "housekeep")]
+            swaps += swapper.swaps
+            assert digests(warehouse / "theirs") == before
+            assert not any(SECRET in answer for answer in answers)
+            for path in plain_files(own):
+                assert SECRET.encode() not in path.read_bytes(), path
+            rest = await Api(server)("DELETE", "/v1/namespaces/mine/tables/t?purgeRequested=false")
+            assert rest.status in (204, 404), rest.raw
+    assert swaps > ROUNDS * 4
+
+
+ACTIONS = ["load", "plan", "sql", "join", "expire", "orphans", "commit", "append", "compaction", "statistics"]
+
+
+async def act(server: Running, warehouse: Path, action: str) -> str:
+    """The answer as text. It may be an error: what the writer breaks is its own."""
+    api, table = Api(server), "/v1/namespaces/mine/tables/t"
+    maintenance = "/api/v1/tables/mine/t"
+    match action:
+        case "load":
+            answer = await api("GET", table)
+        case "plan":
+            condition = {"type": "gt-eq", "term": "id", "value": 0}
+            answer = await api("POST", f"{table}/plan", {"filter": condition, "stats-fields": ["text"]})
+        case "sql":
+            answer = await api("POST", "/api/v1/sql", {"statement": "SELECT * FROM mine.t"})
+        case "join":
+            text = "SELECT b.id FROM theirs.t AS b JOIN mine.t AS a ON a.id = b.id WHERE a.text <> 'x'"
+            answer = await api("POST", "/api/v1/sql", {"statement": text})
+        case "expire":
+            answer = await api("POST", f"{maintenance}/expire-snapshots", {"retain-last": 1, "older-than-ms": 2**52})
+        case "orphans":
+            answer = await api("POST", f"{maintenance}/remove-orphan-files", {"older-than-ms": 2 * _DAY_MS})
+        case "commit":
+            body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"k": "v"}}]}
+            answer = await api("POST", table, body)
+        case "purge":
+            answer = await api("DELETE", f"{table}?purgeRequested=true")
+        case "housekeep":
+            return str(await server.parts.housekeeping.round())
+        case "append":
+            return await asyncio.to_thread(try_append, server.url)
+        case _:
+            request = JobRequest(action, ("mine",), "t", server.url, None, (str(warehouse),), 0o022)
+            try:
+                return str(await asyncio.to_thread(run_job, request, lambda progress: None))
+            finally:
+                storage._confined_to = None
+    assert answer.status < 600, answer.raw
+    return str(answer.raw)
+
+
+def try_append(url: str) -> str:
+    try:
+        with closing(SeamarkClient(url)) as client:
+            append(client, ("mine", "t"), pa.table({"id": [9], "text": ["own"]}, schema=SCHEMA))
+    except Exception as error:  # noqa: BLE001  the folder may be a link just now
+        return str(error)
+    return ""
