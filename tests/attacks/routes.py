@@ -378,7 +378,11 @@ _QUERIES: dict[str, Callable[[_Names], dict[str, Any]]] = {
     "listViews": lambda n: {"pageToken": _token(n), "pageSize": 1},
     "dropTable": lambda n: {"purgeRequested": "true"},
     "signRequest": lambda n: {"stage": n.c.hint("stage")} if n.rng.random() < 0.5 else {},
-    "listDropped": lambda n: {"namespace": n.of("namespace")} if n.rng.random() < 0.7 else {},
+    "listDropped": lambda n: (
+        ({"namespace": n.of("namespace")} if n.rng.random() < 0.7 else {})
+        | ({"retained": "true"} if n.rng.random() < 0.3 else {})
+    ),
+    "purgeDropped": lambda n: {"release": "true"} if n.rng.random() < 0.3 else {},
     "listGrants": lambda n: {"principal": n.rng.choice(("mallory", "rita", "root"))} if n.rng.random() < 0.5 else {},
     "removeGrant": lambda n: {"principal": "rita", "role": "reader", "namespace": n.of("namespace")},
     "listTimeline": lambda n: {"limit": 100},
