@@ -188,10 +188,10 @@ def test_indexes_prune_for_duckdb(con: duckdb.DuckDBPyConnection, server: Seamar
 
 
 @pytest.mark.parametrize("footer", ["plain", "encrypted"])
-def test_sql_on_encrypted_files_works_or_says_why_not(
+def test_sql_on_encrypted_files_is_refused_with_the_reason(
     con: duckdb.DuckDBPyConnection, server: Seamark, footer: str
 ) -> None:
-    """Rows are deleted by plain columns of files with a plain footer. The rows stay when a statement is refused."""
+    """SQL refuses encrypted files. The rows stay when a statement is refused."""
     table = people(con, f"secret_{footer}").removeprefix("sea.")
     client = IndexClient(server.base_url)
     for location in client.files(table, content="data")["file_path"].to_pylist():
@@ -201,14 +201,8 @@ def test_sql_on_encrypted_files_works_or_says_why_not(
         return sorted(scan(client, table, ["id"], keys=encrypted.keys()).to_arrow()["id"].to_pylist())
 
     changes = [f"UPDATE {table} SET score = 1 WHERE id = 1", f"DELETE FROM {table} WHERE name = 'ann'"]
-    by_plain_column = f"DELETE FROM {table} WHERE id = 2"
     with SqlSession(server.base_url) as session:
-        with pytest.raises(BadRequest, match=r"SQL does not read encrypted files: file://.*no keys were given"):
-            session.sql(f"SELECT id FROM {table}").to_arrow()
-        for change in changes if footer == "plain" else [*changes, by_plain_column]:
-            with pytest.raises(BadRequest, match="A data file is encrypted, or damaged"):
-                session.sql(change).to_arrow()
-        assert ids() == [1, 2, 3]
-        if footer == "plain":
-            session.sql(by_plain_column).to_arrow()
-            assert ids() == [1, 3]
+        for statement in (f"SELECT id FROM {table}", *changes, f"DELETE FROM {table} WHERE id = 2"):
+            with pytest.raises(BadRequest, match=r"SQL does not read encrypted files: file://.*no keys were given"):
+                session.sql(statement).to_arrow()
+    assert ids() == [1, 2, 3]
