@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import result_type
-from seamark.metaserver.iceberg.types.types import canonical_primitive
+from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
 from seamark.metaserver.index.blocks.block import COUNTS, HEAD, MAGIC
 from seamark.metaserver.index.blocks.packing import (
     ALIGNMENT,
@@ -30,10 +30,18 @@ from seamark.metaserver.index.blocks.packing import (
     form_of,
     source_of,
 )
+from seamark.metaserver.index.kernels._bounds import ORDERS, unusable_bounds
 from seamark.metaserver.index.kernels._pack import SOURCES, Packer
 
 _DELETE_COLUMNS = {DELETED_PATH: "string", DELETED_POSITION: "long"}
 """`file_path` and `pos` of position delete files, which are not in schemas (Iceberg spec, "Reserved Field IDs")."""
+
+_Bounds: TypeAlias = tuple[npt.NDArray[np.int32], Longs, npt.NDArray[np.int32]]
+_NO_ROWS = np.zeros(0, dtype=np.int32)
+_NO_BOUNDS: _Bounds = (_NO_ROWS, np.zeros(0, dtype=np.int64), _NO_ROWS)
+_ORDER_OF = {"string": "texts", "binary": "bytes", "fixed": "bytes", "float": "reals", "double": "reals"}
+_ORDER_OF |= {"decimal": "numerals", "uuid": "unordered"}
+"""The order of the bounds of a type; of other types it is that of integers."""
 
 
 def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
@@ -181,9 +189,24 @@ def _add_columns(
         if kind is not None:
             values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
             of_column = (values, nulls, nans, sizes)
-            number = packer.column(source_of(kind), of_column, lower.get(column_id), upper.get(column_id), record_count)
+            bounds = _usable_bounds(decoded, kind, lower.get(column_id), upper.get(column_id))
+            number = packer.column(source_of(kind), of_column, *bounds, record_count)
             columns.append((column_id, kind, number))
     return columns
+
+
+def _usable_bounds(
+    decoded: DecodedManifest, kind: str, lower: _Bounds | None, upper: _Bounds | None
+) -> tuple[_Bounds | None, _Bounds | None]:
+    """The bounds of a column without those that prove nothing: texts that are not UTF-8, and lower bounds above upper
+    bounds. Engines wrote some (`iceberg/manifests/repaired_metrics.py`)."""
+    order = ORDERS[_ORDER_OF.get(base_name(kind), "integers")]
+    found = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
+    if found is None:
+        return lower, upper
+    sides = zip((lower, upper), found, strict=True)
+    low, high = (None if side is None else tuple(part[marks == 0] for part in side) for side, marks in sides)
+    return low, high
 
 
 def _kind_of(schema: Schema, column_id: int) -> str | None:
