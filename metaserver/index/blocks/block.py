@@ -87,6 +87,7 @@ class _Directory(msgspec.Struct, frozen=True, array_like=True, gc=False):
     partition: tuple[_PartitionEntry, ...]
     columns: tuple[ColumnEntry, ...]
     may_have_dots: bool
+    has_unusable_bounds: bool
 
 
 class Block:
@@ -171,6 +172,11 @@ class Block:
     def may_have_dots(self) -> bool:
         """Whether a file path may contain two dots in a row; False is certain."""
         return self._directory.may_have_dots
+
+    @property
+    def has_unusable_bounds(self) -> bool:
+        """Whether the manifest has bounds that the block omits, and with which other readers may fail."""
+        return self._directory.has_unusable_bounds
 
     @property
     def partition_columns(self) -> tuple[PackedColumn | None, ...]:
