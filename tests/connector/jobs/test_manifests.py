@@ -268,7 +268,6 @@ def test_bounds_that_break_readers_are_repaired(
     text = "El cliente llamó por teléfono"
     with monkeypatch.context() as patched, closing(seamark.duckdb.connect(served.url)) as con:
         patched.setattr(UsableMetrics, "repair", _repair_nothing)
-        con.execute("CREATE SCHEMA sea.db")
         con.execute(f"CREATE TABLE sea.db.t (id BIGINT, t VARCHAR) WITH ('format-version' = {version})")
         for number in range(2):
             con.execute(f"INSERT INTO sea.db.t VALUES ({number}, '{text}')")
