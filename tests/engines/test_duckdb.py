@@ -320,7 +320,7 @@ def test_a_table_whose_partition_column_was_dropped_is_read(con: duckdb.DuckDBPy
 
 def test_impossible_partition_values_of_duckdb_are_refused(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
     create_partitioned(server, "cut", "string", "truncate[3]", [])
-    with pytest.raises(duckdb.Error, match="longer|truncate"):
+    with pytest.raises(duckdb.Error, match="truncate"):
         con.execute("INSERT INTO sea.parts.cut VALUES (1, 'e' || chr(769) || 'abc')")
     con.execute("INSERT INTO sea.parts.cut VALUES (2, 'éabc')")
     assert seamark.duckdb.sql(con, "FROM sea.parts.cut WHERE x = 'éabc'").fetchall() == [(2, "éabc")]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -43,7 +43,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import (
 from seamark.metaserver.commit.snapshots.summary import NOTHING
 from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown
 from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.manifests.content_file import declared_type
+from seamark.metaserver.iceberg.manifests.content_file import DeclaredTypes
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.manifests.repaired_metrics import has_unusable_metrics, repaired_file
 from seamark.metaserver.iceberg.manifests.writer import EXISTING, ManifestEntry, write_manifest
@@ -227,7 +227,7 @@ class ManifestRewrite:
 
     async def _with_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
         """The manifests with metrics that some readers cannot use, among those that the limit lets it read."""
-        type_of = cache(partial(declared_type, metadata))
+        type_of = DeclaredTypes(metadata)
         found, left_bytes = [], _CHECKED_BYTES_MAX
         for manifest in members:
             if manifest.manifest_path in self._sound or manifest.key_metadata is not None:
@@ -312,7 +312,7 @@ def _divided(
     read: Sequence[Sequence[ManifestEntry]],
     metadata: TableMetadata,
 ) -> _Group:
-    type_of = cache(partial(declared_type, metadata))
+    type_of = DeclaredTypes(metadata)
     former = [entry for listed in read for entry in listed]
     entries = [
         msgspec.structs.replace(entry, status=EXISTING, file=repaired_file(entry.file, type_of)) for entry in former

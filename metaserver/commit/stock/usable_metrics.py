@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,14 @@ from msgspec import structs
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
-from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
 from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests
 from seamark.metaserver.commit.stock.rebase import Rebased
 from seamark.metaserver.commit.stock.shared_puffins import as_written
 from seamark.metaserver.errors import BadRequest, Forbidden, SeamarkError
-from seamark.metaserver.iceberg.manifests.content_file import declared_type
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.manifests.content_file import DeclaredTypes
 from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, ManifestFile
 from seamark.metaserver.iceberg.manifests.repaired_metrics import TypeOf, has_unusable_metrics, repaired_file
 from seamark.metaserver.iceberg.manifests.writer import ADDED, DATA_MANIFEST
@@ -40,6 +41,8 @@ _NO_NUMBER = -1
 """For what an entry inherits, to distinguish it from an explicit number."""
 _MEMORY_BYTES = 256 << 20
 """Of the decoded manifests of one snapshot."""
+_CHECKED_MAX, _CHECKED_BYTES_MAX = 256, 64 << 20
+"""Manifests of one snapshot that are read to look for wrong metrics; those beyond stay as the engine wrote them."""
 _IN_LOOP_BYTES = 64 << 10
 """Larger manifests are searched in a thread."""
 _SHOWN = 100
@@ -121,13 +124,16 @@ class UsableMetrics:
     ) -> list[tuple[str, bytes]]:
         listed = await own.listed(snapshot)
         added = [one for one in listed if one.added_snapshot_id == snapshot.snapshot_id and one.key_metadata is None]
-        type_of = cache(partial(declared_type, metadata))
+        type_of = DeclaredTypes(metadata)
         wrong: set[str] = set()
-        for manifest in added:
+
+        async def check(manifest: ManifestFile) -> None:
             decoded = await own.decoded(manifest)
             work = partial(_needs_repair, decoded, manifest, metadata, type_of)
             if work() if len(decoded.heap) <= _IN_LOOP_BYTES else await asyncio.to_thread(work):
                 wrong.add(manifest.manifest_path)
+
+        await gathered([partial(check, manifest) for manifest in _within_limits(added)], AT_ONCE)
         if not wrong:
             return []
         held = HeldFiles()
@@ -145,6 +151,17 @@ class UsableMetrics:
             replaced.append(structs.replace(described, first_row_id=manifest.first_row_id))
         await writer.manifest_list(tuple(replaced), metadata, snapshot.parent_snapshot_id, snapshot.sequence_number)
         return held.files
+
+
+def _within_limits(manifests: Iterable[ManifestFile]) -> list[ManifestFile]:
+    """The first manifests, as many as a commit waits for."""
+    found, size_bytes = [], 0
+    for manifest in manifests:
+        size_bytes += manifest.manifest_length
+        if size_bytes > _CHECKED_BYTES_MAX or len(found) == _CHECKED_MAX:
+            break
+        found.append(manifest)
+    return found
 
 
 class _ImpossibleValue(Exception):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -129,6 +130,27 @@ def declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
         if column is not None:
             return column.type
     return _METADATA_COLUMNS.get(column_id)
+
+
+class DeclaredTypes:
+    """The types of a table's columns by id, as `declared_type` has them, for many columns.
+
+    A manifest may state bounds of a million columns that no schema has; each of them is one lookup here.
+    """
+
+    def __init__(self, metadata: TableMetadata) -> None:
+        self._metadata = metadata
+
+    def __call__(self, column_id: int) -> Type | None:
+        column = self._metadata.current_schema.column(column_id)
+        return column.type if column is not None else self._former.get(column_id)
+
+    @cached_property
+    def _former(self) -> dict[int, Type]:
+        types: dict[int, Type] = dict(_METADATA_COLUMNS)
+        for schema in self._metadata.schemas:
+            types |= {column_id: column.type for column_id, column in schema.index.by_id.items()}
+        return types
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

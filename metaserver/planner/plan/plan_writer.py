@@ -17,7 +17,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -28,7 +28,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.errors import Corrupt, ObjectMissing
-from seamark.metaserver.iceberg.manifests.content_file import declared_type
+from seamark.metaserver.iceberg.manifests.content_file import DeclaredTypes
 from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
 from seamark.metaserver.iceberg.manifests.repaired_metrics import repaired_file
 from seamark.metaserver.iceberg.manifests.rows import rows_of
@@ -174,7 +174,7 @@ def _kept_entries(
         assigned = np.where(own == MISSING, counts, 0)
         row_ids = np.where(own == MISSING, first + np.cumsum(assigned) - assigned, own)
         decoded = replace(decoded, longs={**decoded.longs, "first_row_id": row_ids})
-    type_of = cache(partial(declared_type, metadata))
+    type_of = DeclaredTypes(metadata)
     entries = []
     for entry in entries_of(rows_of(decoded, part.rows), part.manifest, metadata):
         file = repaired_file(entry.file, type_of)
