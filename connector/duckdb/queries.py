@@ -22,7 +22,8 @@ from typing import Any
 
 import duckdb
 
-from seamark.connector.client.errors import ClientError
+from seamark.connector.client.errors import BadRequest, ClientError
+from seamark.connector.client.names import join_name
 from seamark.connector.duckdb.session import AttachedCatalog, attached_catalogs
 from seamark.connector.duckdb.statements import DuckDBStatement, NamedRelation, mark_name
 from seamark.connector.plans import joins as joining
@@ -54,6 +55,8 @@ class PlannedQuery(RewrittenStatement):
 
     bytes: int = 0
     """The total size of `files` in bytes."""
+    refusal: str = ""
+    """Why the statement must not run: DuckDB would read a table wrongly, or crash. Empty if it may."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,16 @@ def sql(
     `con` has a catalog attached by `seamark.duckdb.connect` or `attach`. The relation reads the present state of its
     tables, and is valid for at least half of `lease_s` seconds, as far as the server grants so many; a statement with
     the current time for a day at most. A table is read by its own name if its plan keeps a larger fraction than
-    `kept_max` of its files. A Python variable is no table here: use `con.register`.
+    `kept_max` of its files, unless DuckDB would then leave out files that have rows of the query. A Python variable is
+    no table here: use `con.register`.
+
+    Raises:
+        BadRequest: DuckDB reads a table of the statement wrongly, or crashes at it.
     """
     done = rewritten(con, text, params, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
+    if done.refusal:
+        raise BadRequest(done.refusal, status=400)
     if done.statement is not None:
         try:
             return con.sql(done.statement, params=params)
@@ -111,6 +120,8 @@ def rewritten(
     """The text over plan tables, which are made if there are none yet; nothing is run. Raises no error."""
     try:
         return _Query(con, text, params, lease_s, kept_max).planned()
+    except _Misread as why:
+        return PlannedQuery(None, f"refused; {why}", refusal=str(why))
     except UnsupportedStatement as why:
         return PlannedQuery(None, f"unchanged; {why}")
     except (duckdb.Error, ClientError) as error:
@@ -118,6 +129,10 @@ def rewritten(
     except Exception as error:  # noqa: BLE001  a bug in planning must fail no query
         _log.warning("unchanged, by a bug in planning", exc_info=True)
         return PlannedQuery(None, f"unchanged; {type(error).__name__}")
+
+
+class _Misread(Exception):
+    """DuckDB would read a table of the statement wrongly."""
 
 
 class _Query:
@@ -210,19 +225,24 @@ class _Query:
                 )
             known = await _known(tables, servers)
             scans = self._scans(tables, known, utc=utc)
-            if not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):
-                raise UnsupportedStatement("no condition by which files could be left out")
             plans: dict[PlannedScan, PlanTableResponse] = {}
             dimensions: dict[PlannedScan, tuple[Dimension, ...]] = {}
             why = ""
             for catalog, server in servers.items():
                 own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
                 of_catalog = joining.find_dimensions(own, _by_mark(known))
-                asking = PlanRequests(server, self._kept_max, until_s)
+                asking = PlanRequests(server, self._kept_max, until_s, hide_partitions=True)
                 plans |= await asking.plans(list(own.values()), of_catalog)
                 dimensions |= of_catalog
                 why = why or asking.why
+                for name, reason in asking.misread.items():
+                    raise _Misread(
+                        f"DuckDB {duckdb.__version__} cannot read {join_name(name)}: {reason}. Read it with `seamark "
+                        "sql` or `seamark.scan`, or apply the deletes with `seamark run compact`"
+                    )
             marks = {mark_name(number): number for number in tables}
+            if not plans and not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):
+                raise UnsupportedStatement("no condition by which files could be left out")
             if not plans:
                 raise UnsupportedStatement(why or "plans keep too many of the files")
             planned = {marks[scan.scan.table] for scan in plans}

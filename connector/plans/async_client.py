@@ -66,6 +66,8 @@ class PlanTableResponse(msgspec.Struct, frozen=True, rename="kebab"):
     joins: tuple[JoinOutcome, ...] = ()
     """In the order of the request; nested joins follow their join."""
     plan_snapshot_id: int | None = None
+    misread: str = ""
+    """Why DuckDB would read the table wrongly, whatever its plan."""
 
     @property
     def is_made(self) -> bool:
@@ -132,6 +134,8 @@ class PlanTableRequest:
     past: bool = False
     joins: tuple[JoinRequest, ...] = ()
     ref: str | None = None
+    hide_partitions: bool = False
+    """For DuckDB: the plan table hides what would make it leave out other files than those of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +287,7 @@ class Seamark:
         body |= {} if wanted.ref is None else {"ref": wanted.ref}
         body |= {"use-snapshot-schema": True} if wanted.past else {}
         body |= {"joins": [one.body() for one in wanted.joins]} if wanted.joins else {}
+        body |= {"hide-partitions": True} if wanted.hide_partitions else {}
         path = f"{table_path(wanted.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         return self._decoded(raw, PlanTableResponse, "a plan table")

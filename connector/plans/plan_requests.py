@@ -33,7 +33,11 @@ Plans = dict[PlannedScan, PlanTableResponse]
 class PlanRequests:
     """Belongs to one statement. `why`: the reason for the last missing plan."""
 
-    def __init__(self, seamark: Seamark, kept_max: float, until_s: float) -> None:
+    def __init__(self, seamark: Seamark, kept_max: float, until_s: float, *, hide_partitions: bool = False) -> None:
+        """`hide_partitions`: each scan gets a plan if something would mislead DuckDB, also a scan without a filter."""
+        self._hide_partitions = hide_partitions
+        self.misread: dict[Name, str] = {}
+        """Tables that DuckDB would read wrongly, with the reasons."""
         self._seamark = seamark
         self._kept_max = kept_max
         self._until_s = until_s
@@ -60,7 +64,7 @@ class PlanRequests:
             if pin is not None:
                 # No file of a single-file table can be left out, so all statements share one plan of it.
                 wanted[planned] = _request_of(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
-            elif planned.scan.condition is not None or joins:
+            elif planned.scan.condition is not None or joins or self._hide_partitions:
                 wanted[planned] = _request_of(planned, planned.scan.snapshot_id, self._kept_max, joins)
         found = await self._plans(wanted)
         again = {}
@@ -127,6 +131,7 @@ class PlanRequests:
         return {planned: answers[one] for planned, one in wanted.items() if one in answers}
 
     async def _plan(self, wanted: PlanTableRequest) -> PlanTableResponse:
+        wanted = replace(wanted, hide_partitions=self._hide_partitions)
         left_s = self._until_s - asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(left_s * _JOINS_SHARE if wanted.joins else None):
@@ -134,6 +139,8 @@ class PlanRequests:
         except NotFound:
             self.missing.add(wanted.table)
             raise
+        if plan.misread:
+            self.misread[wanted.table] = plan.misread
         if plan.plan_snapshot_id is not None:
             self.made.add((wanted.table, plan.plan_snapshot_id))
         return plan

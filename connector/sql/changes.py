@@ -1,12 +1,13 @@
-"""Translates statements that write, for DuckDB with the catalog attached: INSERT, UPDATE, DELETE, CREATE and DROP.
+"""Translates statements that write for DuckDB: INSERT, UPDATE, DELETE, CREATE and DROP.
 
-Expressions and queries are translated as those of queries are, so they mean the same. The table that is written is
-named in the text, with quoted names; what is read comes from our reader, at the snapshot of the statement's plan.
+INSERT, UPDATE and DELETE become queries over what our reader gives DuckDB. They return the rows to insert, or the
+places of the rows to change and their new values (`row_changes.py`). Expressions and queries are translated as those of
+queries are, so they mean the same. CREATE and DROP run on the attached catalog; their text has quoted names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,16 +18,11 @@ from seamark.connector.plans.async_client import Name
 from seamark.connector.plans.quotes import quoted_name
 from seamark.connector.sql.literals import target_type
 from seamark.connector.sql.queries import Translation
-from seamark.connector.sql.scopes import (
-    Field,
-    NameScope,
-    StoredTable,
-    UnsupportedInDuckDB,
-    Value,
-    shown,
-)
-from seamark.connector.sql.types import SqlType, common_type, duckdb_name
+from seamark.connector.sql.scopes import NameScope, StoredTable, UnsupportedInDuckDB, Value, shown
+from seamark.connector.sql.statement import Kind, Statement, parse
+from seamark.connector.sql.types import BIGINT, UNKNOWN, SqlType, common_type, duckdb_name, has_duckdb_name
 from seamark.connector.sql.values import check_args
+from seamark.connector.trino.statements.lexer import Token, UnsupportedStatement, tokens_of
 
 ColumnsOf = Callable[[exp.Table], Mapping[str, SqlType]]
 NameOf = Callable[[exp.Table], Name]
@@ -37,80 +33,116 @@ _ALLOWED: dict[type[exp.Expr], frozenset[str]] = {
     exp.Create: frozenset(("this", "kind", "exists")),
     exp.Drop: frozenset(("this", "tables", "kind", "exists")),
 }
+_PLACE = "$place"
+_OPENING, _CLOSING = ("(", "["), (")", "]")
 
 
 @dataclass(frozen=True)
 class DuckDBChange:
     text: str
+    names: tuple[str, ...]
+    """The columns of the query's result, for rows that are inserted or changed. The first is the place of the row,
+    except of INSERT. Empty for a definition."""
     tables: tuple[StoredTable, ...]
-    """What it reads besides the table that it writes."""
-    target: str
+    """What it reads."""
+    target: Name | None
+    """The table whose rows it changes; None for a definition."""
+    query_text: str
+    """The text in which the references of `tables` have their positions."""
 
 
 def translate_change(
-    tree: exp.Expr, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
+    statement: Statement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
 ) -> DuckDBChange:
     """`catalog`: the name under which the catalog is attached. BadRequest for an invalid statement, UnsupportedInDuckDB
     for one that is not translated."""
+    tree = statement.tree
     allowed = _ALLOWED.get(type(tree))
     if allowed is None:
         raise UnsupportedInDuckDB(f"{type(tree).__name__.upper()} is not translated")
     check_args(tree, allowed)
-    change = _Change(columns_of, name_of, catalog, now)
+    change = _Change(statement, columns_of, name_of, catalog, now)
     match tree:
         case exp.Insert():
-            text, target = change.insert(tree)
-        case exp.Update():
-            text, target = change.update(tree)
-        case exp.Delete():
-            text, target = change.delete(tree)
-        case _:
-            text, target = change.definition(tree)
-    return DuckDBChange(text, tuple(change.translation.tables), target)
+            return change.insert(tree)
+        case exp.Update() | exp.Delete():
+            return change.row_change(tree)
+    return change.definition(tree)
 
 
 class _Change:
-    def __init__(self, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime) -> None:
-        self.translation = Translation(columns_of, now)
+    def __init__(
+        self, statement: Statement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
+    ) -> None:
+        self._statement = statement
         self._columns_of = columns_of
         self._name_of = name_of
         self._catalog = catalog
+        self._now = now
 
-    def insert(self, tree: exp.Expr) -> tuple[str, str]:
+    def insert(self, tree: exp.Expr) -> DuckDBChange:
         into = tree.this
         table = into.this if isinstance(into, exp.Schema) else into
         columns = self._target(table)
         names = [one.name for one in into.expressions] if isinstance(into, exp.Schema) else list(columns)
-        chosen = [_known(name, columns, table) for name in names]
-        query, given = self.translation.query(tree.expression, NameScope((), {}))
+        chosen = _distinct([_known(name, columns, table) for name in names])
+        translation = Translation(self._columns_of, self._now)
+        query, given = translation.query(tree.expression, NameScope((), {}))
         if len(given) != len(chosen):
             raise BadRequest(f"The statement gives {len(given)} values for {len(chosen)} columns")
         converted = ", ".join(
             _stored(Value(f"c{n}", kind), columns[name], name)
             for n, (name, (_, kind)) in enumerate(zip(chosen, given, strict=True))
         )
-        listed = ", ".join(quoted_name(name) for name in chosen)
-        target = self._duckdb_name(table)
-        return f"INSERT INTO {target} ({listed}) SELECT {converted} FROM ({query})", shown(table)  # noqa: S608
+        text = f"SELECT {converted} FROM ({query})"  # noqa: S608
+        tables = tuple(translation.tables)
+        return DuckDBChange(text, tuple(chosen), tables, self._name_of(table), self._statement.query_text)
 
-    def update(self, tree: exp.Expr) -> tuple[str, str]:
-        table = tree.this
-        columns = self._target(table)
-        scope, e = _scope_of(table, columns), self.translation.expressions
-        sets = []
-        for one in tree.expressions:
+    def row_change(self, tree: exp.Expr) -> DuckDBChange:
+        """UPDATE and DELETE become `SELECT place, new values FROM table WHERE condition`."""
+        columns = self._target(tree.this)
+        place = _PLACE
+        while any(place.lower() == name.lower() for name in columns):
+            place += "$"
+        kind, texts = self._statement.kind, row_change_texts(self._statement.text)
+        chosen = []
+        for one in tree.expressions if kind is Kind.UPDATE else ():
             if not isinstance(one, exp.EQ) or not isinstance(one.this, exp.Column):
                 raise UnsupportedInDuckDB(f"SET {shown(one)} is not translated")
-            name = _known(one.this.name, columns, table)
-            sets.append(f"{quoted_name(name)} = {_stored(e.value(one.expression, scope), columns[name], name)}")
-        return f"UPDATE {self._duckdb_name(table)} SET {', '.join(sets)}{self._where(tree, scope)}", shown(table)  # noqa: S608
+            chosen.append(_known(one.this.name, columns, tree.this))
+        if len(texts.values) != len(_distinct(chosen)):
+            raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
+        selected = quoted_name(place)
+        text = f"SELECT {', '.join([selected, *texts.values])} FROM {texts.source}"  # noqa: S608
+        query = parse(text).tree
+        clause = query.args.get("from_")
+        if not isinstance(query, exp.Select) or clause is None or len(query.expressions) != 1 + len(chosen):
+            raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
+        target = clause.this
 
-    def delete(self, tree: exp.Expr) -> tuple[str, str]:
-        table = tree.this
-        scope = _scope_of(table, self._target(table))
-        return f"DELETE FROM {self._duckdb_name(table)}{self._where(tree, scope)}", shown(table)  # noqa: S608
+        def columns_of(table: exp.Table) -> Mapping[str, SqlType]:
+            found = self._columns_of(table)
+            return {**found, place: BIGINT} if table is target else found
 
-    def definition(self, tree: exp.Expr) -> tuple[str, str]:
+        translation = Translation(columns_of, self._now)
+        translated, given = translation.query(query, NameScope((), {}))
+        for table in translation.tables:
+            table.place = place if table.node is target else None
+        converted = [
+            _stored(Value(f"c{n}", kind), columns[name], name)
+            for n, (name, (_, kind)) in enumerate(zip(chosen, given[1:], strict=True), 1)
+        ]
+        # The analysis of conditions does not know the place.
+        known_text = text.replace(selected, "1".ljust(len(selected)), 1)
+        return DuckDBChange(
+            f"SELECT {', '.join(['c0', *converted])} FROM ({translated})",  # noqa: S608
+            (place, *chosen),
+            tuple(translation.tables),
+            self._name_of(tree.this),
+            known_text,
+        )
+
+    def definition(self, tree: exp.Expr) -> DuckDBChange:
         kind, word = tree.text("kind").upper(), "CREATE" if isinstance(tree, exp.Create) else "DROP"
         if kind not in ("TABLE", "SCHEMA"):
             raise UnsupportedInDuckDB(f"{word} {kind} is not translated")
@@ -137,7 +169,7 @@ class _Change:
             target = f"{quoted_name(self._catalog)}.{quoted_name(parts[0])}"
         else:
             target = self._duckdb_name(named)
-        return f"{word} {kind}{exists} {target}{columns}", shown(named)
+        return DuckDBChange(f"{word} {kind}{exists} {target}{columns}", (), (), None, "")
 
     def _target(self, table: exp.Expr) -> Mapping[str, SqlType]:
         if not isinstance(table, exp.Table):
@@ -150,15 +182,68 @@ class _Change:
         name = self._name_of(table)
         return ".".join(map(quoted_name, (self._catalog, ".".join(name[:-1]), name[-1])))
 
-    def _where(self, tree: exp.Expr, scope: NameScope) -> str:
-        where = tree.args.get("where")
-        return "" if where is None else f" WHERE {self.translation.expressions.condition(where.this, scope)}"
+
+@dataclass(frozen=True)
+class RowChangeTexts:
+    """Parts of the text of an UPDATE or DELETE."""
+
+    values: tuple[str, ...]
+    """The new values."""
+    source: str
+    """The table and the condition: what follows FROM."""
 
 
-def _scope_of(table: exp.Table, columns: Mapping[str, SqlType]) -> NameScope:
-    parts = tuple(part.name.lower() for part in table.parts)
-    fields = (Field(name.lower(), parts, Value(quoted_name(name), kind)) for name, kind in columns.items())
-    return NameScope(tuple(fields), {})
+def row_change_texts(text: str) -> RowChangeTexts:
+    """Divide `UPDATE table SET column = value, … WHERE condition` or `DELETE FROM table WHERE condition`.
+
+    Raises:
+        UnsupportedInDuckDB: The statement has another form.
+    """
+    try:
+        tokens = [token for token in tokens_of(text) if token.word != ";"]
+    except UnsupportedStatement:
+        raise UnsupportedInDuckDB("its text has a form that Trino does not have") from None
+    words = [token.word for token in tokens]
+    end = tokens[-1].end if tokens else 0
+    if words[:2] == ["DELETE", "FROM"] and len(words) > 2:
+        return RowChangeTexts((), text[tokens[2].start : end])
+    if words[:1] != ["UPDATE"] or "SET" not in words:
+        raise UnsupportedInDuckDB("UPDATE of this form is not translated")
+    at = words.index("SET")
+    groups, condition = _assignments(tokens[at + 1 :])
+    values = []
+    for group in groups:
+        equals = next((n for n, token in enumerate(group) if token.word == "="), None)
+        if equals is None or equals + 1 == len(group):
+            raise UnsupportedInDuckDB("UPDATE of this form is not translated")
+        values.append(text[group[equals + 1].start : group[-1].end])
+    source = text[tokens[1].start : tokens[at - 1].end]
+    if condition is not None:
+        source += f" {text[condition.start : end]}"
+    return RowChangeTexts(tuple(values), source)
+
+
+def _assignments(tokens: Sequence[Token]) -> tuple[list[list[Token]], Token | None]:
+    """The assignments of SET, and the token WHERE, if there is one."""
+    groups: list[list[Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        depth += (token.word in _OPENING) - (token.word in _CLOSING)
+        if depth == 0 and token.word == "WHERE":
+            return groups, token
+        if depth == 0 and token.word == ",":
+            groups.append([])
+        else:
+            groups[-1].append(token)
+    return groups, None
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """BadRequest for a column that is named twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise BadRequest(f"The statement names the column {name[:100]!r} twice")
+    return names
 
 
 def _known(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> str:
@@ -176,6 +261,10 @@ def _stored(value: Value, kind: SqlType, column: str) -> str:
             raise BadRequest(
                 f"The column {column[:100]!r} has the type {kind}, and its new value {value.type}: use CAST"
             )
+    if not has_duckdb_name(kind):  # the writer converts nested values, and refuses those that do not fit
+        if value.type == UNKNOWN or value.type != kind:
+            raise UnsupportedInDuckDB(f"The column {column[:100]!r} has a type that is not written")
+        return value.sql
     return f"CAST({value.sql} AS {duckdb_name(kind)})"
 
 

@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from seamark.connector.client.errors import BadRequest, ClientError, ServerFailed
 from seamark.connector.read.read_plan import ReadPlan
-from seamark.connector.read.scans import TableScan
+from seamark.connector.read.scans import TaskReader
 from seamark.connector.sql.reads import TableRead, row_filter
 from seamark.connector.sql.types import UUID
 from seamark.metaserver.iceberg.files.parquet import EncryptedFile, Unreadable
 
 BATCH_ROWS = 16_384
+POSITION_BITS = 40
+"""Bits of a row's place for its position in its file. The bits above are the number of the file in the plan."""
 _NO_COLUMNS = pa.schema([("nothing", pa.bool_())])
-_OF_ENCRYPTED_FILES = ("TProtocolException", "encryption_config")
-"""In errors of DuckDB about an encrypted column, and about an encrypted footer."""
 _CONFIG = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -69,7 +69,10 @@ class TableStream:
         self._names = [name for name in table.columns if name in table.used]
         numbers = {name: number for number, name in enumerate(table.columns)}
         self._renamed = [f"c{numbers[name]}" for name in self._names]
-        self._plan = ReadPlan(read.opened.metadata, read.opened.schema, tuple(self._names), row_filter(read.where))
+        stored = tuple(name for name in self._names if name != table.place)
+        self._has_places = len(stored) < len(self._names)
+        where = row_filter(read.where)
+        self._plan = ReadPlan(read.opened.metadata, read.opened.schema, stored, where, positions=self._has_places)
         self._uuids = [number for number, name in enumerate(self._names) if table.columns[name] == UUID]
         self.failure: Exception | None = None
 
@@ -87,21 +90,25 @@ class TableStream:
         return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        scan = TableScan(self._read.opened.storage, self._plan, lambda: iter(self._read.tasks), None)
+        reader = TaskReader(self._plan, self._read.opened.storage)
         schema = self.schema
         try:
-            for batch in scan:
-                yield self._converted(batch, schema)
+            for number, task in enumerate(self._read.tasks):
+                for batch in reader.read(task):
+                    yield self._converted(batch, schema, number)
         except Exception as error:
             self.failure = error  # DuckDB reports it as a text only
             raise
 
-    def _converted(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    def _converted(self, batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
+        """The batch of the task `number` in the columns of the relation."""
         if not self._names:
             return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows, pa.bool_())], schema=schema)
         columns = list(batch.columns)
-        for number in self._uuids:
-            columns[number] = pa.ExtensionArray.from_storage(pa.uuid(), columns[number])
+        for place in self._uuids:
+            columns[place] = pa.ExtensionArray.from_storage(pa.uuid(), columns[place])
+        if self._has_places:
+            columns[-1] = pa.array(columns[-1].to_numpy() + (number << POSITION_BITS))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -155,6 +162,4 @@ def _explained(error: Exception, streams: Sequence[TableStream]) -> ClientError:
     reason = " ".join(str(error).partition("Stack Trace:")[0].split())[:500]
     if isinstance(error, duckdb.FatalException | duckdb.InternalException):
         return DuckDBFailed(f"DuckDB fails: {reason}", status=500)
-    if any(sign in reason for sign in _OF_ENCRYPTED_FILES):
-        reason += ". A data file is encrypted, or damaged; DuckDB changes no rows by the values of encrypted columns"
     return BadRequest(f"The statement fails: {reason}", status=400)

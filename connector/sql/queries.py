@@ -27,7 +27,7 @@ from seamark.connector.sql.scopes import (
     read,
     shown,
 )
-from seamark.connector.sql.types import INTEGER, NESTED, UNKNOWN, SqlType, common_type, duckdb_name
+from seamark.connector.sql.types import NESTED, UNKNOWN, SqlType, common_type, duckdb_name
 from seamark.connector.sql.values import cast, check_args
 
 Columns = Sequence[tuple[str, SqlType]]
@@ -250,11 +250,11 @@ class Translation:
                 if found is None:
                     raise BadRequest(f"Column {number + 1} of VALUES has the types {kind} and {value.type}: use CAST")
                 kind = found
-            columns.append((f"_col{number}", INTEGER if kind == UNKNOWN else kind))
+            columns.append((f"_col{number}", kind))
         texts = []
         for row in values:
             cells = (
-                f"{cast(value, kind).sql} AS c{n}"
+                f"{_selectable(cast(value, kind)).sql} AS c{n}"
                 for n, (value, (_, kind)) in enumerate(zip(row, columns, strict=True))
             )
             texts.append(f"SELECT {', '.join(cells)}")

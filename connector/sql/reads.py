@@ -89,6 +89,10 @@ class CatalogTables:
         self.of_node: dict[int, NamedTable] = {}
         """By the identity of the reference."""
 
+    def hold(self, name: Name, opened: OpenTable) -> None:
+        """Lets all references to the present state of a table read it as it is opened."""
+        self._opened[name, None] = _named_table(name, opened)
+
     def name_of(self, node: exp.Table) -> Name:
         return table_name(node, self._catalog, self._schema)
 

@@ -46,6 +46,8 @@ class StoredTable:
     """By name, in the order of the schema."""
     used: dict[str, None] = field(default_factory=dict)
     """The columns that the statement uses."""
+    place: str | None = None
+    """The name among `columns` that stands for the place of a row: the last one, of a table whose rows change."""
 
     @property
     def name(self) -> str:

@@ -4,8 +4,9 @@
         for batch in session.sql("SELECT … FROM shop.orders").batches:
             ...
 
-Connections stay open. The connection to DuckDB for queries has no extensions and opens no files; the connection for
-statements that write has the catalog attached, and is made when it is needed.
+Connections stay open. DuckDB's connection for queries, INSERT, UPDATE and DELETE has no extensions and opens no files:
+our reader reads, and our writer writes. The connection for CREATE and DROP has the catalog attached, and is made when
+it is needed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 import duckdb
 import pyarrow as pa
@@ -24,6 +26,7 @@ from seamark.connector.client.engines import catalog_conf
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import join_name
 from seamark.connector.duckdb.session import connect
+from seamark.connector.plans.async_client import Name
 from seamark.connector.plans.quotes import quoted_name
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.read.tables import OpenTable
@@ -32,10 +35,12 @@ from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO
 from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, registered
 from seamark.connector.sql.queries import DuckDBQuery, translate
 from seamark.connector.sql.reads import CatalogTables, TableRead, plan_reads
+from seamark.connector.sql.row_changes import ComputedRows, change_rows, insert_rows
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import SparkStatements, spark_text
 from seamark.connector.sql.statement import Kind, Statement, parse
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
+from seamark.metaserver.iceberg.expressions.expression import TRUE
 
 CATALOG = "sea"
 _DONE = pa.schema([("rows", pa.int64())])
@@ -114,6 +119,7 @@ class _Planned:
     text: str
     query: DuckDBQuery | None = None
     reads: tuple[TableRead, ...] = ()
+    change: DuckDBChange | None = None
 
     @property
     def explanation(self) -> ChosenPlan:
@@ -180,7 +186,10 @@ class SqlSession:
                     self._spark = SparkStatements(self._engines.spark or "", name, conf)
                 self._spark.run(planned.text)
                 return _done(planned, None)
-        return self._change(planned) if planned.query is None else self._query(planned, planned.query)
+        if planned.query is not None:
+            return self._query(planned, planned.query)
+        assert planned.change is not None
+        return self._change(planned, planned.change)
 
     # Plans
 
@@ -200,7 +209,7 @@ class SqlSession:
         else:
             reason = "it was not asked for"
         if query is not None:
-            reads = self._reads(statement, query.tables, tables, now)
+            reads = self._reads(statement.query_text, query.tables, tables, now)
         demand = Demand(statement.kind, sum(read.bytes for read in reads), reason)
         choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
         if choice.engine == DUCKDB and query is not None:
@@ -221,18 +230,19 @@ class SqlSession:
         tables = CatalogTables(self._client, self._catalog, self._schema)
         now = datetime.now(UTC)
         change = self._translated(statement, tables, now)
-        return _Planned(statement, choice, change.text, None, self._reads(statement, change.tables, tables, now))
+        reads = self._reads(change.query_text, change.tables, tables, now)
+        return _Planned(statement, choice, change.text, None, reads, change)
 
     def _translated(self, statement: Statement, tables: CatalogTables, now: datetime) -> DuckDBChange:
         try:
-            return translate_change(statement.tree, tables.columns_of, tables.name_of, self._catalog, now)
+            return translate_change(statement, tables.columns_of, tables.name_of, self._catalog, now)
         except UnsupportedInDuckDB as why:
             raise BadRequest(f"DuckDB does not run this statement: {why}") from None
 
     def _reads(
-        self, statement: Statement, tables: Sequence[StoredTable], catalog: CatalogTables, now: datetime
+        self, text: str, tables: Sequence[StoredTable], catalog: CatalogTables, now: datetime
     ) -> tuple[TableRead, ...]:
-        reads = plan_reads(self._client, statement.query_text, tables, catalog, now.date())
+        reads = plan_reads(self._client, text, tables, catalog, now.date())
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 
@@ -249,13 +259,18 @@ class SqlSession:
 
     # Engines
 
-    def _query(self, planned: _Planned, query: DuckDBQuery) -> SqlResult:
-        stack = ExitStack()
+    @property
+    def _sandbox(self) -> duckdb.DuckDBPyConnection:
         if self._con is None:  # opened after `checked`, which may confine what its threads do
             self._con = open_connection(self._limits)
+        return self._con
+
+    def _query(self, planned: _Planned, query: DuckDBQuery) -> SqlResult:
+        stack = ExitStack()
+        con = self._sandbox
         try:
-            streams = stack.enter_context(registered(self._con, planned.reads))
-            rows = execute(self._con, query.text, [name for name, _ in query.columns], streams)
+            streams = stack.enter_context(registered(con, planned.reads))
+            rows = execute(con, query.text, [name for name, _ in query.columns], streams)
         except DuckDBFailed:
             self._con = None
             raise
@@ -265,15 +280,48 @@ class SqlSession:
         types = tuple(str(kind) for _, kind in query.columns)
         return SqlResult(rows.schema, types, iter(rows), planned.explanation, stack)
 
-    def _change(self, planned: _Planned) -> SqlResult:
+    def _change(self, planned: _Planned, change: DuckDBChange) -> SqlResult:
+        try:
+            match planned.statement.kind:
+                case Kind.INSERT:
+                    assert change.target is not None
+                    with registered(self._sandbox, planned.reads) as streams:
+                        rows = execute(self._sandbox, change.text, change.names, streams)
+                        return _done(planned, insert_rows(self._client, change.target, rows))
+                case Kind.UPDATE | Kind.DELETE as kind:
+                    assert change.target is not None
+                    report = change_rows(
+                        self._client,
+                        change.target,
+                        kind.value.lower(),
+                        partial(self._computed, planned.statement, change.target),
+                    )
+                    return _done(planned, report.updated + report.deleted)
+        except DuckDBFailed:
+            self._con = None
+            raise
+        return self._defined(planned)
+
+    def _computed(self, statement: Statement, target: Name, opened: OpenTable) -> ComputedRows:
+        """The rows that the statement changes in the table as it is opened."""
+        tables, now = CatalogTables(self._client, self._catalog, self._schema), datetime.now(UTC)
+        tables.hold(target, opened)
+        change = self._translated(statement, tables, now)
+        reads = self._reads(change.query_text, change.tables, tables, now)
+        with registered(self._sandbox, reads) as streams:
+            rows = execute(self._sandbox, change.text, change.names, streams).read_all()
+        changed = next(read for read in reads if read.table.place is not None)
+        # A subquery that reads the same table may have read other rows than those of the condition.
+        is_read_again = any(read.named.name == target for read in reads if read is not changed)
+        return ComputedRows(changed, rows, TRUE if is_read_again else changed.where)
+
+    def _defined(self, planned: _Planned) -> SqlResult:
         if self._attached is None:
             client = self._client
             self._attached = connect(client.url, name=self._catalog, token=client.token, on_s3=self._on_s3)
             self._attached.execute("SET TimeZone = 'UTC'")
-        with registered(self._attached, planned.reads) as streams:
-            table = execute(self._attached, planned.text, None, streams).read_all()
-        counted = table.num_columns == 1 and pa.types.is_integer(table.schema[0].type) and table.num_rows == 1
-        return _done(planned, int(table[0][0].as_py()) if counted else None)
+        execute(self._attached, planned.text, None, ()).read_all()
+        return _done(planned, None)
 
     def _on_trino(self, planned: _Planned) -> SqlResult:
         assert self._trino is not None

@@ -98,6 +98,11 @@ def of_iceberg(iceberg_type: object) -> SqlType:
     return _OF_ICEBERG.get(name, UNREADABLE)
 
 
+def has_duckdb_name(kind: SqlType) -> bool:
+    """Whether values are cast to the type in DuckDB's SQL."""
+    return kind.name == "decimal" or kind.name in _DUCKDB
+
+
 def duckdb_name(kind: SqlType) -> str:
     """The type in DuckDB's SQL. KeyError for a nested type."""
     return f"DECIMAL({kind.precision}, {kind.scale})" if kind.name == "decimal" else _DUCKDB[kind.name]

@@ -121,7 +121,7 @@ def upsert(
         write_mode = mode_of(mode, target)
         check_unchanged(client, opened, batch.keys, read_snapshot_id, strategy)
         difference = compute_upsert(client, opened, batch, strategy, write_mode)
-        return _write_change(client, difference, read_scope(batch.keys, opened), opened, target, write_mode)
+        return write_change(client, difference, read_scope(batch.keys, opened), opened, target, write_mode)
 
     options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     options["file_keys"] = file_keys
@@ -171,7 +171,7 @@ def delete(
                 return write_equality_upsert(batch, opened, target, deletes=True)
             check_unchanged(client, opened, batch.keys, read_snapshot_id, strategy)
             scope, difference = read_scope(batch.keys, opened), compute_delete(client, opened, batch, strategy)
-        return _write_change(client, difference, scope, opened, target, mode_of(mode, target, deletes=True))
+        return write_change(client, difference, scope, opened, target, mode_of(mode, target, deletes=True))
 
     options: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     options["file_keys"] = file_keys
@@ -382,7 +382,7 @@ class _Stored:
 # What is written
 
 
-def _write_change(
+def write_change(
     client: SeamarkClient,
     difference: RowDifference,
     scope: Expression,
@@ -390,6 +390,7 @@ def _write_change(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
+    """Writes the files of a change. `scope`: a filter of the rows that were read. Files are deleted on an error."""
     files = difference.located.files
     if mode == COPY_ON_WRITE:
         rewritten = with_lineage(target) if files and has_lineage(opened.metadata) else target

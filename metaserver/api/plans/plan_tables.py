@@ -11,6 +11,7 @@ with the same value (`plan_audience.py`).
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -37,6 +38,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
 from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, kept_manifests
+from seamark.metaserver.planner.plan.readers import is_misleading, misread_deletes
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry, PlanTable
@@ -89,6 +91,14 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
         doc("The time in seconds for which the name resolves. Settings give default and limit.", minimum=1),
     ] = None
     joins: Joins = []
+    hide_partitions: Annotated[
+        bool,
+        doc(
+            "For readers that leave out files in another way than Iceberg defines, such as DuckDB 1.5.5: the plan "
+            "table has no partition fields but those of columns themselves, and no bounds of columns that may have "
+            "NaN. If something would mislead such a reader, a plan table is created whatever kept-max is."
+        ),
+    ] = False
     holder: Annotated[
         str,
         msgspec.Meta(
@@ -125,6 +135,10 @@ class PlanTableResponse(msgspec.Struct, rename="kebab"):
             "the same value of the header."
         ),
     ] = msgspec.UNSET
+    misread: Annotated[
+        str | msgspec.UnsetType,
+        doc("With hide-partitions: why such a reader reads the table wrongly even so. Then no plan table is created."),
+    ] = msgspec.UNSET
 
 
 WRITER: web.AppKey[PlanWriter] = web.AppKey("plan-writer", PlanWriter)
@@ -157,6 +171,8 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     await call.app[CATALOG].check_writable(loaded)
     audience = call.audience
     body, bound_scan = await _bound_request(call, data, loaded)
+    if body.hide_partitions and audience is not None:
+        raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
     holder = None if audience is None else Holder(audience, body.holder)
     filters, outcomes = await evaluate_joins(call, loaded.metadata, body.joins)
     bound_scan = filters.applied(bound_scan)
@@ -218,7 +234,8 @@ async def _made(
     if body.use_snapshot_schema and snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
         return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
     lease_s = granted_s(body.lease_s, app[SETTINGS])
-    name = plan_name(entry, snapshot.snapshot_id, bound_scan.text, holder)
+    question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
+    name = plan_name(entry, snapshot.snapshot_id, question, holder)
     if name is not None:
         declined = app[DECLINED].get((name, body.kept_max))
         if declined is not None:
@@ -226,10 +243,10 @@ async def _made(
         audience = None if holder is None else holder.audience
         shared = await app[CATALOG].plan_tables.share(entry.namespace, name, lease_s, who, audience)
         if shared is not None:
-            return _unless_more(_answer(shared), body.kept_max)
+            return _unless_more(_answer(shared), None if body.hide_partitions else body.kept_max)
     return await app[MAKING].run(
-        (entry.namespace, name or bound_scan.text, lease_s, body.kept_max),
-        lambda: _make(app, entry, bound_scan, name, lease_s, body.kept_max, holder, who),
+        (entry.namespace, name or question, lease_s, body.kept_max),
+        lambda: _make(app, entry, bound_scan, question, body, lease_s, holder, who),
     )
 
 
@@ -237,15 +254,21 @@ async def _make(
     app: web.Application,
     entry: Entry,
     bound_scan: BoundScan,
-    name: str | None,
+    question: str,
+    body: PlanTableRequest,
     lease_s: int,
-    kept_max: float | None,
     holder: Holder | None,
     who: str,
 ) -> PlanTableResponse:
-    metadata, snapshot = bound_scan.metadata, bound_scan.snapshot
+    metadata, snapshot, kept_max, hidden = bound_scan.metadata, bound_scan.snapshot, body.kept_max, body.hide_partitions
     assert snapshot is not None
+    name = plan_name(entry, snapshot.snapshot_id, question, holder)
     scan = await app[PLANNER].plan(bound_scan, entry)
+    if hidden:
+        misread = misread_deletes(scan.view, metadata)
+        if misread:
+            return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
+        kept_max = None if is_misleading(scan.view, metadata) else kept_max
     small = scan.considered <= _IN_THREAD_FILES and len(scan.view.blocks) <= _IN_THREAD_MANIFESTS
     sizes = _sizes(scan) if small else await asyncio.to_thread(_sizes, scan)
     made = _unless_more(PlanTableResponse(name, snapshot.snapshot_id, None, *sizes), kept_max)
@@ -255,10 +278,11 @@ async def _make(
         return made
     plan_id = str(app[CLOCK].uuid7())
     if not scan.complete:  # a later plan may keep fewer files, so the name is not shared
-        name = plan_name(entry, snapshot.snapshot_id, f"{bound_scan.text} {plan_id}", holder)
+        name = plan_name(entry, snapshot.snapshot_id, f"{question} {plan_id}", holder)
         made = msgspec.structs.replace(made, name=name)
     version = metadata.format_version
-    kept = kept_manifests(scan, version) if small else await asyncio.to_thread(kept_manifests, scan, version)
+    divide = partial(kept_manifests, scan, version, hidden=hidden)
+    kept = divide() if small else await asyncio.to_thread(divide)
     too_many = kept.entries > app[SETTINGS].plan_table_files_limit
     if too_many or not await app[CATALOG].plan_tables.has_room(who):
         return msgspec.structs.replace(made, name=None)

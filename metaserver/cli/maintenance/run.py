@@ -212,6 +212,9 @@ def _manifests_text(report: Mapping[str, Any], table: str, *, dry_run: bool) -> 
             f"{report['partition-manifests-after']:g} of them on average, before in "
             f"{report['partition-manifests-before']:g}."
         )
+    if repaired := report["files-repaired"]:
+        verb = "would be" if dry_run else "were"
+        lines.append(f"Wrong bounds or counts of {show_count(repaired, 'file')} {verb} dropped or corrected.")
     return "\n".join(lines)
 
 

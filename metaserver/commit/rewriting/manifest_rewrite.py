@@ -3,6 +3,9 @@
 The new snapshot has the files of its parent: each entry keeps the snapshot that added it, its sequence numbers and its
 row ids, with status EXISTING. Manifests of one partition spec and content are rewritten together.
 
+Manifests with metrics that some readers cannot use are rewritten in any case, with the metrics corrected
+(`repaired_metrics.py`): a commit of today corrects them itself, and a table may have older ones.
+
 New manifests are written without a lock. Then, under the lock of the table's commits, they replace those of the
 current head: a manifest that is still listed there has the same entries, and one that another commit has
 replaced meanwhile prevents only the rewrite of its group. So a writer waits for the new manifest list only.
@@ -18,6 +21,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from seamark.cache.memory import MemoryCache
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.policies import load_policies, with_policies
@@ -39,7 +43,9 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import (
 from seamark.metaserver.commit.snapshots.summary import NOTHING
 from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown
 from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.manifests.content_file import DeclaredTypes
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
+from seamark.metaserver.iceberg.manifests.repaired_metrics import has_unusable_metrics, repaired_file
 from seamark.metaserver.iceberg.manifests.writer import EXISTING, ManifestEntry, write_manifest
 from seamark.metaserver.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -60,6 +66,9 @@ _TOUCHES, _FEWER = 4, 0.5
 """…or if a partition is in this number of manifests on average, and this part of it is left."""
 _AT_ONCE = 2
 _DECODED_BYTES_MAX = 1 << 30
+_CHECKED_BYTES_MAX = 1 << 30
+"""Manifests of one partition spec and content that one rewrite reads to look for wrong metrics."""
+_SOUND_BYTES = 4 << 20
 _SAMPLE_ENTRIES = 500
 _SHARE = 8
 """Part of `commit_memory_bytes` for the manifests that are read here."""
@@ -79,7 +88,7 @@ class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbi
 class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
     """Of the manifests that were, or with a dry run would be, replaced. `partition_manifests_before`: how many of them
     list files of a partition, on average. `manifests`: of the snapshot before. `conflicts`: groups that other commits
-    have changed meanwhile."""
+    have changed meanwhile. `files_repaired`: files whose metrics were corrected."""
 
     manifests: int = 0
     manifests_before: int = 0
@@ -90,6 +99,7 @@ class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
     partition_manifests_before: float = 0.0
     partition_manifests_after: float = 0.0
     conflicts: int = 0
+    files_repaired: int = 0
     snapshot_id: int | None = None
 
 
@@ -103,6 +113,8 @@ class _Group(NamedTuple):
     touches_before: int
     touches_after: int
     partitions: int
+    repaired: int
+    """Files whose metrics are corrected."""
 
 
 class _WrittenGroup(NamedTuple):
@@ -125,6 +137,8 @@ class ManifestRewrite:
         self._cleanup = cleanup
         # Not the caches of commits, which would lose what writers need.
         self._manifests = Manifests.of(self._parts.objects, self._parts.settings, _SHARE)
+        self._sound: MemoryCache[str, bool] = MemoryCache(_SOUND_BYTES, "commits")
+        """Paths of manifests whose metrics are right, which need not be read again to see that."""
 
     async def rewrite(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RewriteManifestsRequest
@@ -195,14 +209,38 @@ class ManifestRewrite:
             by_kind.setdefault((manifest.partition_spec_id, manifest.content), []).append(manifest)
         groups = []
         for (spec_id, content), members in by_kind.items():
-            chosen = _choose(members)
-            if len(chosen) < min(min_count, _TOUCHES) or not can_be_written(metadata, spec_id):
+            if not can_be_written(metadata, spec_id):
                 continue
-            read = [await manifests.entries(manifest, metadata) for manifest in chosen]
-            group = await asyncio.to_thread(_divided, spec_id, content, chosen, read, metadata)
-            if _is_worth(group, min_count):
-                groups.append(group)
+            chosen = _choose(members)
+            group: _Group | None = None
+            if len(chosen) >= min(min_count, _TOUCHES):
+                read = [await manifests.entries(manifest, metadata) for manifest in chosen]
+                group = await asyncio.to_thread(_divided, spec_id, content, chosen, read, metadata)
+            if group is None or not _is_worth(group, min_count):
+                chosen = _choose(await self._with_wrong_metrics(members, metadata))
+                if not chosen:
+                    continue
+                read = [await manifests.entries(manifest, metadata) for manifest in chosen]
+                group = await asyncio.to_thread(_divided, spec_id, content, chosen, read, metadata)
+            groups.append(group)
         return groups
+
+    async def _with_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
+        """The manifests with metrics that some readers cannot use, among those that the limit lets it read."""
+        type_of = DeclaredTypes(metadata)
+        found, left_bytes = [], _CHECKED_BYTES_MAX
+        for manifest in members:
+            if manifest.manifest_path in self._sound or manifest.key_metadata is not None:
+                continue
+            left_bytes -= manifest.manifest_length
+            if left_bytes < 0:
+                break
+            decoded = await self._manifests.decoded(manifest)
+            if await asyncio.to_thread(has_unusable_metrics, decoded, type_of):
+                found.append(manifest)
+            else:
+                self._sound.put(manifest.manifest_path, True, len(manifest.manifest_path))
+        return found
 
     async def _commit(
         self, caller: Caller, before: Entry, version: int, writer: SnapshotWriter, written: Sequence[_WrittenGroup]
@@ -274,10 +312,16 @@ def _divided(
     read: Sequence[Sequence[ManifestEntry]],
     metadata: TableMetadata,
 ) -> _Group:
-    entries = [msgspec.structs.replace(entry, status=EXISTING) for listed in read for entry in listed]
+    type_of = DeclaredTypes(metadata)
+    former = [entry for listed in read for entry in listed]
+    entries = [
+        msgspec.structs.replace(entry, status=EXISTING, file=repaired_file(entry.file, type_of)) for entry in former
+    ]
+    repaired = sum(new.file is not old.file for new, old in zip(entries, former, strict=True))
     chunks = divide(entries, _fitting(entries, metadata, spec_id, content), clustering_bound(metadata))
     before, partitions = count_touches(read)
-    return _Group(spec_id, content, tuple(chosen), chunks, before, count_touches(chunks)[0], partitions)
+    after = count_touches(chunks)[0]
+    return _Group(spec_id, content, tuple(chosen), chunks, before, after, partitions, repaired)
 
 
 def _fitting(entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int) -> int:
@@ -333,4 +377,5 @@ def _report(
         partition_manifests_before=round(sum(group.touches_before for group in groups) / partitions, 2),
         partition_manifests_after=round(sum(group.touches_after for group in groups) / partitions, 2),
         conflicts=conflicts,
+        files_repaired=sum(group.repaired for group in groups),
     )

@@ -23,7 +23,12 @@ from seamark.cache.sizes import object_bytes
 from seamark.metaserver.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.manifests.content_file import ContentFile
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest, decode_manifest_list
+from seamark.metaserver.iceberg.manifests.manifest import (
+    DecodedManifest,
+    ManifestFile,
+    decode_manifest,
+    decode_manifest_list,
+)
 from seamark.metaserver.iceberg.manifests.writer import DELETED, ManifestEntry, decode_listed, entries_of, removals_of
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
@@ -174,6 +179,14 @@ class Manifests:
             size_bytes = decoded.rows * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
             self._memory.hold(("entries", manifest.manifest_path), size_bytes)
         return await _maybe_in_thread(len(data), lambda: entries_of(decoded, manifest, metadata))
+
+    async def decoded(self, manifest: ManifestFile) -> DecodedManifest:
+        """The live entries as columns that are not packed. Corrupt names the manifest."""
+        data = await self.data(manifest)
+        decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest))
+        if self._memory is not None:
+            self._memory.hold(("decoded", manifest.manifest_path), len(decoded.heap))
+        return decoded
 
     async def removals(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
         """The entries that say that a snapshot removed a file. Corrupt names the manifest."""

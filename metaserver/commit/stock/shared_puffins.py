@@ -150,7 +150,7 @@ class SharedPuffins:
                 replaced.append(manifest)
                 continue
             unnumbered = structs.replace(manifest, sequence_number=_NO_NUMBER)
-            entries = [_as_written(entry) for entry in await manifests.own.entries(unnumbered, metadata)]
+            entries = [as_written(entry) for entry in await manifests.own.entries(unnumbered, metadata)]
             entries += others
             if not entries:
                 continue
@@ -162,7 +162,7 @@ class SharedPuffins:
         return held.files
 
 
-def _as_written(entry: ManifestEntry) -> ManifestEntry:
+def as_written(entry: ManifestEntry) -> ManifestEntry:
     """Added files inherit the sequence numbers that the engine did not write. Those that it wrote stay: they are of
     delete files that were rewritten, and that must not apply to later rows."""
     if entry.status != ADDED:

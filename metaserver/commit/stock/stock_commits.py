@@ -31,6 +31,7 @@ from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests, 
 from seamark.metaserver.commit.stock.rebase import Rebased, rebase
 from seamark.metaserver.commit.stock.shared_puffins import SharedPuffins
 from seamark.metaserver.commit.stock.snapshot_commit import requested_snapshot
+from seamark.metaserver.commit.stock.usable_metrics import UsableMetrics
 from seamark.metaserver.errors import BadRequest, CommitConflict, NoSuchTable, NotFound, RequestError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.requirements import check_requirements
@@ -65,6 +66,7 @@ class StockCommits:
         self._plans = catalog.plan_tables
         self._manifests = CommitManifests(catalog.parts)
         self._puffins = SharedPuffins(catalog.parts)
+        self._metrics = UsableMetrics(catalog.parts)
         self.publisher = publisher
 
     async def commit_table(
@@ -185,16 +187,37 @@ class StockCommits:
         plan = await self.publisher.prepare(request.caller, (change.namespace, change.name), entry, base, metadata)
         if requested is not None:
             await check_added(self._parts, request.caller, uuid_of(entry, metadata), base, metadata, requested)
-        if base is not None and metadata is not base:
-            uuid, folder = uuid_of(entry, base), checked_folder(self._parts, base.location, base.properties)
-            kept = await self._puffins.keep(manifests, uuid, folder, base, metadata, change.updates, rebased)
-            if kept is not None:
-                metadata, files = await self._apply(request, base, kept.updates), kept.files
+        if metadata is not base and _adds_snapshot(change):
+            final = await self._rewritten(request, manifests, entry, base, metadata, change, rebased)
+            if final is not None:
+                metadata, files = await self._apply(request, base, final.updates), final.files
                 plan = await self.publisher.prepare(
                     request.caller, (change.namespace, change.name), entry, base, metadata
                 )
         plan.events, plan.files = [_commit_event(request, change)], files
         return plan
+
+    async def _rewritten(
+        self,
+        request: _Request,
+        manifests: AttemptManifests,
+        entry: Entry | None,
+        base: TableMetadata | None,
+        metadata: TableMetadata,
+        change: TableChange,
+        rebased: Rebased | None,
+    ) -> Rebased | None:
+        """The commit with other manifests where those of the client would harm readers. None if it stays as it is."""
+        of = metadata if base is None else base
+        uuid, folder = uuid_of(entry, of), checked_folder(self._parts, of.location, of.properties)
+        kept = None
+        if base is not None:
+            kept = await self._puffins.keep(manifests, uuid, folder, base, metadata, change.updates, rebased)
+            if kept is not None:
+                metadata = await self._apply(request, base, kept.updates)
+        step = kept or rebased
+        updates = change.updates if step is None else step.updates
+        return await self._metrics.repair(manifests, uuid, folder, base, metadata, updates, step) or kept
 
     async def _apply(
         self, request: _Request, base: TableMetadata | None, updates: list[dict[str, Any]]

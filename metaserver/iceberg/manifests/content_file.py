@@ -11,6 +11,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -118,16 +119,38 @@ def decimal_bytes(kind: str) -> int:
 
 def column_type(metadata: TableMetadata, column_id: int) -> str | None:
     """The primitive (or variant) type of a column in the current schema, or the last schema with it; otherwise None."""
-    type_ = _type_of(metadata, column_id)
+    type_ = declared_type(metadata, column_id)
     return type_ if isinstance(type_, str) else None
 
 
-def _type_of(metadata: TableMetadata, column_id: int) -> Type | None:
+def declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
+    """Return the type of a column by its id. None for a column that no schema of the table has."""
     for schema in (metadata.current_schema, *reversed(metadata.schemas)):
         column = schema.column(column_id)
         if column is not None:
             return column.type
     return _METADATA_COLUMNS.get(column_id)
+
+
+class DeclaredTypes:
+    """The types of a table's columns by id, as `declared_type` has them, for many columns.
+
+    A manifest may state bounds of a million columns that no schema has; each of them is one lookup here.
+    """
+
+    def __init__(self, metadata: TableMetadata) -> None:
+        self._metadata = metadata
+
+    def __call__(self, column_id: int) -> Type | None:
+        column = self._metadata.current_schema.column(column_id)
+        return column.type if column is not None else self._former.get(column_id)
+
+    @cached_property
+    def _former(self) -> dict[int, Type]:
+        types: dict[int, Type] = dict(_METADATA_COLUMNS)
+        for schema in self._metadata.schemas:
+            types |= {column_id: column.type for column_id, column in schema.index.by_id.items()}
+        return types
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -364,7 +387,7 @@ def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
         for column in getattr(file, name) or ():
             if column not in kinds:
                 known = current.get(column)
-                kind = _type_of(metadata, column) if known is None else known.type
+                kind = declared_type(metadata, column) if known is None else known.type
                 if kind is None:
                     raise ValueError(f"{name.replace('_', '-')}: no schema of the table has a column {column}")
                 kinds[column] = kind
@@ -401,10 +424,8 @@ def _decoded_bounds(
         if base_name(kind) in _OPAQUE:
             continue
         try:
-            value = values.decode(kind, data)
+            value = values.decode_bound(kind, data)
         except ValueError as error:
             raise ValueError(f"{name}: column {column}: {error}") from None
-        if value != value:
-            raise ValueError(f"{name}: the bound of column {column} is NaN, which is not a valid bound")
         decoded[column] = kind, value
     return decoded

@@ -127,6 +127,19 @@ def decode(kind: str, data: bytes) -> Value:
     raise ValueError(f"{size} bytes are not a value of type {kind}")
 
 
+def decode_bound(kind: str, data: bytes) -> Value:
+    """One bound of a column. ValueError for bytes that are no value of the type, and for NaN, which is no bound."""
+    value = decode(kind, data)
+    name = base_name(kind)
+    if value != value:
+        raise ValueError("NaN is not a valid bound")
+    if name == "decimal" and abs(int(value)) >= 10 ** decimal_precision(kind):
+        raise ValueError(f"the value has more digits than the type {kind}")
+    if name == "time" and not 0 <= int(value) < MICROS_PER_DAY:
+        raise ValueError("the time is outside of a day")
+    return value
+
+
 def promoted(stored: str, kind: str, value: Value) -> Value:
     """A value of a column of type `stored` that has the type `kind` now (specification, "Schema Evolution")."""
     if stored == "date" and kind in ("timestamp", "timestamp_ns"):

@@ -1,8 +1,8 @@
 """The columnar block: the live entries of one manifest as packed columns, in one buffer.
 
 A block contains only what its manifest states. Inherited sequence numbers and row ids stay missing here (the manifest
-list defines them), so that a block depends on its manifest alone and is valid for every snapshot that lists it. An
-unreadable bound is omitted: a missing bound prunes nothing.
+list defines them), so that a block depends on its manifest alone and is valid for every snapshot that lists it. A
+bound that is unreadable, no UTF-8, or above its upper bound is omitted: a missing bound prunes nothing.
 
 Memory, little-endian: `SMB2`, the directory's length and its CRC-32 (uint32 each), zeros up to byte 16, the directory
 (MessagePack), zeros up to a multiple of 64, then the arrays; the directory's offsets start there.
@@ -40,7 +40,7 @@ MAGIC = b"SMB2"
 HEAD = struct.Struct("<4sII4x")
 _DIRECTORY_FACTOR, _BLOCK_BYTES = 8, 600
 """Memory of a decoded directory for each of its bytes, and of a block's other objects (measured)."""
-VERSION = 3
+VERSION = 4
 """Version of the layout and the content; part of every key, so that a block of another version is never read."""
 
 COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes")
@@ -87,6 +87,7 @@ class _Directory(msgspec.Struct, frozen=True, array_like=True, gc=False):
     partition: tuple[_PartitionEntry, ...]
     columns: tuple[ColumnEntry, ...]
     may_have_dots: bool
+    has_unusable_bounds: bool
 
 
 class Block:
@@ -171,6 +172,11 @@ class Block:
     def may_have_dots(self) -> bool:
         """Whether a file path may contain two dots in a row; False is certain."""
         return self._directory.may_have_dots
+
+    @property
+    def has_unusable_bounds(self) -> bool:
+        """Whether the manifest has bounds that the block omits, and with which other readers may fail."""
+        return self._directory.has_unusable_bounds
 
     @property
     def partition_columns(self) -> tuple[PackedColumn | None, ...]:

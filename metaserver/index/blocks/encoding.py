@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import result_type
-from seamark.metaserver.iceberg.types.types import canonical_primitive
+from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
 from seamark.metaserver.index.blocks.block import COUNTS, HEAD, MAGIC
 from seamark.metaserver.index.blocks.packing import (
     ALIGNMENT,
@@ -30,10 +30,18 @@ from seamark.metaserver.index.blocks.packing import (
     form_of,
     source_of,
 )
+from seamark.metaserver.index.kernels._bounds import ORDERS, unusable_bounds
 from seamark.metaserver.index.kernels._pack import SOURCES, Packer
 
 _DELETE_COLUMNS = {DELETED_PATH: "string", DELETED_POSITION: "long"}
 """`file_path` and `pos` of position delete files, which are not in schemas (Iceberg spec, "Reserved Field IDs")."""
+
+_Bounds: TypeAlias = tuple[npt.NDArray[np.int32], Longs, npt.NDArray[np.int32]]
+_NO_ROWS = np.zeros(0, dtype=np.int32)
+_NO_BOUNDS: _Bounds = (_NO_ROWS, np.zeros(0, dtype=np.int64), _NO_ROWS)
+_ORDER_OF = {"string": "texts", "binary": "bytes", "fixed": "bytes", "float": "reals", "double": "reals"}
+_ORDER_OF |= {"decimal": "numerals", "uuid": "unordered"}
+"""The order of the bounds of a type; of other types it is that of integers."""
 
 
 def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
@@ -47,7 +55,7 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
     }
     lists = {name: _add_list(packer, *columns) for name, columns in decoded.lists.items()}
     partition = [_add_partition(packer, values, schema, spec) for values in decoded.partition]
-    columns = _add_columns(packer, decoded, schema, longs["record_count"])
+    columns, has_unusable_bounds = _add_columns(packer, decoded, schema, longs["record_count"])
     arrays = packer.pack()
     # In the order of the fields of `_Directory` and its parts, whose tuples have this layout.
     directory = (
@@ -64,6 +72,7 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
         tuple((field_id, kind, packer.packed(number)) for field_id, kind, number in partition),
         tuple((column_id, kind, *packer.entry(number)) for column_id, kind, number in columns),
         _may_have_dots(packer.packed(texts["file_path"]), arrays, decoded.rows),
+        has_unusable_bounds,
     )
     head = msgspec.msgpack.encode(directory)
     prefix = HEAD.pack(MAGIC, len(head), isal_zlib.crc32(head)) + head
@@ -171,19 +180,37 @@ def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
 
 def _add_columns(
     packer: Packer, decoded: DecodedManifest, schema: Schema, record_count: int
-) -> list[tuple[int, str, int]]:
-    """(column id, type, number) of each column with statistics."""
+) -> tuple[list[tuple[int, str, int]], bool]:
+    """(column id, type, number) of each column with statistics, and whether bounds were left out."""
     counts = [decoded.counts.get(name, {}) for name in COUNTS]
     lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
-    columns = []
+    columns, is_left_out = [], False
     for column_id in sorted(set().union(*counts, lower, upper)):
         kind = _kind_of(schema, column_id)
         if kind is not None:
             values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
             of_column = (values, nulls, nans, sizes)
-            number = packer.column(source_of(kind), of_column, lower.get(column_id), upper.get(column_id), record_count)
+            of_low, of_high = lower.get(column_id), upper.get(column_id)
+            usable = _usable_bounds(decoded, kind, of_low, of_high)
+            is_left_out |= usable is not None
+            of_low, of_high = usable or (of_low, of_high)
+            number = packer.column(source_of(kind), of_column, of_low, of_high, record_count)
             columns.append((column_id, kind, number))
-    return columns
+    return columns, is_left_out
+
+
+def _usable_bounds(
+    decoded: DecodedManifest, kind: str, lower: _Bounds | None, upper: _Bounds | None
+) -> tuple[_Bounds | None, _Bounds | None] | None:
+    """The bounds of a column without those that prove nothing: texts that are not UTF-8, and lower bounds above upper
+    bounds. Engines wrote some (`iceberg/manifests/repaired_metrics.py`). None if all prove something."""
+    order = ORDERS[_ORDER_OF.get(base_name(kind), "integers")]
+    found = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
+    if found is None:
+        return None
+    sides = zip((lower, upper), found, strict=True)
+    low, high = (None if side is None else tuple(part[marks == 0] for part in side) for side, marks in sides)
+    return low, high
 
 
 def _kind_of(schema: Schema, column_id: int) -> str | None:

@@ -5,6 +5,10 @@ its id, sequence number and statistics; delete manifests are listed unchanged, a
 of their live files. The kept files of the other manifests become EXISTING entries of new manifests, one for each
 partition spec. These entries state explicitly what the files inherit: snapshot, sequence numbers, first row id (Iceberg
 spec, "Sequence Number Inheritance", "First Row ID Inheritance").
+
+Manifests with metrics that some readers cannot use are written again, too, with the metrics corrected. For readers that
+leave out files in another way than Iceberg defines (`readers.py`), the plan hides what would mislead them: partition
+fields, and bounds of columns that may have NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.errors import Corrupt, ObjectMissing
+from seamark.metaserver.iceberg.manifests.content_file import DeclaredTypes
 from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
+from seamark.metaserver.iceberg.manifests.repaired_metrics import repaired_file
 from seamark.metaserver.iceberg.manifests.rows import rows_of
 from seamark.metaserver.iceberg.manifests.writer import (
     DATA_MANIFEST,
@@ -39,6 +45,7 @@ from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot, Snapsho
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.index.blocks.packing import MISSING, Longs
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.plan.readers import may_have_nan, without_nan_bounds, without_partition_fields
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 GC_ENABLED = "gc.enabled"
@@ -63,6 +70,8 @@ class KeptManifests(NamedTuple):
     whole: tuple[ManifestFile, ...]
     parts: tuple[ManifestPart, ...]
     deletes: tuple[ManifestFile, ...]
+    hidden: bool = False
+    """Whether to hide what misleads readers that leave out files in their own way."""
 
     @property
     def entries(self) -> int:
@@ -77,8 +86,8 @@ class PlanFiles(NamedTuple):
     metadata: TableMetadata
 
 
-def kept_manifests(scan: ScanPlan, format_version: int) -> KeptManifests:
-    """Which entries of each manifest of the scan's snapshot are kept."""
+def kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = False) -> KeptManifests:
+    """Which entries of each manifest of the scan's snapshot are kept. `hidden`: as in `KeptManifests`."""
     view = scan.view
     numbers, local = view.split(scan.entry_ids)
     whole, parts = [], []
@@ -86,11 +95,12 @@ def kept_manifests(scan: ScanPlan, format_version: int) -> KeptManifests:
     for rows, number in zip(np.split(local, edges), numbers[np.append(0, edges)] if len(numbers) else (), strict=False):
         block = view.blocks[number]
         manifest = msgspec.structs.replace(view.manifests[number], partition_spec_id=block.spec_id)
-        if len(rows) == block.rows and _has_required_fields(manifest, format_version):
+        sound = not block.has_unusable_bounds and not (hidden and may_have_nan(block))
+        if sound and len(rows) == block.rows and _has_required_fields(manifest, format_version):
             whole.append(manifest)
         else:
             parts.append(ManifestPart(manifest, rows))
-    return KeptManifests(tuple(whole), tuple(parts), view.delete_manifests)
+    return KeptManifests(tuple(whole), tuple(parts), view.delete_manifests, hidden)
 
 
 def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
@@ -128,12 +138,8 @@ class PlanWriter:
             parts = kept.parts[at : at + _AT_ONCE]
             decoded = await asyncio.gather(*(self._manifest(part.manifest) for part in parts))
             for manifest, part in zip(decoded, parts, strict=True):
-                small = len(part.rows) <= _IN_THREAD_ENTRIES
-                entries += (
-                    _kept_entries(manifest, part, metadata)
-                    if small
-                    else await asyncio.to_thread(_kept_entries, manifest, part, metadata)
-                )
+                read = partial(_kept_entries, manifest, part, metadata, hidden=kept.hidden)
+                entries += read() if len(part.rows) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(read)
         work = partial(plan_files, kept, entries, metadata, snapshot, location, plan_id)
         small = len(entries) + len(kept.whole) + len(kept.deletes) <= _IN_THREAD_ENTRIES
         return work() if small else await asyncio.to_thread(work)
@@ -158,15 +164,23 @@ class PlanWriter:
         return await asyncio.to_thread(decode_manifest, data, path)
 
 
-def _kept_entries(decoded: DecodedManifest, part: ManifestPart, metadata: TableMetadata) -> list[ManifestEntry]:
-    """The kept entries, with all inherited fields filled in."""
+def _kept_entries(
+    decoded: DecodedManifest, part: ManifestPart, metadata: TableMetadata, *, hidden: bool
+) -> list[ManifestEntry]:
+    """The kept entries, with all inherited fields filled in, and without unusable metrics."""
     first = part.manifest.first_row_id
     if first is not None:
         own, counts = decoded.longs["first_row_id"], decoded.longs["record_count"]
         assigned = np.where(own == MISSING, counts, 0)
         row_ids = np.where(own == MISSING, first + np.cumsum(assigned) - assigned, own)
         decoded = replace(decoded, longs={**decoded.longs, "first_row_id": row_ids})
-    return entries_of(rows_of(decoded, part.rows), part.manifest, metadata)
+    type_of = DeclaredTypes(metadata)
+    entries = []
+    for entry in entries_of(rows_of(decoded, part.rows), part.manifest, metadata):
+        file = repaired_file(entry.file, type_of)
+        file = without_nan_bounds(file, type_of) if hidden else file
+        entries.append(entry if file is entry.file else msgspec.structs.replace(entry, file=file))
+    return entries
 
 
 def plan_files(
@@ -191,6 +205,10 @@ def plan_files(
         ),
         *kept.deletes,
     ]
+    planned = plan_metadata(metadata, snapshot, location)
+    if kept.hidden:
+        listed = [msgspec.structs.replace(manifest, partitions=None) for manifest in listed]
+        planned = without_partition_fields(planned)
     manifest_list = write_manifest_list(
         listed,
         format_version=version,
@@ -199,7 +217,8 @@ def plan_files(
         sequence_number=snapshot.sequence_number,
     )
     at = f"{location}-{plan_id}-snap.avro"
-    planned = plan_metadata(metadata, msgspec.structs.replace(snapshot, manifest_list=at, manifests=None), location)
+    shown = msgspec.structs.replace(snapshot, manifest_list=at, manifests=None)
+    planned = msgspec.structs.replace(planned, snapshots=(shown,))
     document = encode_table(planned)
     return PlanFiles(
         (

@@ -7,7 +7,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 
+import seamark.duckdb
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.jobs import run_manifests
@@ -31,6 +32,7 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.commit.rewriting import manifest_rewrite
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
+from seamark.metaserver.commit.stock.usable_metrics import UsableMetrics
 from tests.connector.jobs.test_orphan_files import all_files
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
@@ -256,3 +258,42 @@ def test_the_commands_say_what_they_did(client: IndexClient, served: Served) -> 
         assert "in 1 of them on average, before in 4" in said("manifests", "db.t")
         assert "no manifests to rewrite" in said("manifests", "db.t")
         assert "nothing to split" in said("split-buckets", "db.t")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_bounds_that_break_readers_are_repaired(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """They are of commits before the server corrected them: DuckDB cuts a lower bound within a character."""
+    text = "El cliente llamó por teléfono"
+    with monkeypatch.context() as patched, closing(seamark.duckdb.connect(served.url)) as con:
+        patched.setattr(UsableMetrics, "repair", _repair_nothing)
+        con.execute(f"CREATE TABLE sea.db.t (id BIGINT, t VARCHAR) WITH ('format-version' = {version})")
+        for number in range(2):
+            con.execute(f"INSERT INTO sea.db.t VALUES ({number}, '{text}')")
+    with catalog_at(served.url) as catalog:
+        assert lower_bounds(catalog.load_table("db.t")) == [text.encode()[:16]] * 2
+        pages = client.plan("db.t", {"stats-fields": ["t"]})
+        assert [task["data-file"].get("lower-bounds") for page in pages for task in page["file-scan-tasks"]] == [
+            None
+        ] * 2
+        assert scan(client, "db.t", where=f"t = '{text}'").to_arrow().num_rows == 2
+        planned = rewrite_manifests(client, "db.t", dry_run=True)
+        report = rewrite_manifests(client, "db.t")
+        assert planned["files-repaired"] == report["files-repaired"] == report["manifests-before"] == 2
+        assert set(lower_bounds(catalog.load_table("db.t"))) == {b"El cliente llam"}
+        assert sorted(scan(client, "db.t", where=f"t = '{text}'").to_arrow()["id"].to_pylist()) == [0, 1]
+        assert rewrite_manifests(client, "db.t")["snapshot-id"] is None
+
+
+async def _repair_nothing(*_: object) -> None:
+    return None
+
+
+def lower_bounds(table: Table) -> list[bytes]:
+    """Those of the column 2 of the live files."""
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    manifests = snapshot.manifests(table.io)
+    entries = [entry for one in manifests for entry in one.fetch_manifest_entry(table.io, discard_deleted=True)]
+    return [bytes(entry.data_file.lower_bounds[2]) for entry in entries]

@@ -29,6 +29,8 @@ _MAP_KEYS = ("string", "int", "date")
 _UNITS = {"int": 1, "long": 1, "date": 1, "time": 1_800_000_000, "decimal(9, 2)": 50, "decimal(38, 10)": 10**10}
 _UNITS |= {"timestamp": typed.DAY_US // 3, "timestamptz": typed.DAY_US // 3}
 _UNITS |= dict.fromkeys(_V3_KINDS, typed.DAY_US * 333)
+_ENDINGS = ("", "\0", "é", "\U0001f600", "z" * 20, " cliente llamó por teléfono", "é" * 12, "a" + "日本" * 6)
+"""Writers cut long texts, of characters of one to four bytes, for bounds."""
 _LONG = 2**63
 
 
@@ -198,12 +200,12 @@ def draw_value(rng: random.Random, kind: str) -> Any:
     if rng.random() < 0.5:
         return rng.choice(typed.SAMPLES[kind])
     if kind in _UNITS:
-        return rng.randint(0, 40) * _UNITS[kind]
+        return rng.randint(0 if kind == "time" else -20, 40) * _UNITS[kind]
     match kind:
         case "float" | "double":
             return rng.randint(-5, 20) / 4
         case "string":
-            return rng.choice("abcxyz") * rng.randint(1, 3) + rng.choice(["", "\0", "é", "\U0001f600", "z" * 20])
+            return rng.choice("abcxyz") * rng.randint(1, 3) + rng.choice(_ENDINGS)
         case "uuid":
             return bytes([*[0] * 15, rng.randint(0, 30)])
         case "fixed[3]":

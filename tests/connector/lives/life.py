@@ -24,12 +24,14 @@ from seamark.connector.jobs.jobs import run_indexing
 from seamark.connector.jobs.manifests import rewrite_manifests
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.read.scans import scan
+from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.lives.columns import LIST, MAP, NESTED, PROMOTED, STRUCT, Column, draw_value, key_of, kinds
 from tests.connector.lives.predicates import Row, draw_filter
+from tests.connector.lives.statements import can_be_written, draw_change, draw_known, literal, quoted
 
 NAMES = ("id", "a", "B", "naïve", "two words", "x-y", "größe", "1st", "null", "select", "day", 'q"q', "日本")
 KEY_KINDS = ("long", "int", "string", "uuid", "decimal(9, 2)", "decimal(38, 10)", "date", "timestamp", "timestamptz")
@@ -180,7 +182,7 @@ class Life:
         steps: dict[Callable[[], str], int] = {
             **{self._append: 3, self._upsert: 6, self._unlocated: 1, self._delete: 2, self._delete_matching: 2},
             **{self._compact: 3, self._cluster: 1, self._index: 2, self._list_again: 1},
-            **{self._evolve: 4, self._partition: 1},
+            **{self._evolve: 4, self._partition: 1, self._sql_change: 3, self._sql_insert: 1},
         }
         chosen = self._rng.choices(list(steps), list(steps.values()))[0]
         self._touched = set()
@@ -281,6 +283,46 @@ class Life:
         delete(self._client, self._table, where=where, mode=mode)
         self.rows = [row for row in self.rows if not matches(row)]
         return f"{mode}: {where}"
+
+    def _sql_change(self) -> str:
+        rest = [column for column in self._columns if column not in self._keys]
+        drawn = draw_change(self._rng, f"db.{self._name}", self._columns, rest, self.rows)
+        if drawn is None:
+            return "nothing"
+        matching = [row for row in self.rows if drawn.matches(row)]
+        with SqlSession(self._client.url) as session:
+            (count,) = session.sql(drawn.text).to_arrow()["rows"].to_pylist()
+        assert count == len(matching), drawn.text
+        self.told["rows changed by SQL"] += count
+        self._touched = {self._key(row) for row in matching}
+        if drawn.new:
+            for row in matching:
+                row |= drawn.new
+        else:
+            self.rows = [row for row in self.rows if not drawn.matches(row)]
+        return drawn.text
+
+    def _sql_insert(self) -> str:
+        """INSERT of rows whose other columns have their defaults."""
+        written = [column for column in self._columns if can_be_written(column)]
+        if any(key not in written for key in self._keys):
+            return "nothing"
+        known, rows = {self._key(row) for row in self.rows}, dict[Any, Row]()
+        for _ in range(self._rng.randint(1, 3)):
+            row = {column.id: column.initial for column in self._columns}
+            row |= {column.id: draw_known(self._rng, column, nulls=column not in self._keys) for column in written}
+            if self._key(row) not in known:
+                rows[self._key(row)] = row
+        names = ", ".join(quoted(column.name) for column in written)
+        values = ", ".join(
+            f"({', '.join(literal(column.kind, row[column.id]) for column in written)})" for row in rows.values()
+        )
+        text = f"INSERT INTO db.{self._name} ({names}) VALUES {values}"
+        if rows:
+            with SqlSession(self._client.url) as session:
+                session.sql(text).to_arrow()
+            self.rows += rows.values()
+        return text
 
     def _compact(self) -> str:
         report = compact(self._client, self._table, policy=CompactionPolicy(self._rng.choice((3000, 1 << 20)), 2))

@@ -58,7 +58,8 @@ def made_block(
         for column_id, kind in kinds.items():
             if rng.random() < absent:
                 continue
-            ends = [to_bytes(kind, value(kind, rng, spread)) if rng.random() >= absent else None for _ in range(2)]
+            pair = sorted(value(kind, rng, spread) for _ in range(2))
+            ends = [to_bytes(kind, end) if rng.random() >= absent else None for end in pair]
             nulls = rng.choice([0, 0, 5, 10])
             metrics[column_id] = ColumnMetrics(10, nulls, 0 if kind in ("float", "double") else None, *ends)
         path = f"file:///t/{name}-{row}.parquet"

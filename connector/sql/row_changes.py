@@ -1,0 +1,176 @@
+"""Runs INSERT, UPDATE and DELETE: our reader reads the files of the plan, DuckDB computes, and our writer commits.
+
+DuckDB's own Iceberg extension is not used. It selects files by partitions and bounds in other ways than Iceberg defines
+(`docs/how-to/connect-duckdb.md`), so a change by it could miss rows. Here each row that DuckDB computes carries its
+place: the number of its file in the plan, and its position in the file. Only these places are changed.
+
+UPDATE and DELETE run again, from the current snapshot, after a conflict with another commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from seamark.connector.arrow.arrays import Longs
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, ServerFailed
+from seamark.connector.plans.async_client import Name
+from seamark.connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
+from seamark.connector.read.read_plan import ReadPlan, plan_read
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import OpenTable, ScanTask
+from seamark.connector.sql.duckdb_engine import POSITION_BITS
+from seamark.connector.sql.reads import TableRead
+from seamark.connector.write.appends import append
+from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, commit_row_change
+from seamark.connector.write.row_locations import LocatedKeys, MatchedRows
+from seamark.connector.write.target import WriteTarget
+from seamark.connector.write.upserts import MERGE_ON_READ, MODES, RowDifference, write_change
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
+from seamark.metaserver.iceberg.files.parquet import EncryptedFile, Unreadable
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+
+
+@dataclass(frozen=True)
+class ComputedRows:
+    """The rows that an UPDATE or a DELETE changes.
+
+    `read`: the read of the changed table. `rows`: the place of each row, and its new values by the names of the columns
+    that UPDATE sets. `scope`: a filter of the rows of the table that the statement read.
+    """
+
+    read: TableRead
+    rows: pa.Table
+    scope: Expression
+
+
+def insert_rows(client: SeamarkClient, table: Name, rows: pa.RecordBatchReader) -> int:
+    """Appends rows with one commit. Returns their number.
+
+    Raises:
+        BadRequest: The rows do not fit the table.
+        ClientError: As `append` and `rows` raise it.
+    """
+    count = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal count
+        for batch in rows:
+            count += batch.num_rows
+            yield batch
+
+    with _client_errors():
+        append(client, table, counted())
+    return count
+
+
+def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable[[OpenTable], ComputedRows]) -> Report:
+    """Deletes or updates rows of a table with one commit.
+
+    Args:
+        client: The catalog.
+        table: The table that is changed.
+        kind: `update` or `delete`. The table property `write.{kind}.mode` chooses how rows are replaced.
+        compute: Computes the rows that change, from the table as it is opened for an attempt.
+
+    Raises:
+        BadRequest: The new values do not fit the table, or the table cannot be changed.
+        Conflict: Other commits overtook all attempts.
+    """
+
+    def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
+        mode = target.properties.get(f"write.{kind}.mode", MERGE_ON_READ).lower()
+        if mode not in MODES:
+            raise Unwritable(f"write.{kind}.mode is {mode!r}; it may be {' or '.join(MODES)}")
+        computed = compute(opened)
+        return write_change(client, _difference(computed, opened), computed.scope, opened, target, mode)
+
+    with _client_errors():
+        return commit_row_change(client, table, prepare, branch=MAIN, producer=None, summary=None, attempts=ATTEMPTS)
+
+
+@dataclass(frozen=True)
+class _UpdatedRows(RowDifference):
+    """The new rows of an UPDATE: columns that it sets, and the other columns as they are stored.
+
+    The stored columns are read file by file while the new rows are written, so memory holds only the set columns.
+    """
+
+    opened: OpenTable | None = None
+    values: pa.Table | None = None
+    """The new values by the names of the columns, in the order of `located`."""
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        if self.values is None or self.opened is None:
+            return
+        names = [field.name for field in self.opened.schema.fields if field.name not in self.values.column_names]
+        names += [ROW_ID_NAME] if self.tracked else []
+        read_plan, first = plan_read(self.opened, names, TRUE), 0
+        reader = TaskReader(read_plan, self.opened.storage, keys=self.opened.keys)
+        for file in self.located.files:
+            values = self.values.slice(first, len(file.positions))
+            first += len(file.positions)
+            yield from (
+                _beside(values, read_plan, reader.read(file.task, file.positions), file.task)
+                if names
+                else (values.to_batches())
+            )
+
+
+def _beside(
+    values: pa.Table, read_plan: ReadPlan, stored: Iterable[pa.RecordBatch], task: ScanTask
+) -> Iterator[pa.RecordBatch]:
+    """The new values beside the stored columns of the same rows. Unreadable if rows are missing."""
+    first = 0
+    for batch in stored:
+        rows = pa.Table.from_batches([batch], read_plan.arrow)
+        for name in values.column_names:
+            rows = rows.append_column(name, values[name].slice(first, batch.num_rows))
+        first += batch.num_rows
+        yield from rows.to_batches()
+    if first != len(values):
+        raise Unreadable(task.path, f"{first} of {len(values)} rows were read again; the file has changed")
+
+
+def _difference(computed: ComputedRows, opened: OpenTable) -> RowDifference:
+    tasks, rows = computed.read.tasks, computed.rows
+    places = rows.column(0).to_numpy().astype(np.int64)
+    order = np.argsort(places, kind="stable")
+    places = places[order]
+    if len(places) and not (np.diff(places) > 0).all():
+        raise ServerFailed("DuckDB returned a row of the table twice, so nothing is changed", status=500)
+    located = LocatedKeys(tuple(_matched(tasks, places)), frozenset(task.path for task in tasks))
+    count, read = len(places), len(tasks)
+    values = rows.remove_column(0)
+    if not values.num_columns:
+        return RowDifference(located, (), Report(deleted=count, files_read=read))
+    tracked = has_lineage(opened.metadata) and not any(field.name in NAMES for field in opened.schema.fields)
+    report = Report(updated=count, files_read=read)
+    return _UpdatedRows(located, (), report, tracked, opened, values.take(pa.array(order)))
+
+
+def _matched(tasks: Sequence[ScanTask], places: Longs) -> Iterator[MatchedRows]:
+    """The rows by file. `places` are ascending."""
+    numbers = places >> POSITION_BITS
+    for number in np.unique(numbers).tolist():
+        positions = places[numbers == number] & (1 << POSITION_BITS) - 1
+        yield MatchedRows(tasks[number], positions, np.zeros_like(positions))
+
+
+@contextmanager
+def _client_errors() -> Iterator[None]:
+    """Turns errors of our reader and writer into those of a client."""
+    try:
+        yield
+    except Unwritable as error:
+        raise BadRequest(f"The statement fails: {error}", status=400) from None
+    except EncryptedFile as error:
+        raise BadRequest(f"SQL does not change encrypted files: {error}", status=400) from None
+    except Unreadable as error:
+        raise ServerFailed(f"A file of the table cannot be read: {error}", status=500) from None

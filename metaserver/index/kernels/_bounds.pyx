@@ -1,0 +1,161 @@
+"""Finds bounds in a decoded manifest by which no reader may leave out a file: texts that are not UTF-8, and lower bounds
+above their upper bounds.
+
+A span is (start, length) of a single-value binary in the heap (Iceberg spec, appendix D). A span with an impossible
+length or outside of the heap is not judged here: packing counts it as absent.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+import numpy as np
+
+cdef enum:
+    TEXTS  # UTF-8, ordered by bytes
+    BYTES
+    INTEGERS  # little-endian, of 4 or 8 bytes
+    REALS  # IEEE, of 4 or 8 bytes
+    NUMERALS  # decimals: big-endian two's complement
+    UNORDERED  # UUIDs, which writers order in two ways
+
+ORDERS = {
+    "texts": TEXTS, "bytes": BYTES, "integers": INTEGERS, "reals": REALS, "numerals": NUMERALS, "unordered": UNORDERED,
+}
+
+
+cdef bint is_utf8(const uint8_t* at, int64_t length) noexcept nogil:
+    """Without surrogates, overlong forms, and numbers above 0x10FFFF (RFC 3629)."""
+    cdef int64_t i = 0
+    cdef uint64_t word
+    cdef uint8_t first, second
+    cdef int more, k
+    while i < length:
+        if length - i >= 8:
+            memcpy(&word, at + i, 8)
+            if not word & <uint64_t>0x8080808080808080:
+                i += 8
+                continue
+        first = at[i]
+        if first < 0x80:
+            i += 1
+            continue
+        if first < 0xC2 or first > 0xF4:
+            return False
+        more = 1 if first < 0xE0 else 2 if first < 0xF0 else 3
+        if i + more >= length:
+            return False
+        second = at[i + 1]
+        if (first == 0xE0 and second < 0xA0) or (first == 0xED and second > 0x9F):
+            return False
+        if (first == 0xF0 and second < 0x90) or (first == 0xF4 and second > 0x8F):
+            return False
+        for k in range(1, more + 1):
+            if at[i + k] & 0xC0 != 0x80:
+                return False
+        i += more + 1
+    return True
+
+
+cdef int compare_numerals(const uint8_t* one, int64_t length, const uint8_t* other, int64_t other_length) noexcept nogil:
+    """Below zero if the first number is less; above zero if it is more."""
+    cdef int64_t k, size = length if length > other_length else other_length
+    cdef uint8_t sign = 0xFF if one[0] & 0x80 else 0, other_sign = 0xFF if other[0] & 0x80 else 0
+    cdef uint8_t left, right
+    if sign != other_sign:
+        return -1 if sign else 1
+    for k in range(size):
+        left = one[k - (size - length)] if k >= size - length else sign
+        right = other[k - (size - other_length)] if k >= size - other_length else other_sign
+        if left != right:
+            return -1 if left < right else 1
+    return 0
+
+
+cdef bint is_above(int order, const uint8_t* low, int64_t length, const uint8_t* high, int64_t other) noexcept nogil:
+    cdef int64_t shortest = length if length < other else other
+    cdef int64_t wide, wider
+    cdef int32_t narrow, narrower
+    cdef double real, larger
+    cdef float small, smaller
+    cdef int found
+    if order == TEXTS or order == BYTES:
+        found = memcmp(low, high, shortest)
+        return found > 0 or (found == 0 and length > other)
+    if length < 1 or other < 1:
+        return False
+    if order == NUMERALS:
+        return compare_numerals(low, length, high, other) > 0
+    if length != other:  # a type that was promoted since
+        return False
+    if order == INTEGERS and length == 8:
+        memcpy(&wide, low, 8)
+        memcpy(&wider, high, 8)
+        return wide > wider
+    if order == INTEGERS and length == 4:
+        memcpy(&narrow, low, 4)
+        memcpy(&narrower, high, 4)
+        return narrow > narrower
+    if order == REALS and length == 8:
+        memcpy(&real, low, 8)
+        memcpy(&larger, high, 8)
+        return real > larger
+    if order == REALS and length == 4:
+        memcpy(&small, low, 4)
+        memcpy(&smaller, high, 4)
+        return small > smaller
+    return False
+
+
+def unusable_bounds(
+    const uint8_t[::1] heap not None,
+    int order,
+    const int32_t[::1] low_rows not None,
+    const int64_t[::1] low_starts not None,
+    const int32_t[::1] low_lengths not None,
+    const int32_t[::1] high_rows not None,
+    const int64_t[::1] high_starts not None,
+    const int32_t[::1] high_lengths not None,
+):
+    """Which lower and upper bounds of one column cannot be used.
+
+    The rows of each side are ascending. Returns a pair of uint8 arrays, 1 for a bound that cannot be used. None if all
+    can be used."""
+    cdef int64_t room = heap.shape[0], n = low_rows.shape[0], m = high_rows.shape[0], i = 0, j = 0, wrong = 0
+    marks = np.zeros(n + m, dtype=np.uint8)
+    cdef uint8_t[::1] marked = marks
+    cdef const uint8_t* memory = &heap[0] if room else NULL
+    if not room or not (n + m):
+        return None
+    with nogil:
+        if order == TEXTS:
+            for i in range(n):
+                if low_lengths[i] > 0 and low_starts[i] >= 0 and low_starts[i] <= room - low_lengths[i]:
+                    if not is_utf8(memory + low_starts[i], low_lengths[i]):
+                        marked[i] = 1
+                        wrong += 1
+            for j in range(m):
+                if high_lengths[j] > 0 and high_starts[j] >= 0 and high_starts[j] <= room - high_lengths[j]:
+                    if not is_utf8(memory + high_starts[j], high_lengths[j]):
+                        marked[n + j] = 1
+                        wrong += 1
+        i = 0
+        j = 0
+        while i < n and j < m and order != UNORDERED:
+            if low_rows[i] < high_rows[j]:
+                i += 1
+            elif low_rows[i] > high_rows[j]:
+                j += 1
+            else:
+                if (
+                    low_lengths[i] >= 0 and low_starts[i] >= 0 and low_starts[i] <= room - low_lengths[i]
+                    and high_lengths[j] >= 0 and high_starts[j] >= 0 and high_starts[j] <= room - high_lengths[j]
+                    and is_above(
+                        order, memory + low_starts[i], low_lengths[i], memory + high_starts[j], high_lengths[j]
+                    )
+                ):
+                    marked[i] = 1
+                    marked[n + j] = 1
+                    wrong += 1
+                i += 1
+                j += 1
+    return (marks[:n], marks[n:]) if wrong else None

@@ -1,0 +1,123 @@
+"""What misleads readers that leave out files in another way than Iceberg defines, and how a plan table hides it.
+
+DuckDB 1.5.5 is such a reader of plan tables:
+
+- It truncates months and days before 1970 towards zero, and cuts texts by what is shown as one character. Its decimals
+  of many digits, and its integers at the end of their range, overflow when they are truncated.
+- It orders NaN as the greatest value, and compares with bounds, which have no NaN.
+- It applies the equality deletes of one partition to all partitions of the spec, and ends with a segmentation fault for
+  those by a column that was dropped and added again.
+
+The plan of the server has left out files already, so hidden partitions cost such a reader nothing. Identity fields
+stay: a file may lack a column of which its partition has the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import msgspec
+
+from seamark.metaserver.iceberg.manifests.content_file import EQUALITY_DELETES, ContentFile
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.partition import PartitionField
+from seamark.metaserver.iceberg.types.schema import Type
+from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, canonical
+from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.planner.view.view import TableView
+
+_ALL_ROWS = 1
+"""In `ColumnEntry`: the property holds for all rows."""
+
+
+def is_misleading(view: TableView, metadata: TableMetadata) -> bool:
+    """Whether such a reader may leave out files of the snapshot that have rows of its query."""
+    if any(block.has_unusable_bounds or may_have_nan(block) for block in view.blocks):
+        return True
+    specs = {block.spec_id for block in view.blocks}
+    fields = [field for spec in metadata.partition_specs if spec.spec_id in specs for field in spec.fields]
+    return not all(
+        _has_source(field, metadata) and (field.is_void or _is_identity(field, metadata)) for field in fields
+    )
+
+
+def may_have_nan(block: Block) -> bool:
+    """Whether a column with bounds may have NaN in a file of the manifest."""
+    entries = (block.entry(column_id) for column_id in block.columns)
+    return any(
+        entry.kind in FLOATS and entry.no_nans != _ALL_ROWS and (entry.lower is not None or entry.upper is not None)
+        for entry in entries
+        if entry is not None
+    )
+
+
+def without_nan_bounds(file: ContentFile, type_of: Callable[[int], Type | None]) -> ContentFile:
+    """Return the file without bounds of columns that may have NaN."""
+    changes = {}
+    for name in ("lower_bounds", "upper_bounds"):
+        bounds: dict[int, bytes] = getattr(file, name) or {}
+        counts = file.nan_value_counts or {}
+        left = {
+            column: data for column, data in bounds.items() if counts.get(column) == 0 or type_of(column) not in FLOATS
+        }
+        if len(left) < len(bounds):
+            changes[name] = left
+    return msgspec.structs.replace(file, **changes) if changes else file
+
+
+def without_partition_fields(metadata: TableMetadata) -> TableMetadata:
+    """Return the metadata with partition specs that mislead no reader.
+
+    Identity fields of present columns stay. Each other field becomes a void field with an id that no manifest has, so
+    its value is null. It is not left out: DuckDB 1.5.5 ends the process if manifests have partition values and the
+    specs have no field."""
+    first_id = max((spec.last_field_id for spec in metadata.partition_specs), default=0) + 1
+    ids = count(max(first_id, metadata.last_partition_id + 1))
+    specs = tuple(
+        msgspec.structs.replace(
+            spec,
+            fields=tuple(
+                field if _is_identity(field, metadata) else _void(field, next(ids), metadata) for field in spec.fields
+            ),
+        )
+        for spec in metadata.partition_specs
+    )
+    return msgspec.structs.replace(metadata, partition_specs=specs)
+
+
+def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
+    """Return why such a reader would apply the snapshot's equality deletes wrongly. Empty if it applies them well."""
+    partitioned = {spec.spec_id for spec in metadata.partition_specs if spec.fields}
+    for block, columns in _equality_deletes(view):
+        if block.spec_id in partitioned:
+            return "it has equality deletes of single partitions, which DuckDB applies to all partitions"
+        if any(metadata.current_schema.column(column) is None for column in columns):
+            return "it has equality deletes by a column that was dropped since, at which DuckDB may crash"
+    return ""
+
+
+def _equality_deletes(view: TableView) -> Iterator[tuple[Block, list[int]]]:
+    """The equality deletes of the snapshot, each with its columns."""
+    for block in view.delete_blocks:
+        contents, columns = block.longs("content").tolist(), block.lists_of("equality_ids")
+        for content, ids in zip(contents, columns, strict=True):
+            if content == EQUALITY_DELETES:
+                yield block, ids or []
+
+
+def _is_identity(field: PartitionField, metadata: TableMetadata) -> bool:
+    return canonical(field.transform) == IDENTITY and _has_source(field, metadata)
+
+
+def _has_source(field: PartitionField, metadata: TableMetadata) -> bool:
+    return all(metadata.current_schema.column(source) is not None for source in field.sources)
+
+
+def _void(field: PartitionField, field_id: int, metadata: TableMetadata) -> PartitionField:
+    schema = metadata.current_schema
+    source = field.sources[0] if len(field.sources) == 1 and _has_source(field, metadata) else None
+    if source is None:
+        source = next((column.id for column in schema.fields if isinstance(column.type, str)), schema.fields[0].id)
+    return PartitionField(name=field.name, transform=VOID, source_id=source, field_id=field_id)

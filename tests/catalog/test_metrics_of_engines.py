@@ -1,0 +1,140 @@
+"""Commits of stock engines with metrics that readers cannot use: the server corrects them and changes nothing else."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.catalog.appender import Appender, Row, _rows, read_list, read_snapshot
+from tests.catalog.appends import append, commit, create, head, load
+from tests.catalog.rig import Rig, rig
+from tests.seeds import first_seed
+
+ID, TEXT = 1, 2
+CUT = "El cliente llamó".encode()[:-1]
+VERSIONS = [2, 3]
+
+
+def metrics(**by_name: dict[int, Any]) -> Row:
+    """Fields of a data file as fastavro writes them."""
+    return {name: [{"key": key, "value": value} for key, value in of.items()] for name, of in by_name.items()}
+
+
+def longs(number: int) -> bytes:
+    return struct.pack("<q", number)
+
+
+WRONG: list[tuple[Row, Row]] = [
+    # a text that is cut within a character, as DuckDB 1.5.5 cuts it
+    (
+        metrics(lower_bounds={TEXT: CUT}, upper_bounds={TEXT: b"El cliente llamp"}),
+        metrics(lower_bounds={TEXT: CUT[:-1]}, upper_bounds={TEXT: b"El cliente llamp"}),
+    ),
+    (metrics(lower_bounds={TEXT: b"\xc3"}), metrics(lower_bounds={})),
+    (metrics(upper_bounds={TEXT: CUT}), metrics(upper_bounds={})),
+    (metrics(lower_bounds={TEXT: b"a\xed\xa0\x80"}), metrics(lower_bounds={TEXT: b"a"})),
+    # bounds of another length than their type
+    (metrics(lower_bounds={ID: b"\0" * 3, TEXT: b"a"}), metrics(lower_bounds={TEXT: b"a"})),
+    # a lower bound above the upper bound
+    (metrics(lower_bounds={ID: longs(5)}, upper_bounds={ID: longs(4)}), metrics(lower_bounds={}, upper_bounds={})),
+    (metrics(lower_bounds={TEXT: b"b"}, upper_bounds={TEXT: b"a"}), metrics(lower_bounds={}, upper_bounds={})),
+    # more nulls than values, and counts below zero
+    (
+        metrics(value_counts={ID: 3}, null_value_counts={ID: 4, TEXT: 1}),
+        metrics(value_counts={ID: 3}, null_value_counts={TEXT: 1}),
+    ),
+    (metrics(value_counts={ID: -1}), metrics(value_counts={})),
+]
+RIGHT = metrics(
+    value_counts={ID: 3, TEXT: 3},
+    null_value_counts={ID: 0, TEXT: 3},
+    lower_bounds={ID: longs(-4), TEXT: "llamó".encode(), 99: b"of a column that no schema has"},
+    upper_bounds={ID: longs(7), TEXT: "llamó".encode()},
+)
+
+
+def named(fields: Row) -> dict[str, dict[int, Any]]:
+    return {
+        name: {one["key"]: one["value"] for one in fields.get(name) or ()}
+        for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
+    }
+
+
+async def stored(it: Rig) -> dict[str, dict[str, dict[int, Any]]]:
+    """The metrics of each live file by its path."""
+    rows = [row for listed in read_list(head(await load(it))) for row in _rows(listed["manifest_path"])]
+    return {row["data_file"]["file_path"]: named(row["data_file"]) for row in rows if row["status"] != 2}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_metrics_that_readers_cannot_use_are_corrected(tmp_path: Path, version: int) -> None:
+    async with rig(tmp_path) as it:
+        await create(it, version)
+        for number, (wrong, corrected) in enumerate(WRONG):
+            path = f"file:///data/{number}.parquet"
+            client = await append(it, {path: 3}, file=wrong)
+            assert (await stored(it))[path] == named(corrected), number
+            manifests = [row["manifest_path"] for row in read_list(head(await load(it)))]
+            assert client.manifests[0] not in manifests
+            found = read_snapshot(head(await load(it)))
+            assert len(found) == number + 1
+            file = found[path]
+            assert (file.snapshot_id, file.sequence_number) == (client.snapshot_id, client.sequence)
+            if version > 2:
+                assert sorted(one.first_row_id for one in found.values()) == [3 * n for n in range(number + 1)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_commit_with_right_metrics_stays_as_the_engine_wrote_it(tmp_path: Path, version: int) -> None:
+    async with rig(tmp_path) as it:
+        await create(it, version)
+        client = await append(it, {"file:///data/a": 3}, file=RIGHT)
+        snapshot = head(await load(it))
+        assert snapshot["manifest-list"] == client.manifest_list
+        assert [row["manifest_path"] for row in read_list(snapshot)] == client.manifests
+
+
+async def test_a_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it, 2)
+        client = Appender(await load(it), file=WRONG[0][0])
+        made = client.commit({"file:///data/a": 3})
+        first = await commit(it, made)
+        again = await commit(it, made)
+        assert first.metadata.current_snapshot_id == again.metadata.current_snapshot_id == client.snapshot_id
+        assert len((await load(it))["snapshots"]) == 1
+
+
+async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) -> None:
+    """A rebase writes the manifest list, and of a merge that another commit overtook the manifests."""
+    rng = random.Random(f"metrics {first_seed()}")
+    for version in (2, 3):
+        async with rig(tmp_path / str(version)) as it:
+            await create(it, version)
+            await append(it, {"file:///data/first": 1}, file=RIGHT)
+            paths = {"file:///data/first"}
+            for step in range(12):
+                # The appender writes files that it merges without metrics.
+                (wrong, corrected), merge = rng.choice(WRONG), rng.choice((0, 1, 2))
+                late = Appender(await load(it), file=wrong, merge=merge)
+                if rng.random() < 0.5:
+                    await append(it, {f"file:///data/{step}-other": 1}, file=RIGHT, merge=rng.choice((0, 1)))
+                    paths.add(f"file:///data/{step}-other")
+                await commit(it, late.commit({f"file:///data/{step}": 2}))
+                paths.add(f"file:///data/{step}")
+                found = await stored(it)
+                assert found.keys() == paths
+                assert found[f"file:///data/{step}"] == named(corrected), f"seed {first_seed()}, {version}, {step}"
+                read_snapshot(head(await load(it)))
+
+
+async def test_a_commit_whose_manifest_cannot_be_read_is_not_changed(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        await create(it, 2)
+        client = Appender(await load(it), file=WRONG[0][0], listed={"manifest_length": 7})
+        await commit(it, client.commit({"file:///data/a": 3}))
+        assert head(await load(it))["manifest-list"] == client.manifest_list

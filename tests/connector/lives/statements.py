@@ -1,0 +1,125 @@
+"""Random UPDATE, DELETE and INSERT statements on a random table, and the rows that they match and write."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.connector.lives.columns import Column, draw_value
+from tests.connector.lives.predicates import Row
+from tests.planner.lakes.literal_forms import render
+
+_WORDS = {"date": "DATE", "timestamp": "TIMESTAMP", "timestamptz": "TIMESTAMP"}
+_KINDS = ("boolean", "int", "long", "double", "string", *_WORDS)
+_DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
+"""Days of the years 1 and 9999, which literals can state."""
+
+
+@dataclass
+class DrawnStatement:
+    """`text` has a condition that `matches` rows, and gives them the values `new` by the ids of columns."""
+
+    text: str
+    matches: Callable[[Row], bool]
+    new: Row = field(default_factory=dict)
+
+
+def can_be_written(column: Column) -> bool:
+    """Whether statements compare and set the column. There are no literals of the type real."""
+    return column.kind in _KINDS or column.kind.startswith("decimal(")
+
+
+def draw_change(
+    rng: random.Random, table: str, columns: Sequence[Column], settable: Sequence[Column], rows: Sequence[Row]
+) -> DrawnStatement | None:
+    """An UPDATE or a DELETE; None if no column can be compared."""
+    compared = [column for column in columns if can_be_written(column)]
+    if not compared:
+        return None
+    parts = [_draw_condition(rng, rng.choice(compared), rows) for _ in range(rng.choice((1, 1, 2)))]
+    word = rng.choice(("AND", "OR"))
+    where = f" {word} ".join(text for text, _ in parts)
+    together = all if word == "AND" else any
+
+    def matches(row: Row) -> bool:
+        return together(test(row) for _, test in parts)
+
+    settable = [column for column in settable if can_be_written(column)]
+    if not settable or rng.random() < 0.3:
+        return DrawnStatement(f"DELETE FROM {table} WHERE {where}", matches)
+    chosen = rng.sample(settable, rng.randint(1, len(settable)))
+    new: Row = {column.id: draw_known(rng, column) for column in chosen}
+    sets = ", ".join(f"{quoted(column.name)} = {literal(column.kind, new[column.id])}" for column in chosen)
+    return DrawnStatement(f"UPDATE {table} SET {sets} WHERE {where}", matches, new)
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(kind: str, value: Any) -> str:
+    """The value in Trino's SQL."""
+    if value is None:
+        return "NULL"
+    if kind.startswith("decimal("):
+        return f"DECIMAL '{render(kind, value, 'spec')}'"
+    if kind in _WORDS:
+        text = str(render(kind, value, "spec")).replace("T", " ").replace("+00:00", " UTC")
+        return f"{_WORDS[kind]} '{text}'"
+    if kind == "string":
+        return "'" + value.replace("'", "''") + "'"
+    if kind == "double":
+        return f"{value!r}e0" if "e" not in repr(value) else repr(value)
+    return str(value).lower()
+
+
+def _draw_condition(rng: random.Random, column: Column, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
+    name = quoted(column.name)
+    stored = [one for row in rows if (one := column.of(row)) is not None and _is_known(column.kind, one)]
+
+    def value() -> Any:
+        return rng.choice(stored) if stored and rng.random() < 0.8 else draw_known(rng, column, nulls=False)
+
+    match rng.choice(("=", "=", "IN", "<", "IS NULL", "BETWEEN")):
+        case "IS NULL":
+            return f"{name} IS NULL", lambda row: column.of(row) is None
+        case "IN":
+            values = [value() for _ in range(rng.randint(1, 3))]
+            texts = ", ".join(literal(column.kind, one) for one in values)
+            return f"{name} IN ({texts})", _on_value(column, lambda one: one in values)
+        case "<":
+            least = value()
+            return f"{name} < {literal(column.kind, least)}", _on_value(column, lambda one: bool(one < least))
+        case "BETWEEN":
+            low, high = value(), value()
+            text = f"{name} BETWEEN {literal(column.kind, low)} AND {literal(column.kind, high)}"
+            return text, _on_value(column, lambda one: bool(low <= one <= high))
+    same = value()
+    return f"{name} = {literal(column.kind, same)}", _on_value(column, lambda one: bool(one == same))
+
+
+def _on_value(column: Column, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
+    return lambda row: column.of(row) is not None and test(column.of(row))
+
+
+def draw_known(rng: random.Random, column: Column, *, nulls: bool = True) -> Any:
+    """A value that a literal can state."""
+    if nulls and rng.random() < 0.1:
+        return None
+    while True:
+        value = draw_value(rng, column.kind)
+        if _is_known(column.kind, value):
+            return value
+
+
+def _is_known(kind: str, value: Any) -> bool:
+    if kind == "double":
+        return value == value and abs(value) < 1e30  # NaN and infinity have no literals
+    if kind == "string":
+        return "\0" not in value
+    if kind in _WORDS:
+        days = value if kind == "date" else value // 86_400_000_000
+        return _DAYS_MIN <= days <= _DAYS_MAX
+    return True

@@ -1,0 +1,124 @@
+"""Bounds that prove nothing are found as Python's codecs and numbers find them."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seamark.metaserver.index.kernels._bounds import ORDERS, unusable_bounds
+from tests.seeds import first_seed
+
+TEXTS = [
+    b"",
+    b"a",
+    b"El cliente llam\xc3",
+    "llamó".encode(),
+    b"\xc3\x28",
+    b"\xe0\x80\x80",
+    b"\xed\xa0\x80",
+    b"\xf4\x90\x80\x80",
+]
+TEXTS += [
+    b"\xf0\x9f\x98\x80",
+    b"\xf0\x9f\x98",
+    b"\xff",
+    b"\x80",
+    b"abcdefgh",
+    b"abcdefg\xc3",
+    b"abcdefgh\xc3\xb3",
+    b"\xc0\xaf",
+    b"\0",
+]
+
+
+def is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def draw_text(rng: random.Random) -> bytes:
+    return rng.choice(TEXTS) if rng.random() < 0.6 else rng.randbytes(rng.randint(0, 12))
+
+
+def draw_number(form: str) -> Callable[[random.Random], bytes]:
+    def draw(rng: random.Random) -> bytes:
+        value = rng.choice([0, 1, -1, 7, rng.randint(-(2**31), 2**31 - 1)])
+        return struct.pack(form, value)
+
+    return draw
+
+
+def draw_decimal(rng: random.Random) -> bytes:
+    value = rng.choice([0, -1, 127, 128, -128, -129, rng.randint(-(2**90), 2**90)])
+    least = ((value if value >= 0 else ~value).bit_length() + 8) // 8
+    return value.to_bytes(least + rng.choice((0, 0, 3)), "big", signed=True)
+
+
+def unpacked(form: str) -> Callable[[bytes], Any]:
+    return lambda data: struct.unpack(form, data)[0]
+
+
+KINDS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes], Any]]] = {
+    "texts": (draw_text, bytes),
+    "bytes": (draw_text, bytes),
+    "integers": (draw_number("<q"), unpacked("<q")),
+    "reals": (draw_number("<d"), unpacked("<d")),
+    "numerals": (draw_decimal, lambda data: int.from_bytes(data, "big", signed=True)),
+    "unordered": (draw_text, bytes),
+}
+Side = dict[int, bytes]
+
+
+def columns(side: Side, heap: bytearray) -> tuple[Any, Any, Any]:
+    starts = []
+    for data in side.values():
+        starts.append(len(heap))
+        heap += data + b"\xc3"
+    lengths = [len(data) for data in side.values()]
+    return np.array(list(side), np.int32), np.array(starts, np.int64), np.array(lengths, np.int32)
+
+
+def expected(name: str, low: Side, high: Side, read: Callable[[bytes], Any]) -> tuple[list[int], list[int]]:
+    def is_wrong(row: int, data: bytes) -> bool:
+        if name == "texts" and not is_utf8(data):
+            return True
+        both = row in low and row in high and name != "unordered"
+        return both and bool(read(low[row]) > read(high[row]))
+
+    return tuple([int(is_wrong(row, data)) for row, data in side.items()] for side in (low, high))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_bounds_that_prove_nothing_are_found(name: str) -> None:
+    rng = random.Random(f"bounds {first_seed()} {name}")
+    draw, read = KINDS[name]
+    wrong = 0
+    for _ in range(400):
+        low, high = ({row: draw(rng) for row in range(6) if rng.random() < 0.8} for _ in range(2))
+        heap = bytearray(b"\xc3")
+        sides: Sequence[Any] = (*columns(low, heap), *columns(high, heap))
+        found = unusable_bounds(np.frombuffer(bytes(heap), np.uint8), ORDERS[name], *sides)
+        marks = expected(name, low, high, read)
+        if found is None:
+            assert not any(map(any, marks)), (low, high)
+        else:
+            wrong += 1
+            assert tuple(side.tolist() for side in found) == marks, (low, high)
+    assert (wrong > 0) == (name != "unordered")
+
+
+def test_impossible_spans_are_not_judged() -> None:
+    heap, rows = np.frombuffer(b"\xc3\xc3", np.uint8), np.arange(3, dtype=np.int32)
+    starts, lengths = np.array([1, -5, 0], np.int64), np.array([9, 1, -1], np.int32)
+    none = (rows[:0], starts[:0], lengths[:0])
+    for order in ORDERS.values():
+        assert unusable_bounds(heap, order, rows, starts, lengths, rows, starts, lengths) is None
+        assert unusable_bounds(heap, order, *none, *none) is None
