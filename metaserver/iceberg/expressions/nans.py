@@ -23,6 +23,8 @@ from seamark.metaserver.iceberg.expressions.expression import (
 from seamark.metaserver.iceberg.types.values import FLOATS
 
 _ABOVE = frozenset({Op.GT, Op.GT_EQ})
+_NEVER_NAN = frozenset({Op.LT, Op.LT_EQ, Op.EQ, Op.IN, Op.NOT_NAN})
+"""Operators that NaN satisfies for no client."""
 
 
 def add_nan(expression: Expression) -> Expression:
@@ -47,14 +49,24 @@ def _matches_nan_above(predicate: Bound) -> bool:
 def _added(expression: Expression) -> Expression:
     match expression:
         case And(children):
-            return all_of(*map(_added, children))
+            # `x > 1 AND x < 5` matches NaN for no client. With a test for NaN, bounds would decide less of it.
+            without_nan = {_term(child) for child in children if isinstance(child, Bound) and child.op in _NEVER_NAN}
+            kept = [isinstance(child, Bound) and _term(child) in without_nan for child in children]
+            return all_of(*[child if keep else _added(child) for child, keep in zip(children, kept, strict=True)])
         case Or(children):
-            tests = dict.fromkeys(child for child in children if isinstance(child, Bound) and child.op is Op.IS_NAN)
-            others = [child for child in children if child not in tests]
-            added = any_of(*map(_added, others))
+            added = any_of(*map(_added, children))
             parts = added.children if isinstance(added, Or) else (added,)
-            # A filter that already tests for NaN, such as one that was SQL, does not become longer.
-            return any_of(*[part for part in parts if part not in tests], *tests)
+            # Each test once: a filter that already tests for NaN, such as one that was SQL, does not become longer.
+            tests = dict.fromkeys(filter(_is_test, parts))
+            return any_of(*[part for part in parts if not _is_test(part)], *tests)
         case Bound() if _matches_nan_above(expression):
             return any_of(expression, replace(expression, op=Op.IS_NAN, values=()))
     return expression
+
+
+def _is_test(expression: Expression) -> bool:
+    return isinstance(expression, Bound) and expression.op is Op.IS_NAN
+
+
+def _term(predicate: Bound) -> tuple[int, str]:
+    return predicate.column_id, predicate.transform
