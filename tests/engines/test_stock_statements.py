@@ -306,6 +306,8 @@ class Campaign:
             else:
                 getattr(table, kind)(condition)
         except Exception as error:
+            if kind == "rewrite" and "Cannot translate Spark expression" in str(error):
+                return  # Iceberg's procedure knows fewer conditions
             raise AssertionError(f"{said}\n{error}") from error
         table.check(said)
 

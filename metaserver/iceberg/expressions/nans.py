@@ -51,8 +51,7 @@ def _added(expression: Expression) -> Expression:
         case And(children):
             # `x > 1 AND x < 5` matches NaN for no client. With a test for NaN, bounds would decide less of it.
             without_nan = {_term(child) for child in children if isinstance(child, Bound) and child.op in _NEVER_NAN}
-            kept = [isinstance(child, Bound) and _term(child) in without_nan for child in children]
-            return all_of(*[child if keep else _added(child) for child, keep in zip(children, kept, strict=True)])
+            return all_of(*[_without_tests(_added(child), without_nan) for child in children])
         case Or(children):
             added = any_of(*map(_added, children))
             parts = added.children if isinstance(added, Or) else (added,)
@@ -62,6 +61,18 @@ def _added(expression: Expression) -> Expression:
         case Bound() if _matches_nan_above(expression):
             return any_of(expression, replace(expression, op=Op.IS_NAN, values=()))
     return expression
+
+
+def _without_tests(expression: Expression, terms: set[tuple[int, str]]) -> Expression:
+    """A disjunction without its tests for NaN of these terms."""
+    if not terms or not isinstance(expression, Or):
+        return expression
+    left = [child for child in expression.children if not (isinstance(child, Bound) and _is_test_of(child, terms))]
+    return any_of(*left)
+
+
+def _is_test_of(predicate: Bound, terms: set[tuple[int, str]]) -> bool:
+    return _is_test(predicate) and _term(predicate) in terms
 
 
 def _is_test(expression: Expression) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, predicates_of
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json, transformed_json
 from seamark.metaserver.iceberg.expressions.nans import remove_nan
-from seamark.metaserver.iceberg.expressions.residuals import nameable, tautologies, tautology, weakened
+from seamark.metaserver.iceberg.expressions.residuals import nameable, tautologies, tautology, weakened, with_both_zeros
 from seamark.metaserver.index.blocks.block import Block, longs_at
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.memoization import computed_once
@@ -273,7 +273,8 @@ class _Residuals:
         self._whole_files = form.whole_files
         self.encode = transformed_json if form.whole_files else expression_json
         tests = [predicate for predicate in predicates_of(scan.bound) if predicate.op is Op.IS_NAN]
-        self._nan_columns = {test.column_id for test in tests} if dialect.filters_by_residual else set()
+        self._is_java = dialect.filters_by_residual
+        self._nan_columns = {test.column_id for test in tests} if self._is_java else set()
         self._whole: dict[_Form, bytes] = {}
         self._by_key: dict[tuple[object, ...], bytes] = {}
         self._written: dict[tuple[int, _Form], tuple[Expression, bytes]] = {}
@@ -356,6 +357,8 @@ class _Residuals:
     def _bounded(self, residual: Expression, form: _Form) -> bytes:
         if form.nan_free:
             residual = remove_nan(residual)
+        if self._is_java:
+            residual = with_both_zeros(residual)
         # PyIceberg does not bind residuals, but counts a file's rows from metadata if the residual is TRUE.
         named = nameable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
         if named is not residual and not self._needed:

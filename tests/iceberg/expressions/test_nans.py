@@ -28,6 +28,8 @@ LONG = Bound(Op.GT, 3, "n", "long", "identity", "long", (3,))
         (LONG, LONG),
         (all_of(GT, LONG), all_of(any_of(GT, NAN), LONG)),
         (all_of(GT, LT), all_of(GT, LT)),
+        (all_of(any_of(GT, NAN), LT), all_of(GT, LT)),
+        (all_of(any_of(GT, LONG), LT), all_of(any_of(GT, LONG), LT)),
         (all_of(OTHER, LT), all_of(any_of(OTHER, OTHER_NAN), LT)),
         (any_of(GT, NAN), any_of(GT, NAN)),
         (any_of(NAN, GT, LONG), any_of(GT, LONG, NAN)),
