@@ -174,11 +174,9 @@ def test_a_delete_that_an_index_answers_deletes_by_rows(stock: Stock, index: str
     table.index(index)
     # no file is left; all files that are left match wholly; a long list, which the library does not compare with bounds
     many = ", ".join(map(str, range(100, 400)))
-    for condition in ("i = 5", "p = 1 OR i = 5", f"i IN ({many})", "i = 5 AND p = 0"):
+    for condition in ("i = 5", "p = 1 OR i = 5", f"i IN ({many})", "i = 9 AND p = 2"):
         table.delete(condition)
-        table.check(condition)
-    table.delete("i = 9 AND p = 2")
-    table.check("rows that are there")
+    table.check("only rows that match are gone")
 
 
 def test_a_branch_beside_an_index_is_deleted_from(stock: Stock) -> None:
@@ -240,10 +238,11 @@ def test_nan_is_the_greatest_value_of_spark(stock: Stock) -> None:
         "d > 3 AND i = 1",
     ]
     conditions += ["d <= 3", "NOT (d > 3)", "isnan(d)", "d > 3 OR id = 0", "NOT (d <= 3 OR f <= 3)"]
-    for condition in conditions:
-        table.check_found(condition, condition)
+    for condition in conditions[: examples(len(conditions), 5)]:
+        wanted = table.matching(condition)
+        assert {row[0] for row in table.run(f"SELECT id FROM {{t}} WHERE {condition}")} == wanted, condition
     table.index("bitmap(d)", "bloom(f)")
-    for condition in ("d > 3", "f > 3", "d > 3 AND f > 3"):
+    for condition in ("d > 3", "f > 3", "d > 3 AND f > 3")[: examples(3, 1)]:
         table.check_found(condition, f"{condition}, with indexes")
     table.delete("d > 3")
     table.check("DELETE of NaN")

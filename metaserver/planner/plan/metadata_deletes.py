@@ -51,12 +51,12 @@ def file_against_metadata_delete(
     Returns:
         None if Spark does not choose the delete, or if Iceberg's library accepts it.
     """
+    if not _match_wholly(scan):
+        return None
     selection = Selection.everything(scan.view)
     narrow_by_partition(selection, by_spec, expired)
     narrow_by_stats(selection, expression, expired)
     others = np.setdiff1d(selection.entry_ids(), scan.entry_ids, assume_unique=True)
-    if not len(others) or not _match_wholly(scan):
-        return None
     return next((entry_id for entry_id in others.tolist() if scan.residual(entry_id) not in (TRUE, FALSE)), None)
 
 
