@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from seamark import append
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.spark import sql
 from tests.seeds import examples, first_seed
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
@@ -241,6 +242,12 @@ def test_nan_is_the_greatest_value_of_spark(stock: Stock) -> None:
     for condition in conditions[: examples(len(conditions), 5)]:
         wanted = table.matching(condition)
         assert {row[0] for row in table.run(f"SELECT id FROM {{t}} WHERE {condition}")} == wanted, condition
+    for condition in ("d > 3", "NOT (f < 3)", "st.x >= 3")[: examples(3, 1)]:
+        wanted = table.matching(condition)
+        frame = sql(stock.spark, f"SELECT id FROM {stock.catalog}.db.nans WHERE {condition}")
+        assert {row.id for row in frame.collect()} == wanted, f"seamark.spark.sql: {condition}"
+        ours = stock.spark.read.format("seamark").options(uri=stock.client.url, table="db.nans").load()
+        assert {row.id for row in ours.where(condition).collect()} == wanted, f"format('seamark'): {condition}"
     table.index("bitmap(d)", "bloom(f)")
     for condition in ("d > 3", "f > 3", "d > 3 AND f > 3")[: examples(3, 1)]:
         table.check_found(condition, f"{condition}, with indexes")

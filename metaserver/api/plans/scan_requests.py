@@ -48,7 +48,7 @@ class PlanTableScan(msgspec.Struct, rename="kebab"):
     """The body of the request."""
 
     select: tuple[str, ...] | None = None
-    """The columns that the client reads. They are counted (`column_reads.py`), and tell what it may do with files."""
+    """The columns that the client reads. They are counted (`column_reads.py`), and show what it may do with files."""
     snapshot_id: int | None = None
     start_snapshot_id: int | None = None
     end_snapshot_id: int | None = None
@@ -104,9 +104,13 @@ def _selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: int | 
     own = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
     schema = metadata.current_schema if own is None else own
     others = (metadata.current_schema, *schemas_while_head(metadata, snapshot, schema))
-    return any(_leaves(each) <= selected for each in (schema, *others)), False
+    return any(_has_all(selected, each) for each in (schema, *others)), False
 
 
-def _leaves(schema: Schema) -> frozenset[str]:
-    """The full names of the columns of primitive types, which Java selects with the structs that contain them."""
-    return frozenset(column.name for column in schema.index.by_id.values() if is_primitive(column.type))
+def _has_all(selected: frozenset[str], schema: Schema) -> bool:
+    """Whether all columns of primitive types are selected, by their full names; Java adds the structs around them."""
+    try:
+        columns = schema.index.by_id.values()
+    except BadRequest:  # an irregular schema that an engine stored
+        return False
+    return all(column.name in selected for column in columns if is_primitive(column.type))

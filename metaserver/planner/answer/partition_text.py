@@ -52,7 +52,7 @@ class ClientDialect:
     orders_nan_above: bool = True
     """May order NaN above every number."""
     changes_files: bool = False
-    """May rewrite or delete the planned files, and sends nothing that says so (`api/plans/scan_requests.py`)."""
+    """May rewrite or delete the planned files without a sign in the request (`api/plans/scan_requests.py`)."""
 
 
 STANDARD = ClientDialect()
