@@ -23,21 +23,15 @@ from seamark.connector.read.lineage import has_lineage
 from seamark.metaserver.iceberg.expressions.expression import (
     FALSE,
     TRUE,
-    And,
-    Bound,
     Expression,
-    Op,
-    Or,
-    all_of,
-    any_of,
     predicates_of,
 )
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.expressions.nans import add_nan
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.values import FLOATS
 from seamark.metaserver.index.files.definitions import read_definitions
 from seamark.metaserver.index.kinds.kinds import KINDS
 
@@ -162,7 +156,7 @@ def plan(
     if table.snapshot_id is None or where == FALSE:
         return iter(())
     body: dict[str, Any] = {"snapshot-id": table.snapshot_id, "use-snapshot-schema": not table.is_current_schema}
-    body |= {} if where == TRUE else {"filter": expression_json(server_filter(where))}
+    body |= {} if where == TRUE else {"filter": expression_json(add_nan(where))}
     body |= {} if least_rows is None else {"min-rows-requested": least_rows}
     body |= {"stats-fields": list(stats)} if stats else {}
     body |= {} if columns is None else {"select": list(columns)}
@@ -175,7 +169,7 @@ def plan_appends(
     """Yields tasks for the files that append snapshots added after `start`, up to and including `end`."""
     body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if start is None else {"start-snapshot-id": start}
-    body |= {} if where == TRUE else {"filter": expression_json(server_filter(where))}
+    body |= {} if where == TRUE else {"filter": expression_json(add_nan(where))}
     return _tasks(client, table, body)
 
 
@@ -209,7 +203,7 @@ def restrict_to_rows(
 def _with_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
-    at, filter_json = At(snapshot_id=table.snapshot_id), expression_json(server_filter(where))
+    at, filter_json = At(snapshot_id=table.snapshot_id), expression_json(add_nan(where))
     schema_id = table.metadata.current_schema_id
     bitmap_rows = client.bitmap(table.name, filter=filter_json, meaning="sql", schema_id=schema_id, at=at)
     rows_by_path = {file_rows.file_path: file_rows for file_rows in bitmap_rows}
@@ -229,18 +223,3 @@ def _has_bitmaps(table: OpenTable, where: Expression) -> bool:
         and (definition.terms[0].column_id, definition.terms[0].transform) in filter_terms
         for definition in read_definitions(table.metadata).enabled
     )
-
-
-def server_filter(where: Expression) -> Expression:
-    """The filter for the server, with NaN added to `>` and `>=` of floats. Readers treat NaN as larger than every
-    number; plans, Iceberg's metrics and the bitmap meaning `sql` do not, so they would prune files in which only NaN
-    matches.
-    """
-    match where:
-        case And(children):
-            return all_of(*map(server_filter, children))
-        case Or(children):
-            return any_of(*map(server_filter, children))
-        case Bound(Op.GT | Op.GT_EQ, column_id, name, kind, transform, result) if result in FLOATS:
-            return any_of(where, Bound(Op.IS_NAN, column_id, name, kind, transform, result, ()))
-    return where

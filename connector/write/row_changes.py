@@ -19,13 +19,14 @@ from seamark.connector.client.errors import BadRequest, Conflict, Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import ParquetKeys
-from seamark.connector.read.tables import OpenTable, open_table, server_filter
+from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.write.appends import commit
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.table_writer import WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.metaserver.iceberg.expressions.expression import Expression
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json
+from seamark.metaserver.iceberg.expressions.nans import add_nan
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 
 ATTEMPTS = 50
@@ -78,7 +79,7 @@ class RowChange:
         return replace(self, data=self.data.limit_indexes(target.storage))
 
     def body(self, opened: OpenTable) -> dict[str, Any]:
-        scope = {} if self.scope is None else {"scope": {"filter": expression_json(server_filter(self.scope))}}
+        scope = {} if self.scope is None else {"scope": {"filter": expression_json(add_nan(self.scope))}}
         return {
             "read-snapshot-id": opened.snapshot_id,
             "schema-id": opened.metadata.current_schema_id,

@@ -196,7 +196,9 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)
     read = await _filter(call, body, metadata)
-    scan_request = ScanRequest(filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
+    scan_request = ScanRequest(
+        filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True
+    )
     listed = min(body.limit, call.app[SETTINGS].page_limit) if body.files else 0
     explained = await explain_scan(call, loaded, scan_request, read, body.joins, listed)
     return web.Response(body=explained, content_type="application/json")

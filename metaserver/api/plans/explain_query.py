@@ -193,6 +193,7 @@ async def _explained(
                 snapshot_id=snapshot_of(metadata, scan.snapshot_id, scan.ref, None),
                 case_sensitive=False,
                 use_snapshot_schema=scan.is_past,
+                nan_above=True,
             ),
             read,
             asked[0],

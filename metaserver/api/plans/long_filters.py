@@ -53,6 +53,8 @@ def _bound(metadata: TableMetadata, pinned: PinnedRequest) -> BoundScan:
         filter=_filter(pinned),
         case_sensitive=pinned.case_sensitive,
         use_snapshot_schema=pinned.use_snapshot_schema,
+        nan_above=pinned.nan_above,
+        may_delete_files=pinned.may_delete_files,
     )
     return bind_for_java(metadata, request)
 

@@ -206,7 +206,7 @@ def _read(data: bytes, metadata: TableMetadata) -> _Read:
 def _bound(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
     body, filter = read
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, None)
-    request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
+    request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True)
     return body, BoundScan.bind(metadata, request)
 
 

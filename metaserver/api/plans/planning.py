@@ -32,6 +32,7 @@ from seamark.metaserver.api.plans.column_reads import count_read, read_of_plan
 from seamark.metaserver.api.plans.long_filters import LongFilters, is_long
 from seamark.metaserver.api.plans.pending import PendingPlans
 from seamark.metaserver.api.plans.pointers import PointerCache
+from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pinned_request
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
@@ -46,8 +47,6 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.sql.changes import watch
 from seamark.metaserver.wire import encode_json, is_plan_name, show
 
-STATS_FIELDS_MAX = 10_000
-"""The limit for one request; plan tasks carry the names."""
 _TABLE = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
 _CLIENT_VERSION = "X-Client-Version"
 RESIDUALS = "X-Seamark-Residuals"
@@ -57,32 +56,6 @@ POLL_S = 0.5
 """How long a poll waits for a running plan."""
 PLAN_ID_CHARACTERS_MAX = 4000
 """The limit for a plan id, which is part of a URL; servers and proxies limit its length. Longer ids are not issued."""
-
-
-class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
-    """Fields that only Seamark's client sends (`planner.answer.TaskForm`)."""
-
-    residuals: bool = True
-    sequence_numbers: bool = False
-    usage: bool = True
-    """Whether the read counts as one of the columns; maintenance reads all columns of old files."""
-    schema_id: int | None = None
-    """The schema that resolves the names in the filter; it may differ from the current one."""
-
-
-class _PlanTableScan(msgspec.Struct, rename="kebab"):
-    """`select` does not affect the files; it is counted (`column_reads.py`)."""
-
-    select: tuple[str, ...] | None = None
-    snapshot_id: int | None = None
-    start_snapshot_id: int | None = None
-    end_snapshot_id: int | None = None
-    filter: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-    case_sensitive: bool | None = None
-    use_snapshot_schema: bool | None = None
-    stats_fields: tuple[str, ...] | None = None
-    min_rows_requested: int | None = None
-    seamark: _Extensions = _Extensions()
 
 
 class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -148,8 +121,8 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
 
 async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, ScanPlan | None, ColumnRead | None]:
     """The answer; the plan if the answer can be cached; and the read if it is counted."""
-    body = await call.parse(data, _PlanTableScan)
-    pinned = _pinned(body, loaded.metadata)
+    body = await call.parse(data, PlanTableScan)
+    pinned = pinned_request(body, loaded.metadata, _dialect(call))
     metadata = by_schema(loaded.metadata, pinned.schema_id)
     if metadata is not loaded.metadata:
         loaded = msgspec.structs.replace(loaded, metadata=metadata)
@@ -249,31 +222,6 @@ def _table_name(call: Call) -> str:
     return show(call.namespace, call.name)
 
 
-def _pinned(body: _PlanTableScan, metadata: TableMetadata) -> PinnedRequest:
-    """The request with an explicit snapshot and distinct stats fields. BadRequest for too many fields."""
-    fields = body.stats_fields or ()
-    if len(fields) > STATS_FIELDS_MAX:
-        raise BadRequest(f"stats-fields has {len(fields):,} names; the limit is {STATS_FIELDS_MAX:,}")
-    incremental = body.start_snapshot_id is not None or body.end_snapshot_id is not None
-    snapshot_id, start_snapshot_id = body.snapshot_id, body.start_snapshot_id
-    if snapshot_id is None and not incremental:
-        snapshot_id = metadata.current_snapshot_id
-    if incremental and start_snapshot_id is None:
-        start_snapshot_id = expired_ancestor(metadata, body.end_snapshot_id)
-    return PinnedRequest(
-        snapshot_id=snapshot_id,
-        start_snapshot_id=start_snapshot_id,
-        end_snapshot_id=body.end_snapshot_id,
-        schema_id=metadata.current_schema_id if body.seamark.schema_id is None else body.seamark.schema_id,
-        filter=bytes(body.filter),
-        case_sensitive=body.case_sensitive is not False,
-        use_snapshot_schema=body.use_snapshot_schema is True,
-        stats_fields=tuple(dict.fromkeys(fields)),
-        residuals=body.seamark.residuals,
-        sequence_numbers=body.seamark.sequence_numbers,
-    )
-
-
 def _metadata_at(metadata: TableMetadata, pinned: PinnedRequest) -> TableMetadata | None:
     """The metadata with the current schema of the time of the plan; None when something it needs has expired.
 
@@ -335,6 +283,7 @@ def _answer(call: Call, pinned: PinnedRequest, scan: ScanPlan) -> ScanTaskWriter
         residual_bytes=call.app[SETTINGS].plan_residual_bytes,
         exact_residuals=_wants_exact_residuals(call, dialect),
         sequence_numbers=pinned.sequence_numbers,
+        whole_files=pinned.may_rewrite_files,
     )
     return ScanTaskWriter(
         scan,

@@ -11,6 +11,7 @@ one level: a loop parses it into one node.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from seamark.metaserver.errors import BadRequest
@@ -252,11 +253,29 @@ def expression_json(expression: Expression) -> Any:
             return _predicate_json(op, name, transform, list(literals))
 
 
-def _pairs(kind: str, children: tuple[Expression, ...]) -> Any:
+def transformed_json(expression: Expression) -> Any:
+    """JSON of a bound expression in which each term is a transform, a plain column being its identity.
+
+    It has the same meaning for every row. Java's readers skip row groups by predicates on columns, and not by
+    predicates on transforms (`ParquetMetricsRowGroupFilter.handleNonReference`).
+    """
+    match expression:
+        case Bound(name=name, transform=transform):
+            term = {"type": "transform", "transform": transform, "term": name}
+            return {**expression_json(expression), "term": term}
+        case And(children):
+            return _pairs("and", children, transformed_json)
+        case Or(children):
+            return _pairs("or", children, transformed_json)
+    return expression_json(expression)
+
+
+def _pairs(kind: str, children: tuple[Expression, ...], encode: Callable[[Expression], Any] = expression_json) -> Any:
     if len(children) == 1:
-        return expression_json(children[0])
+        return encode(children[0])
     middle = len(children) // 2
-    return {"type": kind, "left": _pairs(kind, children[:middle]), "right": _pairs(kind, children[middle:])}
+    left, right = _pairs(kind, children[:middle], encode), _pairs(kind, children[middle:], encode)
+    return {"type": kind, "left": left, "right": right}
 
 
 def _predicate_json(op: Op, name: str, transform: str, values: list[object]) -> Any:

@@ -23,13 +23,14 @@ from seamark.metaserver.iceberg.expressions.expression import (
     all_of,
     any_of,
     predicates_of,
+    replaced,
 )
 from seamark.metaserver.iceberg.expressions.projection import ProjectedExpression, project
 from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import INTS, LONGS, TIMESTAMPS, Value
+from seamark.metaserver.iceberg.types.values import FLOATS, INTS, LONGS, TIMESTAMPS, Value
 
 _Partition: TypeAlias = Mapping[int, Value | None]
 
@@ -52,6 +53,31 @@ def nameable(expression: Expression, schema: Schema) -> Expression:
         case Bound():
             return expression if schema.index.by_name.get(expression.name) == expression.column_id else TRUE
     return expression
+
+
+def with_both_zeros(residual: Expression) -> Expression:
+    """Return a bound expression that -0.0 and 0.0 satisfy alike if one of them satisfies an equality with the other.
+
+    Java's readers order -0.0 below 0.0, and skip row groups by statistics, dictionaries and Bloom filters in which
+    only the other zero occurs. To Spark the two are equal.
+    """
+    if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in predicates_of(residual)):
+        return residual
+    return replaced(residual, _with_both_zeros)
+
+
+def _with_both_zeros(predicate: Bound) -> Bound:
+    if predicate.result not in FLOATS or 0.0 not in predicate.values:
+        return predicate
+    match predicate.op:
+        case Op.EQ | Op.IN:
+            values = [value for value in predicate.values if value != 0]
+            return replace(predicate, op=Op.IN, values=tuple(sorted([-0.0, 0.0, *values])))
+        case Op.GT_EQ:
+            return replace(predicate, values=(-0.0,))
+        case Op.LT_EQ:
+            return replace(predicate, values=(0.0,))
+    return predicate
 
 
 def weakened(residual: Expression) -> Expression:

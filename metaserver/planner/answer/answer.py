@@ -13,15 +13,16 @@ client requests no residuals, which it computes itself, and sequence numbers, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import NamedTuple
 
 import numpy as np
 
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, predicates_of
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json
-from seamark.metaserver.iceberg.expressions.residuals import nameable, tautologies, tautology, weakened
-from seamark.metaserver.index.blocks.block import Block
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, predicates_of
+from seamark.metaserver.iceberg.expressions.expression_json import expression_json, transformed_json
+from seamark.metaserver.iceberg.expressions.nans import remove_nan
+from seamark.metaserver.iceberg.expressions.residuals import nameable, tautologies, tautology, weakened, with_both_zeros
+from seamark.metaserver.index.blocks.block import Block, longs_at
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.memoization import computed_once
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, write
@@ -67,6 +68,8 @@ class TaskForm(NamedTuple):
     """
     sequence_numbers: bool = False
     """Whether to write `data-sequence-number` of each data file."""
+    whole_files: bool = False
+    """The client may write all rows of a file again: no residual lets its reader skip rows."""
 
 
 FULL = TaskForm()
@@ -102,7 +105,7 @@ class ScanTaskWriter:
         if self._residuals is None or not self._form.exact_residuals:
             return None
         # A residual omits terms of the filter, so the whole filter is the longest residual.
-        longest = len(to_json(expression_json(self._scan.bound)))
+        longest = len(to_json(self._residuals.encode(self._scan.bound)))
         return None if longest <= _RESIDUAL_BYTES_MIN else max(1, self._form.residual_bytes // longest)
 
     def tasks(self, entry_ids: Longs) -> Iterator[bytes]:
@@ -232,6 +235,18 @@ class _Files:
         return write(rows, tuple(parts), block.rows, b",")
 
 
+class _Form(NamedTuple):
+    """What a residual may leave out for one file."""
+
+    nan_free: bool
+    """The file has no NaN in the columns that the filter tests for NaN."""
+    read_whole: bool
+    """Only `true` makes the client's reader return all rows of the file."""
+
+
+_PLAIN = _Form(nan_free=False, read_whole=False)
+
+
 class _Residuals:
     """Residuals as JSON, encoded once for all files that share one.
 
@@ -239,6 +254,10 @@ class _Residuals:
     the client uses its filter, as the specification defines. A client that requires residuals gets a weaker, short
     residual (`iceberg.residuals.weakened`): Spark and PyIceberg also apply their own filter. A client that may filter
     rows by the residual alone gets every residual in full, and fewer files in one answer.
+
+    Files of one partition may have different forms of its residual. A file without NaN in the tested columns needs no
+    test for NaN, which would keep Java's reader from skipping row groups. If the client may write the rows of a file
+    again, the residual is `true`, or has a form by which Java skips no row group. ORC has no such form.
     """
 
     def __init__(self, scan: ScanPlan, form: TaskForm, dialect: ClientDialect) -> None:
@@ -251,15 +270,21 @@ class _Residuals:
         self._work = RESIDUAL_VALUES_MAX
         self._size = sum(1 + len(predicate.values) for predicate in predicates_of(scan.bound))
         self._unknown = tautologies(scan.bound)
-        self._whole: bytes | None = None
+        self._whole_files = form.whole_files
+        self.encode = transformed_json if form.whole_files else expression_json
+        tests = [predicate for predicate in predicates_of(scan.bound) if predicate.op is Op.IS_NAN]
+        self._is_java = dialect.filters_by_residual
+        self._nan_columns = {test.column_id for test in tests} if self._is_java else set()
+        self._whole: dict[_Form, bytes] = {}
         self._by_key: dict[tuple[object, ...], bytes] = {}
-        self._written: dict[int, tuple[Expression, bytes]] = {}
+        self._written: dict[tuple[int, _Form], tuple[Expression, bytes]] = {}
 
     def set_file_count(self, files: int) -> None:
         """Sets the number of files in the answer, which share its limit."""
         longest = max(_RESIDUAL_BYTES_MIN, self._limit_bytes // max(1, files))
         if longest != self._longest:
-            self._longest, self._whole = longest, None
+            self._longest = longest
+            self._whole.clear()
             self._by_key.clear()
             self._written.clear()
 
@@ -270,53 +295,79 @@ class _Residuals:
         filter the rows of such a file if partitions decide the filter, and counts them from metadata.
         """
         deciding = self._scan.deciding(block.spec_id)
+        forms = self._forms(block, rows)
         if not deciding:
-            return rows, (CONSTANT, self._of_all())
+            if forms is None:
+                return rows, (CONSTANT, self._of_all(_PLAIN))
+            return rows, (CHOICE, [self._of_all(form) for form in forms])
         stored = block.partition_fields
         fields = [position for position, (field_id, _) in enumerate(stored) if field_id in deciding]
         kind = (block.spec_id, stored)
         texts = []
-        for row, key in zip(rows.tolist(), keys(block, columns, fields, rows), strict=True):
-            text = self._by_key.get((*kind, key))
+        partitions = keys(block, columns, fields, rows)
+        for row, key, form in zip(rows.tolist(), partitions, forms or repeat(_PLAIN), strict=False):
+            text = self._by_key.get((*kind, key, form))
             if text is None:
                 if len(self._by_key) >= _RESIDUALS_MAX:
                     self._by_key.clear()
-                text = self._by_key[*kind, key] = self._of_partition(block, row)
+                text = self._by_key[*kind, key, form] = self._of_partition(block, row, form)
             texts.append(text)
         if _NEVER in texts:
             kept = [position for position, text in enumerate(texts) if text != _NEVER]
             rows, texts = rows[kept], [texts[position] for position in kept]
         return rows, (CHOICE, texts)
 
-    def _of_all(self) -> bytes:
-        if self._whole is None:
-            self._whole = self._text(self._scan.bound)
-        return self._whole
+    def _forms(self, block: Block, rows: Longs) -> list[_Form] | None:
+        """The form of each file's residual; None if all are plain."""
+        if not (self._nan_columns or self._whole_files):
+            return None
+        nan_free = np.full(len(rows), bool(self._nan_columns))
+        for column_id in self._nan_columns:
+            counts = block.count_column("nan_value_counts", column_id)
+            nan_free &= False if counts is None else longs_at(counts, rows) == 0
+        read_whole = np.zeros(len(rows), dtype=np.bool_)
+        if self._whole_files:
+            read_whole |= [b"orc" in text for text in formats(block, rows)]
+        if not (nan_free.any() or read_whole.any()):
+            return None
+        return list(map(_Form, nan_free.tolist(), read_whole.tolist()))
 
-    def _of_partition(self, block: Block, row: int) -> bytes:
+    def _of_all(self, form: _Form) -> bytes:
+        text = self._whole.get(form)
+        if text is None:
+            text = self._whole[form] = self._text(self._scan.bound, form)
+        return text
+
+    def _of_partition(self, block: Block, row: int, form: _Form) -> bytes:
         fields, partition = block.partition_fields, block.partition(row)
         if self._work < self._size:
-            return self._of_all() if self._scan.may_match(block.spec_id, fields, partition) else _NEVER
+            return self._of_all(form) if self._scan.may_match(block.spec_id, fields, partition) else _NEVER
         self._work -= self._size
-        return self._text(self._scan.residual_in(block.spec_id, fields, partition))
+        return self._text(self._scan.residual_in(block.spec_id, fields, partition), form)
 
-    def _text(self, residual: Expression) -> bytes:
+    def _text(self, residual: Expression, form: _Form) -> bytes:
         # Keyed by identity: partitions share residuals, and comparing or hashing a long list of values is slow.
-        written = self._written.get(id(residual))
+        written = self._written.get((id(residual), form))
         if written is None:
             if len(self._written) >= _RESIDUALS_MAX:
                 self._written.clear()
-            written = self._written[id(residual)] = (residual, self._bounded(residual))
+            written = self._written[id(residual), form] = (residual, self._bounded(residual, form))
         return written[1]
 
-    def _bounded(self, residual: Expression) -> bytes:
+    def _bounded(self, residual: Expression, form: _Form) -> bytes:
+        if form.nan_free:
+            residual = remove_nan(residual)
+        if self._is_java:
+            residual = with_both_zeros(residual)
         # PyIceberg does not bind residuals, but counts a file's rows from metadata if the residual is TRUE.
         named = nameable(residual, self._scan.metadata.current_schema) if self._bound_by_name else residual
         if named is not residual and not self._needed:
             return b""
+        if self._whole_files and named != FALSE and (form.read_whole or not self._exact):
+            return _KEY + b"true"
         if named == TRUE and self._unknown:
             named = tautology(self._unknown[0])
-        text = to_json(expression_json(named))
+        text = to_json(self.encode(named))
         if self._exact or len(text) <= self._longest:
             return _KEY + text
         if not self._needed:

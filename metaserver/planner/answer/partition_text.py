@@ -49,16 +49,21 @@ class ClientDialect:
     """Some programs filter rows by the residual alone; a weaker residual would return rows that do not match."""
     binds_residuals: bool = True
     """Binds residuals by name to the table's current schema."""
+    orders_nan_above: bool = True
+    """May order NaN above every number."""
+    changes_files: bool = False
+    """May rewrite or delete the planned files without a sign in the request (`api/plans/scan_requests.py`)."""
 
 
 STANDARD = ClientDialect()
-JAVA = ClientDialect(needs_residuals=True, filters_by_residual=True)
+JAVA = ClientDialect(needs_residuals=True, filters_by_residual=True, changes_files=True)
 PYICEBERG = ClientDialect(
     numbers_for_times=True,
     unreadable=frozenset({"null", "binary", "fixed"}),
     polls=False,
     needs_residuals=True,
     binds_residuals=False,
+    orders_nan_above=False,
 )
 
 

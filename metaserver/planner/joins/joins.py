@@ -148,7 +148,7 @@ async def _filters_of(dimensions: Dimensions, join: Join, until_s: float) -> Joi
     try:
         if not pairs:
             raise DimensionSkipped(f"{join.on[0].kind} and {join.on[0].other_kind} cannot be compared by keys")
-        request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id)
+        request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id, nan_above=True)
 
         def bind() -> BoundScan:
             return nested.applied(BoundScan.bind(join.metadata, request))

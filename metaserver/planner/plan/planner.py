@@ -172,7 +172,13 @@ class Planner:
         # mapping, because data files are read by that of the scan.
         schemas = (bound_scan.schema.id, metadata.current_schema_id, metadata.properties.get(NAME_MAPPING))
         index_access = self._index_access(bound_scan, entry)
-        key: tuple[object, ...] = (bound_scan.text, *schemas, request.start_snapshot_id, request.end_snapshot_id)
+        key: tuple[object, ...] = (
+            bound_scan.text,
+            *schemas,
+            request.start_snapshot_id,
+            request.end_snapshot_id,
+            request.may_delete_files,
+        )
         if index_access is not None:
             key = (
                 *key,

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.indexes.probe import Probe
+from seamark.metaserver.planner.plan.metadata_deletes import as_java_prunes, file_against_metadata_delete
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats, narrow_to_keys
 from seamark.metaserver.planner.pruning.incremental import keep_appended
@@ -74,7 +75,7 @@ def prune(
         spent_us = int((clock.monotonic() - before_s) * 1e6)
         before, size = size, selection.size() if counted else size
         stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
-    return ScanPlan(
+    scan = ScanPlan(
         pruning_input.view,
         pruning_input.deletes,
         selection.entry_ids() if rows is None else rows,
@@ -88,6 +89,21 @@ def prune(
         complete=all(stage.complete for stage in stages) and (probe is None or probe.complete),
         indexes=() if probe is None else probe.used,
     )
+    if bound_scan.request.may_delete_files:
+        java = as_java_prunes(bound_scan.bound)
+        if probe is not None or java != bound_scan.bound:  # otherwise the plan has all files that Java keeps
+            added = file_against_metadata_delete(scan, java, _partition_filters(pruning_input, bound_scan), expired)
+            if added is not None:
+                return scan.with_file(added)
+    return scan
+
+
+def _partition_filters(pruning_input: PruningInput, bound_scan: BoundScan) -> dict[int, Expression]:
+    return {
+        spec_id: expression
+        for spec_id, expression in bound_scan.partition_filters.items()
+        if spec_id in pruning_input.view.specs
+    }
 
 
 def _steps(
@@ -99,11 +115,7 @@ def _steps(
         yield "appended", partial(keep_appended, snapshot_ids=ids)
     if bound_scan.is_unfiltered:  # a filter that is true for all rows still leaves out files without rows
         return
-    by_spec = {
-        spec_id: expression
-        for spec_id, expression in bound_scan.partition_filters.items()
-        if spec_id in pruning_input.view.specs
-    }
+    by_spec = _partition_filters(pruning_input, bound_scan)
     if any(expression != TRUE for expression in by_spec.values()):
         yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
     yield "column_stats", partial(narrow_by_stats, expression=bound_scan.bound, expired=expired)

@@ -18,6 +18,7 @@ from seamark.metaserver.iceberg.expressions.expression import (
     all_of,
     predicates_of,
 )
+from seamark.metaserver.iceberg.expressions.nans import add_nan
 from seamark.metaserver.iceberg.expressions.projection import ProjectedExpression, project
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
@@ -43,6 +44,10 @@ class ScanRequest(msgspec.Struct, frozen=True):
     end_snapshot_id: int | None = None
     case_sensitive: bool = True
     use_snapshot_schema: bool = False
+    nan_above: bool = False
+    """NaN matches `>` and `>=` of floats, as in Spark and DuckDB (`nans.py`)."""
+    may_delete_files: bool = False
+    """The client may delete the files of the plan by metadata (`plan/metadata_deletes.py`)."""
 
     @property
     def incremental(self) -> bool:
@@ -140,7 +145,7 @@ def bind_for_java(metadata: TableMetadata, request: ScanRequest) -> BoundScan:
     """
     snapshot = resolve_snapshot(metadata, request)
     schema = resolve_schema(metadata, snapshot, request)
-    others = _schemas_while_head(metadata, snapshot, schema) if request.use_snapshot_schema else []
+    others = schemas_while_head(metadata, snapshot, schema) if request.use_snapshot_schema else []
     if not others:
         return BoundScan.bind_by(schema, metadata, request, snapshot)
     sure, ambiguous, filtered = [], [], set()
@@ -193,7 +198,7 @@ def _folded(schema: Schema) -> dict[str, set[int]]:
     return ids_by_name
 
 
-def _schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
+def schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
     """The other schemas that the table may have had while the snapshot was the head of a branch: from the snapshot's
     own schema to the current one, or to the one of the next snapshot.
     """
@@ -323,4 +328,5 @@ def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, request: 
 
 
 def bind_filter(metadata: TableMetadata, schema: Schema, request: ScanRequest) -> Expression:
-    return bind(request.filter, schema, metadata.schemas, case_sensitive=request.case_sensitive)
+    bound = bind(request.filter, schema, metadata.schemas, case_sensitive=request.case_sensitive)
+    return add_nan(bound) if request.nan_above else bound

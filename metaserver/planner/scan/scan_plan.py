@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from types import MappingProxyType
 
 import msgspec
+import numpy as np
 
 from seamark.metaserver.iceberg.expressions.evaluation import may_match
 from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
@@ -97,6 +99,12 @@ class ScanPlan:
     def size_bytes(self) -> int:
         """Memory that the plan adds to its view, including full caches."""
         return int(self.entry_ids.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX) + 2000
+
+    def with_file(self, entry_id: int) -> ScanPlan:
+        """The plan with one more file of the view."""
+        other = copy(self)
+        other.entry_ids = np.insert(self.entry_ids, self.entry_ids.searchsorted(entry_id), entry_id)
+        return other
 
     def first_with_rows(self, min_rows: int, files_max: int) -> Longs:
         """The first files that certainly contain `min_rows` matching rows in total: files without residual and without

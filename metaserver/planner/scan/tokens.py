@@ -54,6 +54,12 @@ class PinnedRequest(msgspec.Struct, frozen=True, array_like=True):
     stats_fields: tuple[str, ...]
     residuals: bool = True
     sequence_numbers: bool = False
+    nan_above: bool = False
+    """As in `ScanRequest`."""
+    may_delete_files: bool = False
+    """As in `ScanRequest`."""
+    may_rewrite_files: bool = False
+    """The client may write the rows of the files again, so its reader must skip none of them."""
 
 
 class PlanTask(msgspec.Struct, frozen=True):

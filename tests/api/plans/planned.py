@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tests.planner.lakes.metrics import ColumnMetrics
 T = "/v1/namespaces/db/tables/t"
 EQ_5 = {"type": "eq", "term": "id", "value": 5}
 PYICEBERG = {"User-Agent": "PyIceberg/0.12.0"}
+JAVA = {"User-Agent": "Apache-HttpClient/5.6.4 (Java/17.0.15)", "X-Client-Version": "Apache Iceberg 1.12.0"}
 KINDS = {1: "long", 2: "string"}
 STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 
@@ -42,6 +43,7 @@ async def append(
     manifests: int = 1,
     parent: int | None = None,
     branch: str = "main",
+    kinds: Mapping[int, str] = KINDS,
 ) -> None:
     """Commits a snapshot to `branch` that holds `files`, spread over `manifests`, beside those of `parent`."""
     loaded = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
@@ -52,7 +54,7 @@ async def append(
     size = -(-len(files) // manifests)
     for number in range(manifests):
         part = files[number * size : (number + 1) * size]
-        listed.append((_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, loaded), None))
+        listed.append((_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, loaded, kinds), None))
     path = folder / f"snap-{snapshot_id}.avro"
     path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
     _KEPT[f"file://{path}"] = [manifest for manifest, _ in listed]
@@ -95,7 +97,13 @@ _KEPT: dict[str, list[Manifest]] = {}
 
 
 def _manifest(
-    folder: Path, name: str, files: Sequence[DataFile], snapshot_id: int, sequence: int, loaded: dict[str, Any]
+    folder: Path,
+    name: str,
+    files: Sequence[DataFile],
+    snapshot_id: int,
+    sequence: int,
+    loaded: dict[str, Any],
+    kinds: Mapping[int, str],
 ) -> Manifest:
     entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
     data = manifest_bytes(
@@ -105,7 +113,7 @@ def _manifest(
         style=STYLE,
         spec_id=0,
         fields=(),
-        kinds=KINDS,
+        kinds=dict(kinds),
         schema=loaded["schemas"][0],
     )
     path = folder / f"{name}.avro"

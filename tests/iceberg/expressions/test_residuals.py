@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seamark.metaserver.iceberg.expressions.evaluation import evaluate, may_match, must_match
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Op, Or
-from seamark.metaserver.iceberg.expressions.residuals import Residuals, nameable
+from seamark.metaserver.iceberg.expressions.residuals import Residuals, nameable, with_both_zeros
 from seamark.metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
 from seamark.metaserver.iceberg.types.schema import Field, Schema
 from seamark.metaserver.iceberg.types.values import Value
@@ -168,3 +168,23 @@ def test_a_residual_names_only_what_the_current_schema_calls_so() -> None:
         assert nameable(Or((kept, other)), schema) == TRUE
         assert nameable(And((kept, Or((other, FALSE)))), schema) == kept
     assert nameable(FALSE, schema) == FALSE
+
+
+def test_a_residual_for_java_names_both_zeros_where_one_satisfies_it() -> None:
+    """Java's readers skip row groups in which only the other zero occurs."""
+    for op, literals, expected in (
+        (Op.EQ, (0.0,), (Op.IN, "(-0.0, 0.0)")),
+        (Op.EQ, (-0.0,), (Op.IN, "(-0.0, 0.0)")),
+        (Op.IN, (-1.0, 0.0, 2.0), (Op.IN, "(-1.0, -0.0, 0.0, 2.0)")),
+        (Op.GT_EQ, (0.0,), (Op.GT_EQ, "(-0.0,)")),
+        (Op.LT_EQ, (-0.0,), (Op.LT_EQ, "(0.0,)")),
+        (Op.GT, (0.0,), (Op.GT, "(0.0,)")),
+        (Op.EQ, (1.0,), (Op.EQ, "(1.0,)")),
+    ):
+        asked = predicate(op, "double", *literals)
+        found = with_both_zeros(And((asked, predicate(Op.EQ, "int", 0))))
+        assert isinstance(found, And)
+        first, second = found.children
+        assert isinstance(first, Bound)
+        assert (first.op, repr(first.values)) == expected
+        assert second == predicate(Op.EQ, "int", 0)

@@ -36,6 +36,11 @@ class Case:
         return None if self.implicit else self.snapshot.id
 
     @property
+    def nan_above(self) -> bool:
+        """Whether the plan is for clients to which NaN is above every number."""
+        return self.number % 2 == 1
+
+    @property
     def names(self) -> Names:
         lake = self.lake
         schema = lake.schemas[self.snapshot.schema_id] if self.names_of_snapshot else lake.schema

@@ -3,6 +3,7 @@
 For each case, of whatever lake, snapshot, names and filter:
 
 - every file with a row that matches, whether zeros are equal or not, is in the plan, and nothing but live files is;
+  half of the plans are for clients to which NaN is above every number, and have the files with a row that matches then;
 - the plan holds no file that Java's planner leaves out, but for those with such a row;
 - of a planned file, every delete file that removes a matching row is named, none is that the specification does not
   apply to the file, and none that Java, planning without a filter, leaves out;
@@ -22,7 +23,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import Entry
 from tests.planner.lakes.cases import Case, cases
-from tests.planner.lakes.kinds import LONG_MIN
+from tests.planner.lakes.kinds import FLOATS, LONG_MIN
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
 from tests.planner.lakes.predicates import IEEE, ORDERED, SPARKS, is_judged_otherwise_by_java, transformed_in
 from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
@@ -67,6 +68,7 @@ async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> 
         snapshot_id=case.snapshot_id,
         case_sensitive=case.case_sensitive,
         use_snapshot_schema=case.names_of_snapshot,
+        nan_above=case.nan_above,
     )
     scan = await planner.bind_and_plan(metadata, request, entry)
     plan, told = {}, {}
@@ -124,6 +126,8 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
     for path, file in live.items():
         equal, ordered, sparks = (case.matching(file, case.filter, meaning) for meaning in CLIENTS)
         wanted = [one or other for one, other in zip(equal, ordered, strict=True)]
+        if case.nan_above:
+            wanted = [one or other for one, other in zip(wanted, sparks, strict=True)]
         if path not in ours:
             assert not any(wanted), f"{_shown(file)} holds a match and is not planned\n{case}"
             seen["dropped"] += 1
@@ -135,12 +139,15 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
             or _has_nan(file)
             or _is_bounded_by_the_least_long(file)
             or _may_be_misrounded(case, file)
+            or (case.nan_above and _may_have_nan(case, file))
         )
         if trusted and path not in java.tasks and not excused and not any(wanted):
             raise AssertionError(f"{_shown(file)} is planned, and Java leaves it out\n{case}")
         judge_deletes(case, file, ours[path], wanted, unfiltered, seen)
         for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
             left = case.matching(file, ours[path].residual, meaning)
+            if case.nan_above:  # then the residual tests for NaN, whatever the client takes it for
+                meant = case.matching(file, case.filter, replace(meaning, nan_greatest=True))
             assert left == meant or (case.names_infinity and left == sparks), (
                 f"residual {ours[path].residual} of {_shown(file)} for {meaning}\n{case}"
             )
@@ -170,6 +177,12 @@ def judge_deletes(
 def _removes(case: Case, delete: DeleteFile, file: DataFile, wanted: list[bool]) -> bool:
     """Whether a delete file removes a row that the filter lets through."""
     return any(wanted[position] for position in case.lake.removed(delete, file) if position < len(wanted))
+
+
+def _may_have_nan(case: Case, file: DataFile) -> bool:
+    """Whether a column of floats has NaN in the file, as far as the file's metrics tell."""
+    floats = [column.id for column in case.lake.all_columns.values() if column.kind in FLOATS]
+    return any(file.metrics[one].nans != 0 if one in file.metrics else True for one in floats)
 
 
 def _has_nan(file: DataFile) -> bool:

@@ -1,0 +1,116 @@
+"""The body of a plan request, and what it implies about the client's use of the files.
+
+Iceberg's Java library plans scans for reading and for changing files by the same request, and two facts get lost on the
+way. The selected columns show them, with the name of Java's method in parentheses:
+
+- Spark may delete the planned files by metadata (`SparkTable.canDeleteWhere`). It selects all columns of the table.
+- Spark may write all rows of a file again, so that its reader must not apply the residual: copy-on-write
+  (`SparkScanBuilder.buildCopyOnWriteScan`) selects `_file`, and the procedure `rewrite_data_files`
+  (`BinPackRewriteFilePlanner`) selects all columns. Both call `Scan.ignoreResiduals`, which `RESTTableScan` does not
+  send. Its readers then skip the row groups in which no row satisfies the residual of the answer, and the rows of these
+  row groups would be missing in the new files.
+
+A query may select the same columns. It gets a residual that skips no row group, and at most one more file.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.schema import Schema, is_primitive
+from seamark.metaserver.planner.answer.partition_text import ClientDialect
+from seamark.metaserver.planner.scan.request import expired_ancestor, schemas_while_head
+from seamark.metaserver.planner.scan.tokens import PinnedRequest
+
+STATS_FIELDS_MAX = 10_000
+"""The limit for one request; plan tasks carry the names."""
+_FILE = "_file"
+"""The metadata column by which Spark finds the files that a statement rewrites or deletes rows of."""
+_DELETING = frozenset({"_pos", "_spec_id", "_partition"})
+"""The metadata columns that merge-on-read selects beside `_file`; it never writes the other rows of a file."""
+_MODES = ("write.delete.mode", "write.update.mode", "write.merge.mode")
+
+
+class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
+    """Fields that only Seamark's client sends (`planner.answer.TaskForm`)."""
+
+    residuals: bool = True
+    sequence_numbers: bool = False
+    usage: bool = True
+    """Whether the read counts as one of the columns; maintenance reads all columns of old files."""
+    schema_id: int | None = None
+    """The schema that resolves the names in the filter; it may differ from the current one."""
+
+
+class PlanTableScan(msgspec.Struct, rename="kebab"):
+    """The body of the request."""
+
+    select: tuple[str, ...] | None = None
+    """The columns that the client reads. They are counted (`column_reads.py`), and show what it may do with files."""
+    snapshot_id: int | None = None
+    start_snapshot_id: int | None = None
+    end_snapshot_id: int | None = None
+    filter: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    case_sensitive: bool | None = None
+    use_snapshot_schema: bool | None = None
+    stats_fields: tuple[str, ...] | None = None
+    min_rows_requested: int | None = None
+    seamark: _Extensions = _Extensions()
+
+
+def pinned_request(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect) -> PinnedRequest:
+    """The request with an explicit snapshot and distinct stats fields. BadRequest for too many fields."""
+    fields = body.stats_fields or ()
+    if len(fields) > STATS_FIELDS_MAX:
+        raise BadRequest(f"stats-fields has {len(fields):,} names; the limit is {STATS_FIELDS_MAX:,}")
+    incremental = body.start_snapshot_id is not None or body.end_snapshot_id is not None
+    snapshot_id, start_snapshot_id = body.snapshot_id, body.start_snapshot_id
+    if snapshot_id is None and not incremental:
+        snapshot_id = metadata.current_snapshot_id
+    if incremental and start_snapshot_id is None:
+        start_snapshot_id = expired_ancestor(metadata, body.end_snapshot_id)
+    selects_all, selects_files = _selection(body, metadata, snapshot_id) if dialect.changes_files else (False, False)
+    return PinnedRequest(
+        snapshot_id=snapshot_id,
+        start_snapshot_id=start_snapshot_id,
+        end_snapshot_id=body.end_snapshot_id,
+        schema_id=metadata.current_schema_id if body.seamark.schema_id is None else body.seamark.schema_id,
+        filter=bytes(body.filter),
+        case_sensitive=body.case_sensitive is not False,
+        use_snapshot_schema=body.use_snapshot_schema is True,
+        stats_fields=tuple(dict.fromkeys(fields)),
+        residuals=body.seamark.residuals,
+        sequence_numbers=body.seamark.sequence_numbers,
+        nan_above=dialect.orders_nan_above,
+        may_delete_files=selects_all and not incremental,
+        may_rewrite_files=selects_all or selects_files,
+    )
+
+
+def _selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: int | None) -> tuple[bool, bool]:
+    """(whether the request selects all columns of the table and nothing else, whether it may belong to a statement that
+    writes all rows of the files again).
+    """
+    selected = frozenset(body.select or ())
+    if _FILE in selected:
+        # The modes alone could change between the statement and its plan, the columns alone could be the user's.
+        merges_on_read = selected >= _DELETING and all(
+            metadata.properties.get(mode) == "merge-on-read" for mode in _MODES
+        )
+        return False, not merges_on_read
+    snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
+    own = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
+    schema = metadata.current_schema if own is None else own
+    others = (metadata.current_schema, *schemas_while_head(metadata, snapshot, schema))
+    return any(_has_all(selected, each) for each in (schema, *others)), False
+
+
+def _has_all(selected: frozenset[str], schema: Schema) -> bool:
+    """Whether all columns of primitive types are selected, by their full names; Java adds the structs around them."""
+    try:
+        columns = schema.index.by_id.values()
+    except BadRequest:  # an irregular schema that an engine stored
+        return False
+    return all(column.name in selected for column in columns if is_primitive(column.type))

@@ -1,0 +1,73 @@
+"""Keeps Spark from a delete by metadata that Iceberg's library then refuses.
+
+Spark deletes whole files by metadata if all rows of each planned file match (Java: `SparkTable.canDeleteWhere`); that
+is also true of a plan without files. The library then examines the files of the table again, on the client, by
+partition values and column statistics alone (`ManifestFilterManager`). It refuses the delete if some rows of a file may
+match: "Cannot delete file where some, but not all, rows match". An index prunes files that these statistics keep.
+
+The plan then has one of these files in addition. Its rows do not all match, so Spark deletes by rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+import numpy as np
+
+from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, replaced
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.planner.pruning.comparisons import IN_LIMIT
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
+from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+from seamark.metaserver.planner.view.selection import Expired, Selection
+
+_NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
+_EXAMINED_FILES_MAX = 10_000
+"""A plan whose first files all match wholly counts as one whose files all do: it gets a file that it may not need."""
+
+
+def as_java_prunes(expression: Expression) -> Expression:
+    """Return a bound expression whose column statistics prune at most the files that Java's statistics prune.
+
+    Java stops at lists of `IN_LIMIT` values (`InclusiveMetricsEvaluator`). Releases differ about negations and
+    transforms.
+    """
+    return replaced(expression, lambda predicate: predicate if _is_simple(predicate) else TRUE)
+
+
+def file_against_metadata_delete(
+    scan: ScanPlan, expression: Expression, by_spec: Mapping[int, Expression], expired: Expired
+) -> int | None:
+    """Return the entry id of a file that keeps the client from a delete by metadata.
+
+    Args:
+        scan: The plan, without this file.
+        expression: The filter in the form of `as_java_prunes`.
+        by_spec: The condition on partition values by spec id, as in `narrow_by_partition`.
+        expired: Whether the time budget of the plan is over.
+
+    Returns:
+        None if Spark does not choose the delete, or if Iceberg's library accepts it.
+    """
+    if not _match_wholly(scan):
+        return None
+    selection = Selection.everything(scan.view)
+    narrow_by_partition(selection, by_spec, expired)
+    narrow_by_stats(selection, expression, expired)
+    others = np.setdiff1d(selection.entry_ids(), scan.entry_ids, assume_unique=True)
+    return next((entry_id for entry_id in others.tolist() if scan.residual(entry_id) not in (TRUE, FALSE)), None)
+
+
+def _is_simple(predicate: Bound) -> bool:
+    return predicate.transform == IDENTITY and predicate.op not in _NEGATIVE and len(predicate.values) <= IN_LIMIT
+
+
+def _match_wholly(scan: ScanPlan) -> bool:
+    """Whether all rows of all files match, by partition values; Spark has no statistics in the answer.
+
+    Files whose residual is false are not in the answer.
+    """
+    first = islice(scan.entry_ids.tolist(), _EXAMINED_FILES_MAX)
+    return all(scan.residual(entry_id) in (TRUE, FALSE) for entry_id in first)

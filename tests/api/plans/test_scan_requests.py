@@ -1,0 +1,205 @@
+"""What a plan request of Iceberg's Java library implies, and what each client gets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.index.files import DataFile as ListedFile
+from seamark.connector.index.files import encode_index_file
+from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.metaserver.index.keys.terms import Term
+from seamark.metaserver.index.kinds import bitmap
+from tests.api.client import SCHEMA, Api, set_properties
+from tests.api.indexes.indexed import begin, define, register, write
+from tests.api.plans.planned import JAVA, PYICEBERG, T, append, file_of, numbers, pages, tens
+from tests.planner.lakes.kinds import to_bytes
+from tests.planner.lakes.metrics import ColumnMetrics
+from tests.server.rig import running
+
+FILES = 12
+SHORT = {**JAVA, "X-Seamark-Residuals": "short"}
+ALL = {"select": ["id", "data"]}
+SOME = {"select": ["id"]}
+COPIES = {"select": ["id", "data", "_file", "_pos"]}
+MERGES = {"select": ["id", "_file", "_pos", "_spec_id", "_partition"]}
+ODD: dict[str, Any] = {"type": "eq", "term": "id", "value": 15}
+
+
+@pytest.fixture
+async def indexed(tmp_path: Path) -> AsyncIterator[Api]:
+    """`db.t`, whose index proves that no row has an odd id. An answer of more than two files comes in pages of four."""
+    async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(FILES), snapshot_id=1)
+        await define(api, kind="bitmap", columns=["id"])
+        begun = await begin(api)
+        term = Term(1, "id", "identity", "long", "long")
+        listed = [ListedFile(one.path, one.size, one.record_count) for one in tens(FILES)]
+        built = [bitmap.build(keys_of(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
+        data = b"".join(encode_index_file(begun["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed, built))
+        assert (await register(api, begun, write(begun, "i.puffin", data))).status == 200
+        yield api
+
+
+async def planned_numbers(api: Api, filter: Any, headers: dict[str, str], **more: Any) -> list[int]:
+    answer = await api("POST", f"{T}/plan", {"filter": filter, **more}, headers=headers)
+    return await pages(api, answer, headers=headers)
+
+
+async def test_a_file_that_does_not_match_wholly_keeps_spark_from_a_delete_by_metadata(indexed: Api) -> None:
+    """Spark asks with all columns whether it may delete by metadata; an empty plan said that it may."""
+    for filter in (ODD, {"type": "in", "term": "id", "values": [15, 37]}):
+        assert len(await planned_numbers(indexed, filter, JAVA, **ALL)) == 1
+        # the same columns by others, other columns
+        for headers, more in ((PYICEBERG, ALL), ({}, ALL), (JAVA, SOME), (JAVA, COPIES), (JAVA, MERGES), (JAVA, {})):
+            assert await planned_numbers(indexed, filter, headers, **more) == []
+    # of pages, too: here all files that are left match for sure, and one more is among them
+    unsure = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
+    assert await planned_numbers(indexed, unsure, JAVA, **ALL) == [1]
+
+
+async def test_no_file_is_added_where_statistics_leave_none_or_a_file_is_left(indexed: Api) -> None:
+    for filter, wanted in (
+        ({"type": "eq", "term": "id", "value": 5000}, []),
+        ({"type": "eq", "term": "id", "value": 14}, [1]),
+        ({"type": "in", "term": "id", "values": [14, 15, 37, 38, 51, 52, 53, 55, 70]}, [1, 3, 5, 7]),
+        ({"type": "and", "left": ODD, "right": {"type": "eq", "term": "data", "value": "zz"}}, []),
+    ):
+        assert await planned_numbers(indexed, filter, JAVA, **ALL) == wanted
+
+
+async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed: Api) -> None:
+    """More than 200 values: Iceberg's library keeps every file, and refuses to delete it."""
+    many = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
+    assert await planned_numbers(indexed, many, JAVA, **ALL) == [0]
+    assert await planned_numbers(indexed, many, JAVA, **SOME) == []
+    few = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
+    assert await planned_numbers(indexed, few, JAVA, **ALL) == []
+
+
+async def test_a_residual_skips_no_row_group_where_the_client_may_write_the_file_again(indexed: Api) -> None:
+    """Iceberg's library drops `ignoreResiduals` on the way: rows of the row groups that its reader skips were lost."""
+    plain = {"type": "eq", "term": "id", "value": 14}
+    whole = {**plain, "term": {"type": "transform", "transform": "identity", "term": "id"}}
+
+    async def residual(headers: dict[str, str], **more: Any) -> Any:
+        answer = await indexed("POST", f"{T}/plan", {"filter": plain, **more}, headers=headers)
+        (task,) = answer.json["file-scan-tasks"]
+        return task["residual-filter"]
+
+    for headers, more, wanted in (
+        (JAVA, ALL, whole),
+        (JAVA, COPIES, whole),
+        (JAVA, {"select": ["_file"]}, whole),
+        (JAVA, MERGES, whole),
+        (JAVA, SOME, plain),
+        (JAVA, {}, plain),
+        (SHORT, ALL, True),
+        (SHORT, COPIES, True),
+        (SHORT, SOME, plain),
+        (PYICEBERG, ALL, plain),
+        ({}, COPIES, plain),
+    ):
+        assert await residual(headers, **more) == wanted, (headers, more)
+    modes = {f"write.{one}.mode": "merge-on-read" for one in ("delete", "update", "merge")}
+    assert (await indexed("POST", T, set_properties(**modes))).status == 200
+    assert await residual(JAVA, **MERGES) == plain, "merge-on-read never writes the other rows of a file"
+    assert await residual(JAVA, **COPIES) == whole
+
+
+async def test_orc_files_that_may_be_written_again_have_no_residual(planned: Api) -> None:
+    """Iceberg's reader of ORC skips rows by predicates on transforms, too."""
+    await planned.table("mixed")
+    files = [file_of("file:///t/data/0.parquet", 0, 9), replace(file_of("file:///t/data/1.orc", 0, 9), format="ORC")]
+    await append(planned, "mixed", files, snapshot_id=7)
+    answer = await planned("POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD, "value": 4}, **ALL}, headers=JAVA)
+    kinds = {task["data-file"]["file-format"]: task["residual-filter"] for task in answer.json["file-scan-tasks"]}
+    assert kinds["orc"] is True
+    assert kinds["parquet"]["term"]["transform"] == "identity"
+
+
+async def test_nested_columns_and_columns_of_another_schema_count_as_all(planned: Api) -> None:
+    struct = {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "int"}]}
+    fields = [*SCHEMA["fields"], {"id": 3, "name": "st", "required": False, "type": struct}]
+    await planned.table("deep", schema={**SCHEMA, "fields": fields})
+    await append(planned, "deep", tens(1), snapshot_id=7)
+    residuals = []
+    for select in (["id", "data", "st", "st.a"], ["id", "data", "st"], ["id", "data"]):
+        body = {"filter": {**ODD, "value": 4}, "select": select, "snapshot-id": 7, "use-snapshot-schema": True}
+        answer = await planned("POST", f"{T[:-1]}deep/plan", body, headers=JAVA)
+        residuals.append(answer.json["file-scan-tasks"][0]["residual-filter"]["term"])
+    assert residuals[1:] == ["id", "id"]
+    assert residuals[0]["transform"] == "identity"
+    dropped = {
+        "requirements": [],
+        "updates": [
+            {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 1, "fields": fields[:2]}},
+            {"action": "set-current-schema", "schema-id": -1},
+        ],
+    }
+    assert (await planned("POST", f"{T[:-1]}deep", dropped)).status == 200
+    body = {"filter": {**ODD, "value": 4}, "select": ["id", "data"]}
+    for more in ({}, {"snapshot-id": 7, "use-snapshot-schema": True}):
+        answer = await planned("POST", f"{T[:-1]}deep/plan", {**body, **more}, headers=JAVA)
+        assert answer.json["file-scan-tasks"][0]["residual-filter"]["term"] != "id", more
+
+
+NAN_COUNTS = (0, 1, 10, None)
+
+
+@pytest.fixture
+async def doubles(planned: Api) -> Api:
+    """`db.doubles`: files of ten rows between 0 and 1, with no NaN, one, only NaN, and an unknown number."""
+    number = {"id": 1, "name": "x", "required": False, "type": "double"}
+    await planned.table("doubles", schema={**SCHEMA, "fields": [number, SCHEMA["fields"][1]]})
+    files = []
+    for place, count in enumerate(NAN_COUNTS):
+        bounds = (None, None) if count == 10 else (to_bytes("double", 0.0), to_bytes("double", 1.0))
+        metrics = {1: ColumnMetrics(10, 0, count, *bounds)}
+        files.append(replace(file_of(f"file:///t/data/{place}.parquet", 0, 9, rows=10), metrics=metrics))
+    await append(planned, "doubles", files, snapshot_id=7, kinds={1: "double", 2: "string"})
+    return planned
+
+
+async def test_files_with_nan_are_kept_for_clients_to_which_it_is_the_greatest_value(doubles: Api) -> None:
+    def of(op: str, value: float) -> dict[str, Any]:
+        return {"type": op, "term": "x", "value": value}
+
+    path = f"{T[:-1]}doubles/plan"
+    below = {"type": "and", "left": of("gt", 3.0), "right": of("lt", 9.0)}
+    for filter, kept in (
+        (of("gt", 3.0), [1, 2, 3]),
+        (of("gt-eq", 3.0), [1, 2, 3]),
+        ({"type": "not", "child": of("lt", 3.0)}, [1, 2, 3]),
+        ({"type": "not", "child": of("lt-eq", 3.0)}, [1, 2, 3]),
+        (of("gt", 0.5), [0, 1, 2, 3]),
+        (of("lt", -3.0), []),
+        ({"type": "not", "child": of("gt", -3.0)}, []),
+        (of("eq", 3.0), []),
+        ({"type": "is-nan", "term": "x"}, [1, 2, 3]),
+        (below, []),
+    ):
+        for headers in (JAVA, SHORT, {}, {"User-Agent": "DuckDB/1.5"}):
+            assert numbers(await doubles("POST", path, {"filter": filter}, headers=headers)) == kept, filter
+    assert numbers(await doubles("POST", path, {"filter": of("gt", 3.0)}, headers=PYICEBERG)) == []
+    assert numbers(await doubles("POST", path, {"filter": of("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
+
+
+async def test_a_residual_tests_for_nan_only_in_files_that_may_have_it(doubles: Api) -> None:
+    """The test keeps Iceberg's reader from skipping row groups, whose bounds say nothing about NaN."""
+    plain = {"type": "gt", "term": "x", "value": 0.5}
+    tested = {"type": "or", "left": plain, "right": {"type": "is-nan", "term": "x"}}
+    answer = await doubles("POST", f"{T[:-1]}doubles/plan", {"filter": plain}, headers=JAVA)
+    assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [plain, tested, tested, tested]
+    both = {"type": "or", "left": plain, "right": {"type": "eq", "term": "data", "value": "b"}}
+    answer = await doubles("POST", f"{T[:-1]}doubles/plan", {"filter": both, **SOME}, headers=JAVA)
+    shown = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
+    assert shown == [0, 1, 1, 1]

@@ -1,0 +1,80 @@
+"""NaN beside `>` and `>=`: the expression matches what Spark matches, and is no longer than necessary."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, all_of, any_of
+from seamark.metaserver.iceberg.expressions.nans import add_nan, remove_nan
+
+GT, LT, OTHER = (
+    Bound(op, column_id, name, "double", "identity", "double", (3.0,))
+    for op, column_id, name in ((Op.GT, 1, "x"), (Op.LT, 1, "x"), (Op.GT_EQ, 2, "y"))
+)
+NAN = Bound(Op.IS_NAN, 1, "x", "double", "identity", "double", ())
+OTHER_NAN = Bound(Op.IS_NAN, 2, "y", "double", "identity", "double", ())
+LONG = Bound(Op.GT, 3, "n", "long", "identity", "long", (3,))
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (GT, any_of(GT, NAN)),
+        (LT, LT),
+        (LONG, LONG),
+        (all_of(GT, LONG), all_of(any_of(GT, NAN), LONG)),
+        (all_of(GT, LT), all_of(GT, LT)),
+        (all_of(any_of(GT, NAN), LT), all_of(GT, LT)),
+        (all_of(any_of(GT, LONG), LT), all_of(any_of(GT, LONG), LT)),
+        (all_of(OTHER, LT), all_of(any_of(OTHER, OTHER_NAN), LT)),
+        (any_of(GT, NAN), any_of(GT, NAN)),
+        (any_of(NAN, GT, LONG), any_of(GT, LONG, NAN)),
+        (any_of(GT, OTHER), any_of(GT, OTHER, NAN, OTHER_NAN)),
+    ],
+)
+def test_only_comparisons_upwards_of_floats_get_a_test_for_nan(expression: Expression, expected: Expression) -> None:
+    assert add_nan(expression) == expected
+    assert add_nan(add_nan(expression)) == expected
+
+
+def test_a_random_expression_matches_the_rows_that_spark_matches() -> None:
+    rng = random.Random(1)
+    values = (math.nan, 2.0, 3.0, 4.0)
+    for _ in range(2000):
+        expression = _random(rng, 3)
+        added = add_nan(expression)
+        for x in values:
+            for y in values:
+                row = {1: x, 2: y}
+                assert _matches(added, row, above=False) == _matches(expression, row, above=True), expression
+                if x == x and y == y:
+                    assert _matches(remove_nan(added), row, above=False) == _matches(expression, row, above=True)
+
+
+def _random(rng: random.Random, depth: int) -> Expression:
+    if depth and rng.random() < 0.6:
+        children = [_random(rng, depth - 1) for _ in range(rng.randint(1, 3))]
+        return (all_of if rng.random() < 0.5 else any_of)(*children)
+    column, op = rng.randint(1, 2), rng.choice((Op.GT, Op.GT_EQ, Op.LT, Op.LT_EQ, Op.EQ, Op.NOT_EQ, Op.IS_NAN))
+    values = () if op is Op.IS_NAN else (3.0,)
+    return Bound(op, column, "xy"[column - 1], "double", "identity", "double", values)
+
+
+def _matches(expression: Expression, row: dict[int, float], *, above: bool) -> bool:
+    match expression:
+        case And(children):
+            return all(_matches(child, row, above=above) for child in children)
+        case Or(children):
+            return any(_matches(child, row, above=above) for child in children)
+        case Bound(op, column_id, values=values):
+            value: Any = row[column_id]
+            if math.isnan(value):
+                return op in (Op.IS_NAN, Op.NOT_EQ) or (above and op in (Op.GT, Op.GT_EQ))
+            compared = {Op.GT: value > 3, Op.GT_EQ: value >= 3, Op.LT: value < 3, Op.LT_EQ: value <= 3}
+            return bool(values) and (compared | {Op.EQ: value == 3, Op.NOT_EQ: value != 3})[op]
+    assert isinstance(expression, Always)
+    return expression.value
