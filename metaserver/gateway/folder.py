@@ -33,6 +33,7 @@ from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, re
 from seamark.metaserver.gateway.s3_errors import XML, S3Error, of_seamark_error, xml_text
 from seamark.metaserver.objects.folder import file_location
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
+from seamark.metaserver.objects.locations import parse_object
 from seamark.metaserver.objects.s3_scope import parse_delete_body
 from seamark.metaserver.settings import Settings
 
@@ -56,8 +57,9 @@ class FolderBackend:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._folder = settings.s3_folder.rstrip("/")
         self._clock = clock
-        self._files = LocalObjects([self._folder], clock, threads=THREADS, timeout_s=TIMEOUT_S)
-        self._copiers = LocalObjects([self._folder], clock, threads=COPY_THREADS, timeout_s=TIMEOUT_S)
+        roots = [self._folder]
+        self._files = LocalObjects(roots, clock, threads=THREADS, timeout_s=TIMEOUT_S, parse=parse_object)
+        self._copiers = LocalObjects(roots, clock, threads=COPY_THREADS, timeout_s=TIMEOUT_S, parse=parse_object)
         self._staging = Staging(self._folder, self._files.folders)
         self._uploads = Uploads(
             self._staging, limit=settings.gateway_uploads_limit, abandoned_s=settings.gateway_uploads_s
@@ -366,7 +368,7 @@ class FolderBackend:
         return message.replace(f"file://{self._folder}/", "s3://").replace(self._folder, "the folder")
 
     def _file(self, location: str) -> str:
-        return file_location(location, self._folder)
+        return file_location(location, self._folder, parse_object)
 
 
 def _location(call: S3Call) -> str:

@@ -57,8 +57,11 @@ class LocalObjects:
         threads: int,
         timeout_s: float,
         umasks: Mapping[str, int] | None = None,
+        parse: Callable[[str], Location] = parse_location,
     ) -> None:
+        """`parse`: reads the locations that `run` gets."""
         self._roots = tuple(roots)
+        self._parse = parse
         self._umasks = umasks or {}
         self._clock = clock
         self._timeout_s = timeout_s
@@ -126,7 +129,7 @@ class LocalObjects:
         """Runs `work` with the checked path and its root in a thread, so that a hanging file system does not block the
         loop. Errors of the operating system become those of the port.
         """
-        parsed = parse_location(location)
+        parsed = self._parse(location)
 
         def checked() -> T:
             path, root = self._inside(parsed)

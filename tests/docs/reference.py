@@ -62,7 +62,7 @@ ADVICE = {
 }
 
 NOTES = {
-    "getConfig": "Lists exactly the served operations. `warehouse` is optional.",
+    "getConfig": "Lists exactly the served operations. `warehouse` is optional: the prefix, or the warehouse's URI.",
     "getToken": "Client credentials and token exchange. Deprecated by the specification; engines still use it.",
     "listNamespaces": "Lists namespaces on which the caller has a role.",
     "createNamespace": "Nested to any depth; the parent must exist.",
@@ -70,7 +70,7 @@ NOTES = {
     "namespaceExists": "",
     "dropNamespace": "The namespace must be empty; dropped entries do not count.",
     "updateProperties": "",
-    "listTables": "Paged on request; without `pageToken` and `pageSize` the list is complete.",
+    "listTables": "Paged on request; without `pageToken` the list is complete.",
     "createTable": "Format versions 1, 2 and 3; `stage-create`.",
     "listFunctions": "Read-only, as in the standard; `PUT` of Seamark's API creates functions.",
     "loadFunction": "As above.",
@@ -78,7 +78,8 @@ NOTES = {
     "fetchPlanningResult": "For plans that must first read more than `plan_async_files` manifest entries.",
     "cancelPlanning": "As above.",
     "fetchScanTasks": "Plan tasks are signed and stateless: any replica answers them while the snapshot exists.",
-    "registerTable": "The file must be in the warehouse or an allowed location. `overwrite` is supported.",
+    "registerTable": "The file must be in the warehouse or an allowed location. `overwrite` is supported, except with "
+    "the metadata of a table that is live under another name.",
     "loadTable": "`snapshots=all` and `refs`; ETag and 304; gzip.",
     "updateTable": "All update actions and requirements of the specification.",
     "dropTable": "Can be restored for `drop_retention_s`. `purgeRequested` deletes the files after that time.",
