@@ -36,6 +36,7 @@ from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
 from seamark.metaserver.objects.locations import parse_object
 from seamark.metaserver.objects.s3_scope import parse_delete_body
 from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.passed_time import PassedTime
 
 T = TypeVar("T")
 
@@ -61,6 +62,7 @@ class FolderBackend:
         self._files = LocalObjects(roots, clock, threads=THREADS, timeout_s=TIMEOUT_S, parse=parse_object)
         self._copiers = LocalObjects(roots, clock, threads=COPY_THREADS, timeout_s=TIMEOUT_S, parse=parse_object)
         self._staging = Staging(self._folder, self._files.folders)
+        self._abandoned_s = settings.gateway_uploads_s
         self._uploads = Uploads(
             self._staging, limit=settings.gateway_uploads_limit, abandoned_s=settings.gateway_uploads_s
         )
@@ -351,9 +353,10 @@ class FolderBackend:
         await self._run(self._uploads.abort, _location(call), call.address.query["uploadId"])
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
-    async def delete_abandoned(self) -> None:
-        """Deletes what has not changed for `gateway_uploads_s`."""
-        await self._run(self._uploads.delete_abandoned, self._clock.now_ms() / 1000)
+    async def delete_abandoned(self, passed: PassedTime) -> None:
+        """Deletes what has not changed for `gateway_uploads_s`, of the time that has passed."""
+        age_ms = int(self._abandoned_s * 1000)
+        await self._run(self._uploads.delete_abandoned, (passed.ago(age_ms) + age_ms) / 1000)
 
     async def _discard(self, staged: str) -> None:
         """A published file is no longer in the staging folder."""

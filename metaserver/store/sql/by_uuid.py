@@ -5,7 +5,7 @@ with the last name, live or dropped.
 from __future__ import annotations
 
 from seamark.metaserver.errors import NoSuchTable
-from seamark.metaserver.store.operations import REWRITE
+from seamark.metaserver.store.operations import PRIORITY, REWRITE
 from seamark.metaserver.store.sql.statement import Statement, Steps
 
 _KEPT = ("index_files", "index_versions", "producers", "column_reads")
@@ -29,4 +29,5 @@ def forget_unnamed(uuid: str, *, purged: bool = False) -> Steps[None]:
     stay claimed (`ReleaseLocations`)."""
     for table in (*_KEPT, *(() if purged else ("claims",))):
         yield Statement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
-    yield Statement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, f"{REWRITE}{uuid}"))  # noqa: S608
+    for lease in (f"{REWRITE}{uuid}", f"{PRIORITY}{uuid}"):
+        yield Statement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, lease))  # noqa: S608
