@@ -25,7 +25,15 @@ from itertools import islice
 from typing import TypeVar
 
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError, TooLarge
+from seamark.metaserver.errors import (
+    BadRequest,
+    ObjectExists,
+    ObjectMissing,
+    RetryLater,
+    StorageError,
+    StorageFull,
+    TooLarge,
+)
 from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range, no_uploads
 
@@ -245,7 +253,7 @@ def _explain(error: OSError, location: str) -> Exception:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return ObjectMissing(f"Nothing is stored at {location!r}")
     if error.errno in _FULL:
-        return RetryLater(f"The disk that holds {location!r} is full ({reason}); nothing was committed: free space")
+        return StorageFull(f"The disk that holds {location!r} is full ({reason}); nothing was committed: free space")
     if error.errno in _BUSY:
         return RetryLater(f"This machine is out of resources for {location!r} ({reason}); try again later")
     if error.errno in (errno.ELOOP, errno.EISDIR):

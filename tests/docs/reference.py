@@ -53,6 +53,7 @@ ADVICE = {
     "CommitUnknown": "The outcome is unknown. Do not retry blindly and do not delete files: load the table and check.",
     "RetryLater": "A limit is reached or a part is unavailable; nothing changed. Retry after `Retry-After` seconds.",
     "TooManyRequests": "A limit of the client's principal or address is reached. Retry after `Retry-After` seconds.",
+    "StorageFull": "A disk or the database is full; nothing changed. Only the operator can make room.",
     "CacheDamaged": "A damaged file of the local cache is removed; nothing changed. Retry after `Retry-After` seconds.",
     "StorageError": "Object storage refused permanently: permissions, a missing bucket.",
     "ObjectMissing": "No object exists at the location.",
