@@ -1,8 +1,9 @@
 """How many commits a second, on one table and on a hundred, by one client and by eight?
 
 A property commit requires nothing; an append adds a snapshot and moves `main`, guarded as engines do it, and a client
-that lost (409) looks up the head and tries again: only commits that went through count. Each round works on fresh
-tables, so that no server pays for the history of an earlier round.
+that lost (409) looks up the head and tries again: only commits that went through count. A change (Seamark's own route)
+adds a file, by one client for each table, because its manifest and manifest list are the server's work. Each round
+works on fresh tables, so that no server pays for the history of an earlier round.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from bench.targets import Target, start
 from bench.wire import request
 
 SERVERS = ("seamark", "seamark-pg", "fixture", "fixture-file")
+OURS = ("seamark", "seamark-pg")
+CHANGED_TABLES = (1, 4, 16)
 CLIENTS = 8
 TABLES = 100
 NAMESPACE = "commits"
@@ -37,7 +40,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             names = [f"t{next(numbers)}" for _ in range(tables)]
             for name in names:
                 await target.call(bodies.create_table(NAMESPACE, name))
-            make = _append if kind == "append" else _touch
+            make = {"append": _append, "change": _change}.get(kind, _touch)
             workers = [make(names[n::clients] if tables > 1 else names) for n in range(clients)]
             return await drive(target, workers, seconds=seconds)
 
@@ -48,9 +51,17 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for tables, clients in ((1, 1), (1, CLIENTS), (TABLES, CLIENTS))
             for kind in ("property", "append")
         }
+        ours = [target for target in targets if target.name in OURS]
+        changes: dict[str, Slice] = {
+            f"change, {_count(tables, 'table')}, a client each": partial(
+                piece, tables=tables, clients=tables, kind="change"
+            )
+            for tables in CHANGED_TABLES
+        }
         await warm(targets, pieces.values(), 1)
-        for case, one in pieces.items():
-            samples = await in_turns(targets, rounds, one)
+        await warm(ours, changes.values(), 1)
+        for case, one in (*pieces.items(), *changes.items()):
+            samples = await in_turns(targets if case in pieces else ours, rounds, one)
             report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
             report.add_failures(case, samples)
@@ -74,6 +85,25 @@ def _count(number: int, noun: str) -> str:
 def _touch(names: list[str]) -> Worker:
     for number, name in enumerate(itertools.cycle(names)):
         yield bodies.set_property(NAMESPACE, name, "bench.touched", str(number))
+
+
+def _change(names: list[str]) -> Worker:
+    """Adds a file to each table in turn, by Seamark's own route. Nothing reads the file."""
+    locations: dict[str, str] = {}
+    for number, name in enumerate(itertools.cycle(names)):
+        if name not in locations:
+            lookup = request("GET", f"{bodies.table_path(NAMESPACE, name)}?snapshots=refs", counted=())
+            locations[name] = (yield lookup).json()["metadata"]["location"]
+        file = {
+            "content": "data",
+            "file-path": f"{locations[name]}/data/{number}.parquet",
+            "file-format": "parquet",
+            "spec-id": 0,
+            "partition": [],
+            "record-count": 1,
+            "file-size-in-bytes": 100,
+        }
+        yield request("POST", f"/api/v1/tables/{NAMESPACE}/{name}/commit", {"add": [file]}, label="change")
 
 
 def _append(names: list[str]) -> Worker:

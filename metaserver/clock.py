@@ -1,6 +1,6 @@
 """Time and randomness as a port, so that a simulation replays from its seed. Only this file reads the wall clock.
 
-A server uses `SystemClock`; a `SimulatedClock` advances only through `advance`.
+A server uses `SystemClock`; a `SimulatedClock` advances only through `advance` and `jump`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import random
 import secrets
 import time
 import uuid
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 
@@ -18,6 +20,10 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds on a clock that never steps back; only differences are meaningful."""
+
+    @property
+    def machine(self) -> str:
+        """Names the machine and its start: readings of `monotonic` are comparable where this is equal."""
 
     def random_bytes(self, count: int) -> bytes:
         """`count` random bytes; cryptographically strong on the system clock."""
@@ -40,9 +46,24 @@ def _uuid7(now_ms: int, rand: bytes) -> uuid.UUID:
     return uuid.UUID(int=value)
 
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@cache
+def _machine() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return secrets.token_hex(16)  # only this process can compare its readings then
+
+
 class SystemClock:
     monotonic = staticmethod(time.monotonic)
     """Not a Python function: a plan reads it twenty times."""
+
+    @property
+    def machine(self) -> str:
+        return _machine()
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -60,18 +81,26 @@ class SystemClock:
 class SimulatedClock:
     """Deterministic: the same seed and the same calls give the same times and the same UUIDs."""
 
+    machine = "simulated"
+
     def __init__(self, seed: int, start_ms: int = 1_700_000_000_000) -> None:
         self._random = random.Random(seed)  # noqa: S311  a simulation must replay
         self._now_ms = start_ms
+        self._jumped_ms = 0
 
     def advance(self, ms: int) -> None:
         self._now_ms += ms
+
+    def jump(self, ms: int) -> None:
+        """Sets the clock ahead, or back, without any time passing."""
+        self._now_ms += ms
+        self._jumped_ms += ms
 
     def now_ms(self) -> int:
         return self._now_ms
 
     def monotonic(self) -> float:
-        return self._now_ms / 1000
+        return (self._now_ms - self._jumped_ms) / 1000
 
     def random_bytes(self, count: int) -> bytes:
         return self._random.randbytes(count)

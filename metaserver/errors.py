@@ -26,6 +26,7 @@
     ├── CommitUnknown           500  unknown outcome: do not retry blindly, do not clean up
     ├── RetryLater              503  a limit is reached or a component is unavailable; retry later
     │   ├── TooManyRequests         429  a limit of this client is reached
+    │   ├── StorageFull                  a disk or database has no room; only an operator can make some
     │   └── CacheDamaged                 a file of the local cache is damaged, and was removed
     ├── StorageError            500  object storage failed, and the client cannot fix it
     │   ├── ObjectMissing                no object exists at the location
@@ -198,6 +199,16 @@ class TooManyRequests(RetryLater):
     kind = "too_many_requests"
     code = 429
     type = "TooManyRequestsException"
+
+
+class StorageFull(RetryLater):
+    """A disk or database without room. Clients do not repeat the request: only an operator can make room."""
+
+    kind = "storage_full"
+    type = "StorageFullException"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after_s=10)
 
 
 class CacheDamaged(RetryLater):

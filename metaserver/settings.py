@@ -135,7 +135,7 @@ class Settings(GatewaySettings, ServiceSettings, FleetSettings):
         1024, "Maximum number of transactions that wait for the SQLite writer; more are refused with 503.", least=1
     )
     commit_retries: int = setting(
-        8, "Retries of a lost pointer swap before the server answers 409.", least=0, most=1000
+        8, "Retries of a commit that lost its race, after storage_timeout_s at the earliest.", least=0, most=1000
     )
     commit_group_max: int = setting(
         64,

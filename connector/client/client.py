@@ -10,7 +10,9 @@ A client can be pickled, and used by threads and forked processes: each process 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -20,7 +22,7 @@ import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from seamark.connector.client.errors import ServerFailed, Unreachable, cause_text, parse_error
+from seamark.connector.client.errors import ServerFailed, StorageFull, Unreachable, cause_text, parse_error
 from seamark.connector.client.names import (
     Name,
     check_url,
@@ -31,6 +33,7 @@ from seamark.connector.client.names import (
     standard_root,
     table_path,
 )
+from seamark.connector.client.repeats import connection_retries, wait_s_of
 from seamark.connector.client.row_answers import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
 from seamark.connector.client.values import (
     CURRENT,
@@ -53,9 +56,9 @@ _EXPIRATION_S = 900.0
 _CONNECTIONS = 8
 _NO_QUERY: Mapping[str, Any] = {}
 _PAGE_NAMES = 1000
-_BACKOFF_S = 0.2
-_BACKOFF_MAX_S = 10
-_RETRY_AFTER_MAX_S = 30
+_REPORTED_WAIT_S = 5.0
+"""From this wait on, the client logs why it waits."""
+_log = logging.getLogger(__name__)
 
 
 class _LoadTableResult(msgspec.Struct, rename="kebab"):
@@ -449,17 +452,25 @@ class SeamarkClient:
         headers = {**own, **content, **(headers or {})}
         headers |= {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
-        retries = _retry(self._retries, repeatable)
         own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._timeout(timeout_s)}
-        try:
-            answer = self._connections().request(
-                method, address, body=body, headers=headers, redirect=False, retries=retries, **own_timeout
-            )
-        except HTTPError as error:
-            raise Unreachable(f"No answer from {self._shown}: {cause_text(error, self.url)}") from error
-        if answer.status not in (200, 204):
-            raise parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
-        return answer.data
+        for number in range(self._retries + 1):
+            retries = connection_retries(self._retries - number, repeatable=repeatable)
+            try:
+                answer = self._connections().request(
+                    method, address, body=body, headers=headers, redirect=False, retries=retries, **own_timeout
+                )
+            except HTTPError as error:
+                raise Unreachable(f"No answer from {self._shown}: {cause_text(error, self.url)}") from error
+            if answer.status in (200, 204):
+                return answer.data
+            failure = parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
+            wait_s = wait_s_of(answer.status, answer.headers.get("Retry-After"), number, repeatable=repeatable)
+            if wait_s is None or number == self._retries or isinstance(failure, StorageFull):
+                raise failure
+            if wait_s >= _REPORTED_WAIT_S:
+                _log.warning("%s is busy; the request is repeated in %.0f s: %s", self._shown, wait_s, failure.message)
+            time.sleep(wait_s)
+        raise AssertionError("the loop returns or raises")
 
     def _timeout(self, read_s: float) -> urllib3.Timeout:
         return urllib3.Timeout(total=None, connect=self._timeout_s, read=read_s)
@@ -472,23 +483,6 @@ class SeamarkClient:
             manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, ssl_context=trusted_by_clients())
             pool = self._pool = (os.getpid(), manager)
         return pool[1]
-
-
-def _retry(times: int, repeatable: bool) -> urllib3.Retry:
-    return urllib3.Retry(
-        total=times,
-        read=None if repeatable else 0,
-        other=None if repeatable else 0,
-        # Of what is not repeatable only a 503 with Retry-After, which urllib3 honours: those without are
-        # a proxy's, and may be about a request that it had sent on.
-        status_forcelist=(503,) if repeatable else (),
-        allowed_methods=None,  # POST included
-        backoff_factor=_BACKOFF_S,
-        backoff_max=_BACKOFF_MAX_S,
-        backoff_jitter=_BACKOFF_S,
-        raise_on_status=False,
-        retry_after_max=_RETRY_AFTER_MAX_S,
-    )
 
 
 def _joined(pages: Iterator[pa.Table]) -> pa.Table:

@@ -8,6 +8,7 @@ Without a producer these errors are raised, because the change may or may not be
 from __future__ import annotations
 
 import json
+import logging
 import random
 import time
 from typing import Any
@@ -22,6 +23,7 @@ _TRIES = 6
 _WAIT_S = 0.25
 _WAIT_MAX_S = 8.0
 _DOUBLINGS_MAX = 10
+_log = logging.getLogger(__name__)
 
 
 def producer_json(producer: Producer | None) -> dict[str, Any] | None:
@@ -63,6 +65,7 @@ class CommitClient:
                 if number == tries - 1 or not _is_open(error):
                     raise
                 left_open = True
+                _log.warning("The commit to %s is sent again, attempt %d of %d: %s", table, number + 2, tries, error)
             else:
                 found: dict[str, Any] = json.loads(raw)
                 return found
@@ -77,7 +80,8 @@ def back_off(number: int, *, first_s: float, most_s: float) -> None:
 
 
 def _is_open(error: Unreachable | ServerFailed | Unavailable) -> bool:
-    """Whether a repeat can have another outcome. A bug of the server has the same outcome each time."""
+    """Whether a repeat can have another outcome. A bug of the server has the same outcome each time. After a 503 of the
+    server itself nothing was committed, and the request was repeated already."""
     if isinstance(error, ServerFailed):
         return error.status in (502, 504) or error.kind == "CommitStateUnknownException"
-    return True
+    return not (isinstance(error, Unavailable) and error.kind)

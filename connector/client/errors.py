@@ -8,6 +8,7 @@ ClientError
 │   ├── NotFound            404
 │   └── Conflict            409 of a commit: a concurrent commit conflicts; nothing was changed
 ├── Unavailable         503 after all repeats: try later
+│   └── StorageFull         503 at once: a disk of the server is full
 ├── ServerFailed        another 5xx, or an invalid answer
 └── Unreachable         no answer: connection refused, timeout, or connection lost
 """
@@ -67,6 +68,10 @@ class Unavailable(ClientError):
     pass
 
 
+class StorageFull(Unavailable):
+    pass
+
+
 class ServerFailed(ClientError):
     pass
 
@@ -92,6 +97,8 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
         error = json.loads(body)["error"]
         if status == 409 and error["type"] == "CommitFailedException":
             made = Conflict
+        elif status == 503 and error["type"] == "StorageFullException":
+            made = StorageFull
         return made(str(error["message"]), status=status, kind=str(error["type"]), request_id=request_id)
     except (ValueError, KeyError, TypeError):
         text = " ".join(_TAG.sub(" ", body[:400].decode("utf-8", "replace")).split())[:200]

@@ -12,7 +12,8 @@ from seamark.connector.client.names import Name
 @dataclass
 class OrphanTotals:
     """Of all requests. `listed`: the files in the folders. `locations`: the first of the removed files. `uploads`:
-    unfinished multipart uploads that were aborted."""
+    unfinished multipart uploads that were aborted. `files_unconfirmed`: files whose age only the clock says; they stay
+    until the catalog has seen that time pass."""
 
     files: int = 0
     size_bytes: int = 0
@@ -21,6 +22,7 @@ class OrphanTotals:
     is_complete: bool = True
     locations: list[str] = field(default_factory=list)
     uploads: int = 0
+    files_unconfirmed: int = 0
 
 
 def remove_orphan_files(
@@ -38,5 +40,6 @@ def remove_orphan_files(
         totals.is_complete = not report["files-left"]
         totals.locations += report["locations"]
         totals.uploads += report.get("uploads", 0)  # an older server has none
+        totals.files_unconfirmed = report.get("files-unconfirmed", 0)
         if dry_run or totals.is_complete or not report["files"]:
             return totals

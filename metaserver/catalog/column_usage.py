@@ -27,6 +27,7 @@ from seamark.metaserver.store.model import (
     ColumnReads,
 )
 from seamark.metaserver.store.operations import AddColumnReads
+from seamark.metaserver.store.passed_time import look_at_clock
 
 FLUSH_S = 60.0
 COLUMNS_MAX = 200
@@ -122,7 +123,8 @@ class ColumnUsage:
     async def prune(self) -> int:
         """Removes what is older than the setting; returns the number of rows."""
         removed = 0
-        while count := await self._parts.store.prune_column_reads(self.today - self.days, _PRUNED):
+        before_day = (await look_at_clock(self._parts.store, self._parts.clock)).ago(self.days * DAY_MS) // DAY_MS
+        while count := await self._parts.store.prune_column_reads(before_day, _PRUNED):
             removed += count
             if count < _PRUNED:
                 break

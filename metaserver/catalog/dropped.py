@@ -6,6 +6,8 @@ namespace until its files are gone, or an admin releases them.
 Files are deleted only here, and only the files of a table that no live name shares: the transaction that deletes the
 row checks its UUID. A purge is an instant: in flight once the row is deleted, completed once the files are. A purge
 that a crash interrupted is found in flight and repeated, because deletion is idempotent.
+
+The retention is of time that has passed (`PassedTime`): a clock that jumps ahead does not end it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from seamark.metaserver.store.operations import (
     ReleaseLocations,
     RestoreEntry,
 )
+from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.wire import check_new_name, show
 
@@ -95,14 +98,15 @@ class Dropped:
         retention."""
         requested_ms = self._parts.clock.now_ms()
         row = await self.get(dropped_id)
-        if row.expires_ms <= requested_ms:
+        passed = await look_at_clock(self._parts.store, self._parts.clock)
+        if _is_expired(row, passed):
             raise NotFound(f"The retention of {dropped_id} has ended; it can no longer be undropped")
         path = row.entry.namespace if namespace is None else namespace
         to_name = check_new_name(row.entry.name if name is None else name, f"{row.entry.kind.value} name")
         entry = msgspec.structs.replace(row.entry, namespace=path, name=to_name)
         await self._parts.transact(
             [
-                RestoreEntry(dropped_id=dropped_id, namespace=path, name=to_name),
+                RestoreEntry(dropped_id=dropped_id, namespace=path, name=to_name, is_kept=True),
                 self._parts.instant(caller, entry, "undrop", requested_ms=requested_ms),
             ]
         )
@@ -123,7 +127,11 @@ class Dropped:
         )
         for instant in unfinished:
             await self._delete_files(instant)
-        expired = await self._parts.store.dropped_expired(self._parts.clock.now_ms(), _BATCH)
+        passed = await look_at_clock(self._parts.store, self._parts.clock)
+        retention_ms = self._parts.settings.drop_retention_s * 1000
+        # An entry that was dropped with another retention may be among these, or come later.
+        rows = await self._parts.store.dropped_expired(passed.ago(retention_ms) + retention_ms, _BATCH)
+        expired = [row for row in rows if _is_expired(row, passed)]
         for row in expired:
             try:
                 await self._forget(HOUSEKEEPER, row)
@@ -205,6 +213,11 @@ class Dropped:
             who=instant.who,
         )
         return ReleaseLocations(uuid=instant.uuid, retained=gone if await has_files(self._parts, entry) else None)
+
+
+def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:
+    """Whether the entry's retention has passed."""
+    return passed.between(row.dropped_ms, passed.now_ms) >= row.expires_ms - row.dropped_ms
 
 
 def no_such_dropped(dropped_id: str) -> NotFound:

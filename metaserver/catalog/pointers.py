@@ -29,7 +29,7 @@ async def check_name_free(
             raise AlreadyExists(f"{other.value.capitalize()}{same} already exists: {show(namespace, name)}")
 
 
-def swap_of(entry: Entry, location: str, now_ms: int) -> SwapPointer:
+def swap_of(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapPointer:
     """The operation that moves the pointer of the entry, if it has not moved since."""
     return SwapPointer(
         kind=entry.kind,
@@ -39,6 +39,7 @@ def swap_of(entry: Entry, location: str, now_ms: int) -> SwapPointer:
         expected_location=entry.metadata_location,
         new_location=location,
         now_ms=now_ms,
+        holder=holder,
     )
 
 

@@ -25,6 +25,7 @@ from seamark.metaserver.catalog.pointers import (
 from seamark.metaserver.catalog.purge import check_purgeable
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableIdentifier
 from seamark.metaserver.errors import (
+    AlreadyExists,
     BadRequest,
     CommitConflict,
     Corrupt,
@@ -89,7 +90,11 @@ class Tables:
     async def register(
         self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, overwrite: bool
     ) -> LoadedTable:
-        """Creates a name for existing metadata. BadRequest outside the warehouse, or for an invalid metadata file."""
+        """Creates a name for existing metadata. BadRequest outside the warehouse, or for an invalid metadata file.
+
+        `overwrite`: the name may exist. AlreadyExists when the metadata is that of a table with another live name:
+        both names would commit to the same files, and the table with the name would be gone.
+        """
         requested_ms = self._parts.clock.now_ms()
         check_new_name(name, "table name")
         self._parts.warehouse.check(location, "metadata-location")
@@ -102,6 +107,13 @@ class Tables:
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
         check_client_properties(await self._parts.documents.stored_properties(location), "A registered table")
         entry = created_entry(namespace, name, table_uuid(metadata), location, requested_ms)
+        is_same = current is not None and current.uuid == entry.uuid
+        if overwrite and not is_same and await self._parts.store.names_of(entry.uuid, dropped=False):
+            raise AlreadyExists(
+                f"Cannot overwrite {show(namespace, name)} with {location}, the metadata of table {entry.uuid}, "
+                "which is live under another name; rename or drop that table first, or register it without overwrite "
+                "under a name that is free"
+            )
         operations: builtins.list[Any] = []
         if current is not None and current.uuid == entry.uuid:
             operations.append(swap_of(current, location, requested_ms))
@@ -109,8 +121,7 @@ class Tables:
             if current is not None:
                 operations += drop_operations(self._parts, caller, current, purge=False, requested_ms=requested_ms)
             operations.append(CreateEntry(entry=entry))
-        returns = current is None or current.uuid != entry.uuid
-        operations.append(await claim(self._parts, caller, metadata, entry, returns=returns))
+        operations.append(await claim(self._parts, caller, metadata, entry, returns=not is_same))
         operations.append(await replace_allowed_locations(self._parts, caller, entry.uuid, metadata.properties))
         operations.append(self._parts.instant(caller, entry, "register", requested_ms=requested_ms))
         operations += self._parts.remember(caller, status=200, metadata_location=location)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,11 @@ def serve(config: Path | None, **flags: Any) -> None:
         raise refuse(error) from None
     except SeamarkError as error:
         raise click.ClickException(error.message) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = error.filename or f"the home {settings.home}"
+        raise refuse(ConfigError(f"The disk of {where} is full: free space, then start again")) from None
 
 
 def _serve(settings: Settings) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -30,12 +30,16 @@ from seamark.metaserver.iceberg.metadata.replacement import difference
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.store.model import Entry, NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, Operation, RecordInstant
+from seamark.metaserver.store.operations import CreateEntry, EndPriority, Operation, RecordInstant, TakePriority
 from seamark.metaserver.store.port import IdempotencyTaken
 from seamark.metaserver.wire import show
 
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _CODEC = "write.metadata.compression-codec"
+_PRIORITY_AFTER, _PRIORITY_MS = 3, 3000
+"""Lost races before a commit takes priority, and how long that lasts: several attempts on slow storage."""
+_BACK_OFF_MAX = 5
+"""The longest pause between attempts is that of this attempt."""
 _UPDATES_RECORDED = 50
 """The largest number of updates of one commit that the timeline records."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
@@ -117,6 +121,47 @@ class _TableLock(asyncio.Lock):
         self.release()
 
 
+class StockPriority(Protocol):
+    """Holds back native changes for a client that reads, computes and commits snapshots itself."""
+
+    def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None: ...
+
+    def end_priority(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None: ...
+
+
+class Races:
+    """The races of one commit. A process that has lost several takes priority in the database: the others lose theirs
+    until it has committed, or for `_PRIORITY_MS`. So no process loses every race, however fast the others commit."""
+
+    def __init__(self, parts: CatalogContext, holder: str) -> None:
+        self._parts = parts
+        self._holder = holder
+        self._lost = 0
+        self._until_s = parts.clock.monotonic() + parts.settings.storage_timeout_s
+        self._with_priority: set[str] = set()
+
+    async def lost(self, uuids: Iterable[str]) -> bool:
+        """After a LostRace for tables with these UUIDs: waits. False when the commit has tried for long enough."""
+        self._lost += 1
+        is_late = self._parts.clock.monotonic() >= self._until_s
+        if self._lost > self._parts.settings.commit_retries and is_late:
+            return False
+        if self._lost >= _PRIORITY_AFTER:
+            for uuid in uuids:
+                with contextlib.suppress(SeamarkError):  # another process has it, or the database does not answer
+                    await self._parts.store.transact([TakePriority(uuid, self._holder, _PRIORITY_MS)])
+                    self._with_priority.add(uuid)
+        if not self._with_priority:
+            await self._parts.back_off(min(self._lost, _BACK_OFF_MAX))
+        return True
+
+    async def end(self) -> None:
+        uuids, self._with_priority = self._with_priority, set()
+        for uuid in uuids:
+            with contextlib.suppress(SeamarkError):  # it ends after `_PRIORITY_MS`
+                await self._parts.store.transact([EndPriority(uuid, self._holder)])
+
+
 class Publisher:
     """Publishes commits. One for each server, shared by stock and native commits: they take the same locks."""
 
@@ -124,6 +169,8 @@ class Publisher:
         self._parts = parts
         self._locks: WeakValueDictionary[tuple[NamespacePath, str], _TableLock] = WeakValueDictionary()
         self._cleanup = Cleanup(parts.objects)
+        self._holder = str(parts.clock.uuid4())
+        self.stock_priority: StockPriority | None = None
 
     async def close(self) -> None:
         """Waits for the deletion of metadata files."""
@@ -156,6 +203,15 @@ class Publisher:
                 ) from None
             yield
 
+    @contextlib.asynccontextmanager
+    async def races(self) -> AsyncIterator[Races]:
+        """Counts the races that a commit loses against other processes. Ends its priority."""
+        races = Races(self._parts, self._holder)
+        try:
+            yield races
+        finally:
+            await races.end()
+
     def _lock_of(self, name: tuple[NamespacePath, str]) -> _TableLock:
         lock = self._locks.get(name)
         if lock is None:
@@ -171,20 +227,26 @@ class Publisher:
         *,
         events: Sequence[CommitEvent],
         operations: Sequence[Operation],
+        stored: Callable[[], Awaitable[None]] | None = None,
+        is_checked: bool = False,
     ) -> LoadedTable:
         """Makes `metadata`, derived from `base`, the table's current metadata: one attempt, under `lock`.
 
         `entry` is the pointer that led to `base`. `events`, at least one, and `operations` are part of the
-        transaction that moves the pointer. CommitConflict when the pointer has moved or an operation conflicts. After
-        any error but CommitUnknown nothing was committed; after CommitUnknown the outcome is unknown.
+        transaction that moves the pointer. `stored` waits for files that the metadata refers to and that are being
+        written, or raises. `is_checked`: the caller has called `check_writable` for `base`.
+
+        CommitConflict when the pointer has moved or an operation conflicts. After any error but CommitUnknown nothing
+        was committed; after CommitUnknown the outcome is unknown.
         """
         if metadata is base:
             raise ValueError("metadata is unchanged; publish needs changed metadata")
         if not events:
             raise ValueError("events is empty; publish needs at least one")
-        prepared = await self.prepare(caller, (entry.namespace, entry.name), entry, base, metadata)
+        named = (entry.namespace, entry.name)
+        prepared = await self.prepare(caller, named, entry, base, metadata, is_checked=is_checked)
         prepared.events = events
-        return (await self.publish_all([prepared], operations))[0]
+        return (await self.publish_all([prepared], operations, stored))[0]
 
     async def prepare(
         self,
@@ -193,6 +255,8 @@ class Publisher:
         entry: Entry | None,
         base: TableMetadata | None,
         metadata: TableMetadata,
+        *,
+        is_checked: bool = False,
     ) -> PlannedCommit:
         """The metadata as a document, with its location; both empty when the metadata equals the base."""
         (namespace, name), uuid = named, uuid_of(entry, metadata)
@@ -216,7 +280,7 @@ class Publisher:
         if moves(base, metadata):
             new = created_entry(namespace, name, uuid, location, 0)
             claims = (await claim(self._parts, caller, metadata, new, fresh=base is None),)
-        elif entry is not None:
+        elif entry is not None and not is_checked:
             await check_writable(self._parts, entry.uuid, metadata)
         claims += tuple(await allow(self._parts, caller, uuid, metadata.properties, before))
         return PlannedCommit(
@@ -235,7 +299,12 @@ class Publisher:
         previous = None if entry is None else entry.metadata_location
         return document, metadata_location(self._parts, metadata.location, metadata.properties, previous, suffix)
 
-    async def publish_all(self, planned: list[PlannedCommit], further: Sequence[Operation]) -> list[LoadedTable]:
+    async def publish_all(
+        self,
+        planned: list[PlannedCommit],
+        further: Sequence[Operation],
+        stored: Callable[[], Awaitable[None]] | None = None,
+    ) -> list[LoadedTable]:
         """Writes the files, then swaps the pointers: one attempt, under `lock_all`. The outcomes are those of
         `publish`; the files are deleted when the transaction is known to have failed."""
         written: list[str] = []
@@ -250,6 +319,8 @@ class Publisher:
                 except ObjectExists:  # another writer's file
                     written.remove(location)
                     raise
+            if stored is not None:
+                await stored()
             await self._swap(planned, further)
         except CommitUnknown:
             raise
@@ -273,7 +344,7 @@ class Publisher:
         now = self._parts.clock.now_ms()
         if prepared.entry is None:
             return CreateEntry(entry=prepared.new_entry(now))
-        return swap_of(prepared.entry, prepared.location, now)
+        return swap_of(prepared.entry, prepared.location, now, self._holder)
 
     def _instant(self, prepared: PlannedCommit, event: CommitEvent) -> RecordInstant:
         summary: dict[str, Any] = {"updates": list(event.updates[:_UPDATES_RECORDED])}

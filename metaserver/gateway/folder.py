@@ -32,9 +32,11 @@ from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, re
 from seamark.metaserver.gateway.s3_errors import XML, S3Error, of_seamark_error, xml_text
 from seamark.metaserver.objects.folder import file_location
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects, LocalPlace
+from seamark.metaserver.objects.locations import parse_object
 from seamark.metaserver.objects.s3_scope import parse_delete_body
 from seamark.metaserver.root_folder import RootFolder
 from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.passed_time import PassedTime
 
 T = TypeVar("T")
 
@@ -56,10 +58,12 @@ class FolderBackend:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._folder = settings.s3_folder.rstrip("/")
         self._clock = clock
-        self._files = LocalObjects([self._folder], clock, threads=THREADS, timeout_s=TIMEOUT_S)
-        self._copiers = LocalObjects([self._folder], clock, threads=COPY_THREADS, timeout_s=TIMEOUT_S)
+        roots = [self._folder]
+        self._files = LocalObjects(roots, clock, threads=THREADS, timeout_s=TIMEOUT_S, parse=parse_object)
+        self._copiers = LocalObjects(roots, clock, threads=COPY_THREADS, timeout_s=TIMEOUT_S, parse=parse_object)
         self._root = RootFolder(self._folder)
         self._staging = Staging(self._root, self._files.folders)
+        self._abandoned_s = settings.gateway_uploads_s
         self._uploads = Uploads(
             self._staging, limit=settings.gateway_uploads_limit, abandoned_s=settings.gateway_uploads_s
         )
@@ -347,9 +351,10 @@ class FolderBackend:
         await self._run(self._uploads.abort, _location(call), call.address.query["uploadId"])
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
-    async def delete_abandoned(self) -> None:
-        """Deletes what has not changed for `gateway_uploads_s`."""
-        await self._run(self._uploads.delete_abandoned, self._clock.now_ms() / 1000)
+    async def delete_abandoned(self, passed: PassedTime) -> None:
+        """Deletes what has not changed for `gateway_uploads_s`, of the time that has passed."""
+        age_ms = int(self._abandoned_s * 1000)
+        await self._run(self._uploads.delete_abandoned, (passed.ago(age_ms) + age_ms) / 1000)
 
     async def _discard(self, staged: str) -> None:
         """A published file is no longer in the staging folder."""
@@ -364,7 +369,7 @@ class FolderBackend:
         return message.replace(f"file://{self._folder}/", "s3://").replace(self._folder, "the folder")
 
     def _file(self, location: str) -> str:
-        return file_location(location, self._folder)
+        return file_location(location, self._folder, parse_object)
 
 
 def _location(call: S3Call) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,11 +11,11 @@ from functools import partial
 
 from aiohttp import web
 
-from seamark.metaserver.api.http.observability.metric_groups import GatewayCacheMetrics
 from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.background import running
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.connections import Answers, ConnectionLimits
+from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.gateway.backend import Backend
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.caching.tiers import open_tiers
@@ -26,6 +27,7 @@ from seamark.metaserver.gateway.ownership import Ownership
 from seamark.metaserver.gateway.preloading import Preloading
 from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
 from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.passed_time import look_at_clock
 
 _REPORT_S = 1.0
 """Between two updates of the cache's metrics."""
@@ -58,7 +60,7 @@ async def serving_gateway(
     try:
         async with (
             running("gateway-tables", partial(ownership.follow, parts.timeline)),
-            running("gateway-backend", partial(_maintain, backend, parts.metrics.gateway_cache)),
+            running("gateway-backend", partial(_maintain, parts, backend)),
             _preloading(parts, ownership, backend),
         ):
             await web.SockSite(runner, sock, backlog=1024).start()  # type: ignore[arg-type]
@@ -104,13 +106,14 @@ async def _preloading(parts: ServerParts, ownership: Ownership, backend: Backend
         yield
 
 
-async def _maintain(backend: Backend, metrics: GatewayCacheMetrics) -> None:
+async def _maintain(parts: ServerParts, backend: Backend) -> None:
     """Updates the metrics of a cache, and deletes the abandoned uploads of a folder."""
     while True:
         if isinstance(backend, CachingBackend):
-            backend.report(metrics)
+            backend.report(parts.metrics.gateway_cache)
         elif isinstance(backend, FolderBackend):
-            await backend.delete_abandoned()
+            with contextlib.suppress(SeamarkError):  # while the database does not answer, uploads stay
+                await backend.delete_abandoned(await look_at_clock(parts.store, parts.clock))
         await asyncio.sleep(_REPORT_S if isinstance(backend, CachingBackend) else _CLEANING_S)
 
 

@@ -7,20 +7,20 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.objects.forwarding import ForwardingObjects
-from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload, no_uploads
 
 UPLOADS = ".seamark-uploads"
 """The folder of incomplete objects, beside the buckets. No bucket has such a name."""
 
 
-def file_location(location: str, folder: str) -> str:
+def file_location(location: str, folder: str, parse: Callable[[str], Location] = parse_location) -> str:
     """Where the object or bucket of an `s3://` location is. BadRequest for another scheme."""
-    at = parse_location(location)
+    at = parse(location)
     if at.scheme != "s3":
         raise BadRequest(f"{location!r} is not on S3")
     return f"file://{folder}/{at.bucket}/{at.path}".rstrip("/")

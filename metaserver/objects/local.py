@@ -25,7 +25,15 @@ from itertools import islice
 from typing import TypeVar
 
 from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest, ObjectExists, ObjectMissing, RetryLater, StorageError, TooLarge
+from seamark.metaserver.errors import (
+    BadRequest,
+    ObjectExists,
+    ObjectMissing,
+    RetryLater,
+    StorageError,
+    StorageFull,
+    TooLarge,
+)
 from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range, no_uploads
 from seamark.metaserver.root_folder import (
@@ -86,9 +94,12 @@ class LocalObjects:
         threads: int,
         timeout_s: float,
         umasks: Mapping[str, int] | None = None,
+        parse: Callable[[str], Location] = parse_location,
     ) -> None:
+        """`parse`: reads the locations that `run` gets."""
         # The longest first: an allowed location inside the warehouse may be a link that the operator made.
         self._roots = tuple(RootFolder(root) for root in sorted(roots, key=len, reverse=True))
+        self._parse = parse
         self._umasks = {path.rstrip("/") or "/": umask for path, umask in (umasks or {}).items()}
         self._clock = clock
         self._timeout_s = timeout_s
@@ -160,7 +171,7 @@ class LocalObjects:
         """Runs `work` with the place of the location in a thread, so that a hanging file system does not block the
         loop. Errors of the operating system become those of the port.
         """
-        place = self._place(parse_location(location))
+        place = self._place(self._parse(location))
 
         def checked() -> T:
             try:
@@ -325,7 +336,7 @@ def _explain(error: OSError, location: str, *, is_folder: bool = False) -> Excep
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return ObjectMissing(f"Nothing is stored at {location!r}")
     if error.errno in _FULL:
-        return RetryLater(f"The disk that holds {location!r} is full ({reason}); nothing was committed: free space")
+        return StorageFull(f"The disk that holds {location!r} is full ({reason}); nothing was committed: free space")
     if error.errno in _BUSY:
         return RetryLater(f"This machine is out of resources for {location!r} ({reason}); try again later")
     if isinstance(error, NotPlainFileError) or error.errno in _NOT_FILES:

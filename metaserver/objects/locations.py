@@ -61,12 +61,26 @@ class Location:
         return not self.path or other.path == self.path or other.path.startswith(self.path + "/")
 
 
+_REFUSED_IN_KEYS = (("\\", "a backslash"),)
+_REFUSED_MARKS = (("?", "a query"), ("#", "a fragment"), *_REFUSED_IN_KEYS)
+
+
 @memoized(8192)  # each load of a table parses its location three times
 def parse_location(text: str, what: str = "The location") -> Location:
     """The normalised location: `file:/p` equals `file:///p`, `s3a` and `s3n` become s3, a trailing slash is dropped.
 
     BadRequest, with `what`, for text that readers could interpret differently.
     """
+    return _parse(text, what, _REFUSED_MARKS)
+
+
+def parse_object(text: str, what: str = "The location") -> Location:
+    """As `parse_location`, for one object of a request of the S3 API: its key is not a part of a URI, so `?` and `#`
+    are characters of it."""
+    return _parse(text, what, _REFUSED_IN_KEYS)
+
+
+def _parse(text: str, what: str, refused: tuple[tuple[str, str], ...]) -> Location:
     if len(text) > LOCATION_CHARS_MAX:
         raise BadRequest(f"{what} has {len(text)} characters; at most {LOCATION_CHARS_MAX} are allowed")
     shown = repr(text if len(text) <= 200 else text[:200] + "…")
@@ -76,7 +90,7 @@ def parse_location(text: str, what: str = "The location") -> Location:
     if matched is None:
         raise BadRequest(f"{what} {shown} is not a URI; write file:///path or s3://bucket/path")
     scheme, rest = matched[1].lower(), matched[2]
-    for mark, name in (("?", "a query"), ("#", "a fragment"), ("\\", "a backslash")):
+    for mark, name in refused:
         if mark in rest:
             raise BadRequest(f"{what} {shown} holds {name} ({mark}); a location is a plain path")
     if scheme == "file":

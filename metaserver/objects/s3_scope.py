@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from xml.etree import ElementTree
 
 from seamark.metaserver.errors import BadRequest, Forbidden
-from seamark.metaserver.objects.locations import Location, parse_location
+from seamark.metaserver.objects.locations import Location, parse_object
 from seamark.metaserver.settings import Settings
 
 READ_METHODS = frozenset(("GET", "HEAD"))
@@ -210,7 +210,7 @@ def _check_names(names: set[str], allowed: set[str], method: str, target: str) -
 
 def _check_key(bucket: str, key: str, table: Location, where: str, *, itself_ok: bool = False) -> None:
     try:
-        at = parse_location(f"s3://{bucket}/{key}", f"The key in {where}")
+        at = parse_object(f"s3://{bucket}/{key}", f"The key in {where}")
     except BadRequest as error:
         raise Forbidden(error.message) from None
     if (at == table and not itself_ok) or not table.holds(at):

@@ -16,6 +16,7 @@ from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.lease import Lease, LeaseLost
+from seamark.metaserver.store.passed_time import Gap, look_at_clock
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
@@ -39,7 +40,10 @@ class Housekeeping:
         self._settings = settings
         self._store = store
         self._clock = clock
+        self._gaps: tuple[Gap, ...] | None = None
+        """Those of the last round; None before the first."""
         self._tasks: dict[str, Callable[[], Awaitable[int]]] = {
+            "clock_jumps": self._look_at_clock,
             "archived": timeline.archive,
             "pruned": self._prune,
             "column_reads_pruned": catalog.column_usage.prune,
@@ -78,14 +82,28 @@ class Housekeeping:
             _log.info("housekeeping", **done)
         return done
 
+    async def _look_at_clock(self) -> int:
+        """Each round, so that the time between two looks is short. Returns the number of new gaps."""
+        gaps = (await look_at_clock(self._store, self._clock)).gaps
+        fresh = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))
+        self._gaps = gaps
+        if fresh:
+            start_ms, end_ms = gaps[-1]
+            _log.warning(
+                "the clock has jumped, or no server ran: this time counts for no retention",
+                seconds=(end_ms - start_ms) // 1000,
+            )
+        return fresh
+
     async def _prune(self) -> int:
-        now_ms = self._clock.now_ms()
+        passed, settings = await look_at_clock(self._store, self._clock), self._settings
+        idempotency_ms = settings.idempotency_ttl_s * 1000
         total = 0
         while True:
             count = await self._store.prune(
-                now_ms,
-                audit_before_ms=now_ms - self._settings.audit_retention_s * 1000,
-                metrics_before_ms=now_ms - self._settings.metrics_retention_s * 1000,
+                passed.ago(idempotency_ms) + idempotency_ms,
+                audit_before_ms=passed.ago(settings.audit_retention_s * 1000),
+                metrics_before_ms=passed.ago(settings.metrics_retention_s * 1000),
                 limit=_PRUNE_BATCH,
             )
             total += count

@@ -57,7 +57,7 @@ class CreateEntry(Operation, frozen=True):
 
 
 class SwapPointer(Operation, frozen=True):
-    """CommitConflict unless the entry exists with this uuid and points at `expected_location`.
+    """CommitConflict unless the entry exists with this uuid; LostRace unless it points at `expected_location`.
 
     NoSuchTable / NoSuchView if the name does not exist."""
 
@@ -68,6 +68,8 @@ class SwapPointer(Operation, frozen=True):
     expected_location: str
     new_location: str
     now_ms: int
+    holder: str = ""
+    """The process that commits. LostRace while another has priority for the table (`TakePriority`)."""
 
 
 class RenameEntry(Operation, frozen=True):
@@ -108,6 +110,8 @@ class RestoreEntry(Operation, frozen=True):
     dropped_id: str
     namespace: NamespacePath
     name: str
+    is_kept: bool = False
+    """If set: the caller knows that the retention has not passed, also if the clock differs."""
 
 
 class ForgetDropped(Operation, frozen=True):
@@ -341,7 +345,8 @@ REWRITE = "rewrite "
 class TakeLease(Operation, frozen=True):
     """`holder` gets or renews the named lease until `until_ms`.
 
-    CommitConflict while the lease of another holder is valid at `now_ms`.
+    CommitConflict while the lease of another holder is valid at `now_ms`, unless it ends long after the new lease:
+    it was taken by a clock that was ahead.
     The result of this operation is an int: the fencing number, which rises each time the holder changes.
     `state`: what the holder publishes, until it renews the lease or loses it."""
 
@@ -350,6 +355,27 @@ class TakeLease(Operation, frozen=True):
     now_ms: int
     until_ms: int
     state: str = ""
+
+
+PRIORITY = "priority "
+"""Followed by the UUID of a table: the lease of a process that has lost several races for the table's pointer. Its row
+is removed with the table's."""
+
+
+class TakePriority(Operation, frozen=True):
+    """Until `lasts_ms` from now, by the clock of the database, only `holder` moves the pointers of the table.
+    CommitConflict while another process has priority."""
+
+    uuid: str
+    holder: str
+    lasts_ms: int
+
+
+class EndPriority(Operation, frozen=True):
+    """Ends the priority of `holder`; nothing happens when it has none."""
+
+    uuid: str
+    holder: str
 
 
 class CheckFence(Operation, frozen=True):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from seamark.metaserver.errors import CommitConflict
 from seamark.metaserver.store.model import (
     AuditRecord,
     Claim,
@@ -41,6 +42,10 @@ from seamark.metaserver.store.operations import Operation
 
 class IdempotencyTaken(Exception):
     """Another request with the same key was recorded first. Internal: clients never receive it."""
+
+
+class LostRace(CommitConflict):
+    """The pointer moved between its read and its swap; nothing else is wrong. Clients see a CommitConflict."""
 
 
 class InstantFilter(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from seamark.metaserver.catalog.values import TableIdentifier
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound, RetryLater, StorageError
 from seamark.metaserver.store.model import InstantState
+from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import InstantFilter
 from tests.catalog.rig import CALLER, Rig, append, rig
 
@@ -308,3 +309,24 @@ async def test_a_drop_and_a_rename_take_the_table_they_were_asked_for_or_nothing
             with pytest.raises(CommitConflict):
                 await attempt()
             assert await other.catalog.tables.exists(DB, "t")
+
+
+@pytest.mark.parametrize("jump_ms", [86_400_000, 365 * 86_400_000, -365 * 86_400_000])
+async def test_a_clock_that_jumps_ends_no_retention(tmp_path: Path, jump_ms: int) -> None:
+    clock = SimulatedClock(seed=1)
+    async with rig(tmp_path, clock=clock, drop_retention_s=3600) as it:
+        files = await _filled(it, "t")
+        await look_at_clock(it.store, clock)  # as housekeeping does each minute
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        clock.jump(jump_ms)
+        assert await it.catalog.dropped.purge_expired() == 0
+        assert await it.files() >= files
+        (row,) = (await it.catalog.dropped.list(DB, None, None)).items
+        await it.catalog.dropped.restore(CALLER, row.id, None, None)
+        assert (await it.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
+        await it.catalog.tables.drop(CALLER, DB, "t", purge=True)
+        clock.advance(3_599_000)
+        assert await it.catalog.dropped.purge_expired() == 0
+        clock.advance(2000)
+        assert await it.catalog.dropped.purge_expired() == 1
+        assert not await it.files() & files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from seamark.metaserver.commit.changes.change import Change
 from seamark.metaserver.commit.native import change_application, group_commit
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
-from seamark.metaserver.store.model import RegisteredIndexFile
+from seamark.metaserver.store.model import EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import Api, new_key
 from tests.commits.lake import Lake
@@ -65,6 +66,56 @@ async def test_replicas_that_race_lose_no_append(tmp_path: Path, postgres_url: s
         check(metadata)
         wanted = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))
         assert sorted(row[0] for row in rows(snapshot_of(metadata))) == wanted
+
+
+async def test_a_replica_that_loses_every_race_commits_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its storage is slow: whenever it has read the table, the other replica has committed again."""
+    shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": (tmp_path / "lake").as_uri()}
+    async with running(tmp_path / "a", **shared) as fast, running(tmp_path / "b", **shared) as slow:
+        lake = await Lake.create(Api(fast))
+        late = Lake(Api(slow), lake.folder, lake.name, lake.version, lake.spec, _made=lake._made)
+        await late.append([(0, 0, "warm")])
+        prepare, is_over = slow.parts.stock_commits.publisher.prepare, False
+        lost = 0
+
+        async def pointer() -> Any:
+            return await fast.parts.store.entry(EntryKind.TABLE, ("db",), "t")
+
+        async def slowly(*given: Any, **named: Any) -> Any:
+            nonlocal lost
+            planned = await prepare(*given, **named)
+            before = await pointer()
+            lost += 1
+            with suppress(TimeoutError):  # the other replica commits first, unless it may not
+                async with asyncio.timeout(0.5):
+                    while await pointer() == before:
+                        await asyncio.sleep(0.005)
+            return planned
+
+        monkeypatch.setattr(slow.parts.stock_commits.publisher, "prepare", slowly)
+
+        async def keep_on() -> None:
+            number = 100
+            while not is_over:
+                await lake.append([(number, 0, "f")])
+                number += 1
+
+        others = [asyncio.create_task(keep_on()) for _ in range(2)]
+        answers = [await late.send({"add": [late.data([(n, 0, "s")])]}) for n in (1, 2)]
+        lost_races, name = lost, "seamark.test.late"
+        set_property = {"action": "set-properties", "updates": {name: "yes"}}
+        stock = await late.api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [set_property]})
+        is_over = True
+        await asyncio.gather(*others)
+        assert [one.status for one in answers] == [200, 200]
+        assert lost_races > 2
+        assert stock.status == 200
+        metadata = await lake.metadata()
+        check(metadata)
+        assert metadata["properties"][name] == "yes"
+        assert {0, 1, 2} <= {row[0] for row in rows(snapshot_of(metadata))}
 
 
 async def test_one_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:

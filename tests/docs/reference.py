@@ -53,6 +53,7 @@ ADVICE = {
     "CommitUnknown": "The outcome is unknown. Do not retry blindly and do not delete files: load the table and check.",
     "RetryLater": "A limit is reached or a part is unavailable; nothing changed. Retry after `Retry-After` seconds.",
     "TooManyRequests": "A limit of the client's principal or address is reached. Retry after `Retry-After` seconds.",
+    "StorageFull": "A disk or the database is full; nothing changed. Only the operator can make room.",
     "CacheDamaged": "A damaged file of the local cache is removed; nothing changed. Retry after `Retry-After` seconds.",
     "StorageError": "Object storage refused permanently: permissions, a missing bucket.",
     "ObjectMissing": "No object exists at the location.",
@@ -62,7 +63,7 @@ ADVICE = {
 }
 
 NOTES = {
-    "getConfig": "Lists exactly the served operations. `warehouse` is optional.",
+    "getConfig": "Lists exactly the served operations. `warehouse` is optional: the prefix, or the warehouse's URI.",
     "getToken": "Client credentials and token exchange. Deprecated by the specification; engines still use it.",
     "listNamespaces": "Lists namespaces on which the caller has a role.",
     "createNamespace": "Nested to any depth; the parent must exist.",
@@ -70,7 +71,7 @@ NOTES = {
     "namespaceExists": "",
     "dropNamespace": "The namespace must be empty; dropped entries do not count.",
     "updateProperties": "",
-    "listTables": "Paged on request; without `pageToken` and `pageSize` the list is complete.",
+    "listTables": "Paged on request; without `pageToken` the list is complete.",
     "createTable": "Format versions 1, 2 and 3; `stage-create`.",
     "listFunctions": "Read-only, as in the standard; `PUT` of Seamark's API creates functions.",
     "loadFunction": "As above.",
@@ -78,7 +79,8 @@ NOTES = {
     "fetchPlanningResult": "For plans that must first read more than `plan_async_files` manifest entries.",
     "cancelPlanning": "As above.",
     "fetchScanTasks": "Plan tasks are signed and stateless: any replica answers them while the snapshot exists.",
-    "registerTable": "The file must be in the warehouse or an allowed location. `overwrite` is supported.",
+    "registerTable": "The file must be in the warehouse or an allowed location. `overwrite` is supported, except with "
+    "the metadata of a table that is live under another name.",
     "loadTable": "`snapshots=all` and `refs`; ETag and 304; gzip.",
     "updateTable": "All update actions and requirements of the specification.",
     "dropTable": "Can be restored for `drop_retention_s`. `purgeRequested` deletes the files after that time.",

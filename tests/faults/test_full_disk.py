@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
+from seamark.connector.client import client as client_module
+from seamark.connector.client import commits as commits_module
+from seamark.connector.client.errors import StorageFull
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import append
 from tests.faults.rigs.disk import SmallDisk, small_disk
 from tests.faults.rigs.http import Client, new_key
+from tests.services.command import run_seamark
 from tests.services.process import http_ok
-from tests.services.seamark import Seamark
+from tests.services.seamark import SHARED_KEY, Seamark
 
 PLACES = ("home, warehouse and log", "the warehouse only", "the database only")
 
@@ -100,3 +109,46 @@ def test_a_server_killed_on_a_full_disk_comes_back_once_there_is_room(tmp_path: 
         client = Client(server.base_url)
         assert client.chain() == [1]
         assert client.append(2, 1, 2)[0] == 200
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if "warehouse only" not in place])
+def test_a_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: SmallDisk, place: str) -> None:
+    """With an empty disk before, and with the files of a server that ran."""
+    if place.startswith("home"):
+        flags = ["--home", str(disk.root / "home")]
+    else:
+        flags = ["--home", str(tmp_path / "home"), "--database", f"sqlite:///{disk.root / 'seamark.db'}"]
+    disk.fill()
+    for _ in range(2 if place.startswith("home") else 1):  # a database alone may have room in its log
+        started = run_seamark("serve", "--port", "0", *flags, env={"SEAMARK_ENCRYPTION_KEY": SHARED_KEY})
+        assert started.returncode == 2, started.stderr
+        assert "Traceback" not in started.stderr
+        line = started.stderr.strip().splitlines()[-1]
+        assert line.startswith("Error: "), line
+        assert "full" in line, line
+        assert "space" in line, line
+        disk.free()
+        with _server(place, disk, tmp_path) as server:
+            assert Client(server.base_url).create_table("t")[0] in (200, 409)
+            server.kill9()
+        disk.fill()
+
+
+def test_a_writer_is_told_at_once_that_the_disk_of_the_database_is_full(
+    tmp_path: Path, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _server("the database only", disk, tmp_path) as server, closing(IndexClient(server.base_url)) as client:
+        assert Client(server.base_url).create_table("t")[0] == 200
+        rows = pa.table({"id": [1]})
+        append(client, "db.t", rows, producer=("writer", 0))
+        disk.fill()
+        waits = SimpleNamespace(sleep=lambda seconds: pytest.fail(f"waits {seconds} s"))
+        for module in (client_module, commits_module):
+            monkeypatch.setattr(module, "time", waits)
+
+        def fill_log() -> None:
+            for number in range(1, 2000):  # the log may have pages that it has already
+                append(client, "db.t", rows, producer=("writer", number))
+
+        with pytest.raises(StorageFull, match="disk of the database is full"):
+            fill_log()

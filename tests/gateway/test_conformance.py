@@ -159,6 +159,35 @@ def test_copies_of_objects_and_of_parts(keys: Keys, client: Any) -> None:
     assert client.get_object(**target)["Body"].read() == data[10:100]
 
 
+def test_keys_with_marks_of_uris_are_written_listed_copied_and_deleted(keys: Keys, client: Any) -> None:
+    """`#` and `?` are characters of a key: writers put values of partitions into them."""
+    names = [f"{keys.prefix}data/{name}" for name in ("c=#1/x", "c=what?/x", "a#b?c=d&e%23%3F", "?", "#")]
+    for name in names:
+        client.put_object(Bucket=keys.bucket, Key=name, Body=name.encode())
+        assert client.get_object(Bucket=keys.bucket, Key=name)["Body"].read() == name.encode()
+    listed = client.list_objects_v2(Bucket=keys.bucket, Prefix=f"{keys.prefix}data/")["Contents"]
+    assert [one["Key"] for one in listed] == sorted(names)
+    for name in names:
+        page = client.list_objects_v2(Bucket=keys.bucket, Prefix=name)
+        assert [one["Key"] for one in page["Contents"]] == [name]
+        copy = {"Bucket": keys.bucket, "Key": f"{name}?copy#"}
+        client.copy_object(**copy, CopySource={"Bucket": keys.bucket, "Key": name})
+        assert client.get_object(**copy)["Body"].read() == name.encode()
+        upload = client.create_multipart_upload(**copy)["UploadId"]
+        part = client.upload_part(**copy, UploadId=upload, PartNumber=1, Body=b"parts")
+        parts = [{"PartNumber": 1, "ETag": part["ETag"]}]
+        client.complete_multipart_upload(**copy, UploadId=upload, MultipartUpload={"Parts": parts})
+        assert client.get_object(**copy)["Body"].read() == b"parts"
+        url = client.generate_presigned_url("get_object", Params=copy)
+        with urllib.request.urlopen(url) as answer:
+            assert answer.read() == b"parts"
+        client.delete_object(Bucket=keys.bucket, Key=name)
+        assert _outcome(client.get_object, Bucket=keys.bucket, Key=name) == ("NoSuchKey", 404)
+    rest = [{"Key": f"{name}?copy#"} for name in names]
+    client.delete_objects(Bucket=keys.bucket, Delete={"Objects": rest})
+    assert "Contents" not in client.list_objects_v2(Bucket=keys.bucket, Prefix=f"{keys.prefix}data/")
+
+
 KEYS = ["a", "a-b", "a/b", "a/c/d", "a/c/e", "a0", "aa/ü", "b/100%25", "b/ %2F", "b/~!$'()*,;=:@&", "z/a+b"]
 
 

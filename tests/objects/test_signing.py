@@ -207,6 +207,7 @@ def test_only_reads_may_be_kept_by_clients() -> None:
 
 GOOD = [
     (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/x", {}),
+    (LOCAL, "GET", "http://store:9000/lake/wh/t1-abc/c=%23a%3Fb/x", {}),
     (LOCAL, "GET", "http://STORE:9000/lake/wh/t1-abc/x?x-id=GetObject", {"Host": "store:9000"}),
     (LOCAL, "HEAD", "http://store:9000/lake/wh/t1-abc/a%2Fb", {}),
     (LOCAL, "PUT", "http://store:9000/lake/wh/t1-abc/x", {"x-amz-acl": "private", "x-amz-tagging": "a=b"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from seamark.metaserver.clock import SimulatedClock
@@ -22,12 +23,15 @@ from seamark.metaserver.store.operations import (
     CreateNamespace,
     DropEntry,
     DropNamespace,
+    EndPriority,
     ForgetDropped,
     RenameEntry,
     ReplaceNamespaceProperties,
     RestoreEntry,
     TakeLease,
+    TakePriority,
 )
+from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import (
@@ -196,6 +200,27 @@ class NamesContract(OpenedStores):
         with pytest.raises(NoSuchNamespace, match=r"^Namespace does not exist: non_existing$"):
             await store.transact([RenameEntry(TABLE, NS, "t", ("non_existing",), "t")])
         assert [entry.name for entry in await store.entries(TABLE, NS, None, 9)] == ["t", "t2"]
+
+    async def test_only_the_process_with_priority_moves_the_pointer(
+        self, store: GeneratorStore, other: GeneratorStore
+    ) -> None:
+        entry = make_entry("t")
+        await store.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
+        swap = make_swap("t", entry.metadata_location, "file:///2", uuid=entry.uuid)
+        for fast in (swap, msgspec.structs.replace(swap, holder="fast")):
+            with pytest.raises(LostRace):
+                await other.transact([fast])
+        with pytest.raises(CommitConflict):
+            await other.transact([TakePriority(entry.uuid, "fast", 60_000)])
+        await other.transact([EndPriority(entry.uuid, "fast")])
+        await store.transact([TakePriority(entry.uuid, "slow", 60_000), msgspec.structs.replace(swap, holder="slow")])
+        after = make_swap("t", "file:///2", "file:///3", uuid=entry.uuid, holder="fast")
+        with pytest.raises(LostRace):
+            await other.transact([after])
+        await store.transact([EndPriority(entry.uuid, "slow")])
+        await other.transact([after])
+        await other.transact([TakePriority(entry.uuid, "fast", 60_000), DropEntry(TABLE, NS, "t")])
+        await other.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
 
     # Drop and undrop
 

@@ -13,6 +13,8 @@ from seamark.metaserver.api.http.render import PLANNING_MODE
 from seamark.metaserver.errors import BadRequest, NoSuchWarehouse
 from seamark.metaserver.objects.locations import parse_location
 
+_COMPLIANCE_KIT = "rck_warehouse"
+"""The name that Iceberg's compliance kit requests unless it is configured. A server without a prefix accepts it."""
 _ENDPOINTS: web.AppKey[list[str]] = web.AppKey("served-endpoints", list[str])
 
 
@@ -50,16 +52,14 @@ def _defaults(call: Call) -> dict[str, str]:
 
 
 def _check_warehouse(call: Call) -> None:
-    """NoSuchWarehouse when the client requests a URI, or a name as prefix, that this server does not have.
+    """NoSuchWarehouse when the client requests a URI or a name that this server does not have.
 
-    A server without a prefix has one warehouse without a name and accepts any name, because Iceberg's compliance kit
-    and many configurations set one. A URI states where the client expects its files and must match.
+    A server has one warehouse. Its name is the prefix; without a prefix it has no name. A URI states where the client
+    expects its files and must match.
     """
     warehouse = call.query.get("warehouse", "")
     ours, prefix = call.app[CATALOG].warehouse.uri, call.app[SETTINGS].prefix
-    if not warehouse or warehouse == prefix:
-        return
-    if ":" not in warehouse and not prefix:
+    if warehouse in ("", prefix) or (warehouse == _COMPLIANCE_KIT and not prefix):
         return
     try:
         location = str(parse_location(warehouse))

@@ -39,6 +39,7 @@ from seamark.metaserver.store.operations import (
     RenewPlanTable,
     RetirePlanTables,
 )
+from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.wire import FORMER_PLANS_FOLDER, NAME_MAX, PLAN_MARK, encode_json, is_plan_name, show
 
 _DIGEST_CHARACTERS = 32
@@ -280,8 +281,8 @@ class PlanTables:
 
     async def clean(self) -> int:
         """Housekeeping. Returns the number of plans whose files were deleted."""
-        store, now_ms = self._parts.store, self._parts.clock.now_ms()
-        before_ms = now_ms - self._parts.settings.plan_table_grace_s * 1000
+        store, passed = self._parts.store, await look_at_clock(self._parts.store, self._parts.clock)
+        before_ms = passed.ago(self._parts.settings.plan_table_grace_s * 1000)
         while (await store.transact([RetirePlanTables(before_ms, _BATCH)]))[0] == _BATCH:
             pass
         done, after = 0, None

@@ -298,6 +298,11 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
     if totals.uploads:
         aborted = _removed(totals.uploads, dry_run=dry_run).replace("removed", "aborted")
         text += f" {show_count(totals.uploads, 'unfinished upload')} {aborted}."
+    if totals.files_unconfirmed:
+        text += (
+            f" {show_count(totals.files_unconfirmed, 'file')} stayed: only the clock says that they are old; they go "
+            "when the server has run for their least age."
+        )
     print_result(totals, "\n".join([*(totals.locations if dry_run else ()), text]), as_json=as_json)
     if totals.files_failed:
         raise click.ClickException(

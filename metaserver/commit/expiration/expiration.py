@@ -3,7 +3,8 @@
 The commit is a swap of the table's pointer like any other, computed again after a lost race, so that no writer waits
 and a reference that is created meanwhile keeps its snapshot. The transaction records an instant in flight that names
 the metadata file before. Deletion ends the instant; if the server stops before that, housekeeping finds the instant,
-computes the files again from both metadata files, and continues.
+computes the files again from both metadata files, and continues. Ages are of `PassedTime`, so that a clock that jumps
+ahead makes no snapshot old.
 
 Files are deleted only in the table's own locations, and not if several names share the table's UUID, as after a second
 registration, because the other name's snapshots may need them.
@@ -35,6 +36,7 @@ from seamark.metaserver.iceberg.metadata.updates import apply_updates
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.operations import MoveInstant, RecordInstant
+from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.wire import show
 
@@ -191,17 +193,19 @@ class Expiration:
                 f"Cannot expire snapshots of {show(namespace, name)}: its gc.enabled is false, so others may use its "
                 "files"
             )
-        now_ms = parts.clock.now_ms()
+        passed = await look_at_clock(parts.store, parts.clock)
+        now_ms = passed.now_ms
         policies = await load_policies(parts.store, namespace)
         policy = ExpirationPolicy.of(
             with_policies(before, policies),
             now_ms,
             older_than_ms=request.older_than_ms,
             retain_last=request.retain_last,
+            passed=passed,
         )
         in_use = await parts.store.planned_snapshots(entry.uuid, now_ms)
         # A table may have tens of thousands of branches.
-        expired = await asyncio.to_thread(find_expired, before, policy, now_ms, in_use)
+        expired = await asyncio.to_thread(find_expired, before, policy, now_ms, in_use, passed)
         count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
         while True:
             chosen = Expired(expired.refs, expired.snapshot_ids[:count])

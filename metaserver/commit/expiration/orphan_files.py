@@ -8,6 +8,10 @@ A file that a writer has not committed yet looks the same as an orphan. So only 
 only files with the names of data files, delete files, manifests, statistics and metadata files. Before each batch, what
 other commits have added meanwhile is read, under the lock of the table's commits.
 
+A clock that is wrong makes every file old. So the clocks of the server and of the storage are compared, time that the
+catalog has not seen pass does not count (`PassedTime`), and before its first look at the clock only the time between
+the file and the newest file in the table's folders counts: a live writer's files are among the newest.
+
 A writer that is killed while it writes to S3 leaves an unfinished multipart upload, whose parts take space and which no
 listing of files has. Uploads of that age, of files with such names, are aborted: no commit can name what is unfinished.
 """
@@ -18,7 +22,7 @@ import asyncio
 import unicodedata
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -34,17 +38,20 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.expiration.expiration import METADATA_BEFORE, pending_expirations
 from seamark.metaserver.commit.expiration.unused_files import MANIFESTS_MAX, content_files, statistics_files
 from seamark.metaserver.commit.publication import Publisher
+from seamark.metaserver.commit.removed_files import note_removal
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.errors import BadRequest, SeamarkError
 from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_long, metadata_folder
+from seamark.metaserver.objects.clock_check import storage_time_ms
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.port import ObjectInfo, Upload
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
-from seamark.metaserver.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, show
+from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
+from seamark.metaserver.wire import CLOCK_FOLDER, FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, show
 
 ACTION = "orphan-files"
 AGE, AGE_DEFAULT_MS = "seamark.orphan-files.min-age-ms", 3 * 24 * 3_600_000
@@ -90,7 +97,8 @@ class RemoveOrphanFilesRequest(msgspec.Struct, frozen=True, rename="kebab", forb
 class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
     """With a dry run: what a removal would do. `files_left`: whether a repeat finds more. `locations`: the first of
     the files. `files_failed`: files that the storage did not delete; a repeat tries again. `uploads`: unfinished
-    multipart uploads that were aborted."""
+    multipart uploads that were aborted. `files_unconfirmed`: files whose age only the clock says; they stay until the
+    catalog has seen that time pass."""
 
     files: int = 0
     size_in_bytes: int = 0
@@ -99,6 +107,16 @@ class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
     listed: int = 0
     locations: tuple[str, ...] = ()
     uploads: int = 0
+    files_unconfirmed: int = 0
+
+
+class _Listing(NamedTuple):
+    """What the folders hold. `newest_ms`: when the newest file of all was modified."""
+
+    orphans: list[ObjectInfo]
+    listed: int
+    newest_ms: int
+    is_complete: bool
 
 
 def least_age_ms(metadata: TableMetadata) -> int:
@@ -126,20 +144,27 @@ class OrphanRemoval:
         several names share its files; Corrupt if a manifest cannot be read: then nothing is removed."""
         async with self._slots:
             entry, metadata = await self._load(namespace, name)
-            now_ms = self._parts.clock.now_ms()
+            passed = await look_at_clock(self._parts.store, self._parts.clock)
             policies = await load_policies(self._parts.store, namespace)
-            older_than_ms = self._checked_age(with_policies(metadata, policies), request, now_ms)
+            older_than_ms = self._checked_age(with_policies(metadata, policies), request, passed)
             needed = _NeededNames(self._checked_manifests(metadata, entry.uuid))
             await needed.add(entry, metadata)
-            found, listed, is_complete = await self._find(entry, metadata, needed, older_than_ms)
-            uploads = await self._find_uploads(entry, metadata, older_than_ms)
-            report = _report(found, listed, is_complete=is_complete)
+            listing = await self._find(entry, metadata, needed, older_than_ms)
+            # Of the time before the first look, only what the files show: the rest may be a jump of the clock.
+            confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
+            found = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
+            uploads = await self._find_uploads(entry, metadata, confirmed_ms)
+            if found or uploads:
+                for folder in _outermost(own_folders(self._parts, metadata)):
+                    await storage_time_ms(self._parts.objects, self._parts.clock, f"{folder}/{CLOCK_FOLDER}")
+            report = _report(found, listing.listed, is_complete=listing.is_complete)
+            report = msgspec.structs.replace(report, files_unconfirmed=len(listing.orphans) - len(found))
             if request.dry_run:
                 return msgspec.structs.replace(report, uploads=len(uploads))
             report = msgspec.structs.replace(report, uploads=await self._parts.objects.abort_uploads(uploads))
             if not found and not report.uploads:
                 return report
-            return await self._remove(caller, entry, needed, found, report, now_ms)
+            return await self._remove(caller, entry, needed, found, report, passed.now_ms)
 
     async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
         parts = self._parts
@@ -155,24 +180,22 @@ class OrphanRemoval:
             raise BadRequest(f"Cannot remove orphan files of {show(namespace, name)}: {why}")
         return entry, metadata
 
-    def _checked_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, now_ms: int) -> int:
+    def _checked_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed: PassedTime) -> int:
         if request.older_than_ms is None:
-            return now_ms - least_age_ms(metadata)
-        if request.older_than_ms > now_ms - AGE_LEAST_MS:
+            return passed.ago(least_age_ms(metadata))
+        if request.older_than_ms > passed.now_ms - AGE_LEAST_MS:
             raise BadRequest(
-                f"older-than-ms is {request.older_than_ms}, less than one day before now ({now_ms}): files that a "
-                "writer is about to commit would be removed; choose an earlier time"
+                f"older-than-ms is {request.older_than_ms}, less than one day before now ({passed.now_ms}): files that "
+                "a writer is about to commit would be removed; choose an earlier time"
             )
-        return request.older_than_ms
+        return min(request.older_than_ms, passed.ago(AGE_LEAST_MS))
 
     def _checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
         check = partial(self._planner.check_paths, metadata, uuid)
         return self._manifests.checked(lambda paths: check(list(paths)), None)
 
-    async def _find(
-        self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int
-    ) -> tuple[list[ObjectInfo], int, bool]:
-        """Orphan files, the number of files that were listed, and whether these are all orphan files."""
+    async def _find(self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int) -> _Listing:
+        """Files that look like orphan files by the clock."""
         await self._add_pending(entry, needed)
         folders = _outermost(own_folders(self._parts, metadata))
         allowed = await deletable_files(self._parts, entry.uuid, metadata, exclusive=True)
@@ -196,14 +219,15 @@ class OrphanRemoval:
             return [info for info in batch if is_orphan(folder, info)]
 
         found: list[ObjectInfo] = []
-        listed = 0
+        listed = newest_ms = 0
         for folder in folders:
             async for batch in _batches(self._parts.objects.list(folder)):
                 listed += len(batch)
+                newest_ms = max(newest_ms, *(info.modified_ms for info in batch))
                 found += await asyncio.to_thread(orphans, folder, batch)
                 if len(found) > FILES_MAX:
-                    return found[:FILES_MAX], listed, False
-        return found, listed, True
+                    return _Listing(found[:FILES_MAX], listed, newest_ms, is_complete=False)
+        return _Listing(found, listed, newest_ms, is_complete=True)
 
     async def _find_uploads(self, entry: Entry, metadata: TableMetadata, older_than_ms: int) -> list[Upload]:
         """Unfinished uploads of such files that were begun before; none where the storage does not list them."""
@@ -248,6 +272,8 @@ class OrphanRemoval:
                 return False
             return True
 
+        if found:
+            await note_removal(self._parts, entry.uuid)
         for start in range(0, len(found), _BATCH):
             await self._catch_up(entry, needed)  # so that little is left to read under the lock
             async with self._publisher.lock(entry.namespace, entry.name):
@@ -268,7 +294,7 @@ class OrphanRemoval:
         await self._parts.transact(
             [self._parts.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary)]
         )
-        return msgspec.structs.replace(done, files_failed=failed)
+        return msgspec.structs.replace(done, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
 
     async def _catch_up(self, entry: Entry, needed: _NeededNames) -> None:
         """Adds what commits have added meanwhile. NoSuchTable if the table was dropped or renamed; BadRequest if its

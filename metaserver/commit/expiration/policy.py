@@ -19,6 +19,7 @@ from seamark.metaserver.iceberg.metadata.compaction import undone_lately
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import as_int, as_long
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN, SnapshotRef
+from seamark.metaserver.store.passed_time import PassedTime
 
 MAX_AGE, MAX_AGE_DEFAULT_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_600_000
 MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
@@ -38,12 +39,19 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(
-        metadata: TableMetadata, now_ms: int, *, older_than_ms: int | None = None, retain_last: int | None = None
+        metadata: TableMetadata,
+        now_ms: int,
+        *,
+        older_than_ms: int | None = None,
+        retain_last: int | None = None,
+        passed: PassedTime | None = None,
     ) -> ExpirationPolicy:
-        """By the table's properties, unless the caller gives a value. BadRequest for an invalid value."""
+        """By the table's properties, unless the caller gives a value. BadRequest for an invalid value. `passed`: the
+        time by which ages count, if it is not that of the clock."""
         properties = metadata.properties
         if older_than_ms is None:
-            older_than_ms = now_ms - as_long(properties, MAX_AGE, MAX_AGE_DEFAULT_MS)
+            age_ms = as_long(properties, MAX_AGE, MAX_AGE_DEFAULT_MS)
+            older_than_ms = (passed or PassedTime(now_ms, now_ms)).ago(age_ms)
         if retain_last is None:
             retain_last = as_int(properties, MIN_SNAPSHOTS, 1)
         if retain_last < 1:
@@ -59,23 +67,29 @@ class Expired(NamedTuple):
 
 
 def find_expired(
-    metadata: TableMetadata, policy: ExpirationPolicy, now_ms: int, in_use: Collection[int] = ()
+    metadata: TableMetadata,
+    policy: ExpirationPolicy,
+    now_ms: int,
+    in_use: Collection[int] = (),
+    passed: PassedTime | None = None,
 ) -> Expired:
-    """What the policy removes. `in_use`: ids of snapshots that stay in any case, as those that were undone lately."""
+    """What the policy removes. `in_use`: ids of snapshots that stay in any case, as those that were undone lately.
+    `passed`: the time by which ages count, if it is not that of the clock."""
+    passed = passed or PassedTime(now_ms, now_ms)
     kept: set[int] = {*in_use, *undone_lately(metadata.snapshots, now_ms)}
     ended: list[str] = []
     branches: list[SnapshotRef] = []
     for name, ref in metadata.refs.items():
         snapshot = metadata.snapshot(ref.snapshot_id)
         max_age_ms = policy.max_ref_age_ms if ref.max_ref_age_ms is None else ref.max_ref_age_ms
-        if name != MAIN and (snapshot is None or now_ms - snapshot.timestamp_ms > max_age_ms):
+        if name != MAIN and (snapshot is None or snapshot.timestamp_ms < passed.ago(max_age_ms)):
             ended.append(name)
         elif ref.is_branch:
             branches.append(ref)
         else:
             kept.add(ref.snapshot_id)
     referenced = _ancestors(metadata, branches)
-    kept |= _kept_by(metadata, branches, policy, now_ms)
+    kept |= _kept_by(metadata, branches, policy, passed)
     replaced_ms = _replaced(metadata)
     kept |= {
         snapshot.snapshot_id
@@ -103,13 +117,13 @@ def _ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[
 
 
 def _kept_by(
-    metadata: TableMetadata, branches: Iterable[SnapshotRef], policy: ExpirationPolicy, now_ms: int
+    metadata: TableMetadata, branches: Iterable[SnapshotRef], policy: ExpirationPolicy, passed: PassedTime
 ) -> set[int]:
     """The snapshots that are young enough for a branch, or among its newest. BadRequest above the limit of reads."""
     terms = set[tuple[int, int, int]]()
     for ref in branches:
         age_ms, least = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
-        older_than_ms = policy.older_than_ms if age_ms is None else now_ms - age_ms
+        older_than_ms = policy.older_than_ms if age_ms is None else passed.ago(age_ms)
         terms.add((older_than_ms, policy.retain_last if least is None else least, ref.snapshot_id))
     kept: set[int] = set()
     young: set[int] = set()

@@ -24,6 +24,7 @@ from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
 from seamark.metaserver.commit.conflicts.overwrite import replaced_files
 from seamark.metaserver.commit.conflicts.row_counts import check_row_counts
 from seamark.metaserver.commit.conflicts.undo import Undo, undo_of
+from seamark.metaserver.commit.removed_files import check_stored, removal_note
 from seamark.metaserver.commit.snapshots.manifest_filter import (
     ManifestFilter,
     RewrittenManifests,
@@ -53,6 +54,8 @@ from seamark.metaserver.turns import free_later
 
 DECODED_BYTES_MAX = 2 << 30
 """Memory limit for the decoded manifests of one change."""
+_CHECKED_UNDER_LOCK = 64
+"""Above this number, files are looked for in the storage before the lock is taken, and again if some are removed."""
 _IN_THREAD_FILES = 200
 """Above this number, files are decoded in a thread."""
 
@@ -107,6 +110,8 @@ class ChangeApplication:
         self._merging: ManifestMerge | None = None
         self._filter: RemovalFilter | None = None
         self._needed: frozenset[str] = frozenset()
+        self._removal: str | None = None
+        """The note of the removal of orphan files after which the added files were found in the storage."""
 
     @property
     def written(self) -> list[str]:
@@ -117,6 +122,11 @@ class ChangeApplication:
     def unneeded(self) -> list[str]:
         """The stored files that the last snapshot does not refer to."""
         return [path for path in self.written if path not in self._needed]
+
+    async def settle(self) -> None:
+        """Waits for the files of the change. Raises the error of one that was not stored: then the change is not."""
+        if self._writer is not None:
+            await self._writer.settle()
 
     def end(self) -> None:
         """Drops the files of the change, which are not needed after its last attempt."""
@@ -146,6 +156,20 @@ class ChangeApplication:
         assert self._writer is not None
         self._added = await write_added(self._writer, change, metadata)
         self._change, self._counts, self._fresh, self._shape = change, counts, fresh, shape
+        if len(self.request.add) > _CHECKED_UNDER_LOCK:
+            await self._check_stored()
+
+    async def _check_stored(self) -> None:
+        """BadRequest for an added file that an orphan removal has deleted since it was written."""
+        note, change = await removal_note(self._parts, self._uuid), self._change
+        if note is None or note == self._removal:
+            return
+        assert change is not None
+        paths = await run_by_count(
+            len(self.request.add), lambda: [file.file_path for file in (*change.data, *change.deletes)]
+        )
+        await check_stored(self._parts, paths)
+        self._removal = note
 
     async def preload(self, metadata: TableMetadata) -> None:
         """Reads before the lock what `apply` needs under it, to shorten the wait of other changes. The results are not
@@ -174,7 +198,7 @@ class ChangeApplication:
                 await replaced_files(self._planner, metadata, parent, change.replaced)
 
     async def _create_writers(self, metadata: TableMetadata) -> None:
-        self._writer = await open_writer(self._parts, self._manifests, self._uuid, metadata)
+        self._writer = await open_writer(self._parts, self._manifests, self._uuid, metadata, is_deferred=True)
         self._removing = ManifestFilter(self._writer, self._manifests)
         self._merging = ManifestMerge(self._writer, self._manifests)
 
@@ -203,6 +227,7 @@ class ChangeApplication:
         Collision when the change conflicts with the current head.
         """
         await self.prepare(metadata)
+        await self._check_stored()
         change, writer = self._change, self._writer
         assert change is not None
         assert writer is not None

@@ -9,7 +9,6 @@ transaction that publishes the change. Files that no snapshot refers to are remo
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
@@ -25,8 +24,9 @@ from seamark.metaserver.commit.changes.change import ChangeRequest
 from seamark.metaserver.commit.changes.change_body import REPLACE
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.native.change_application import ChangeApplication, head_of
-from seamark.metaserver.commit.native.commit_priority import ChangeId, CommitPriority
+from seamark.metaserver.commit.native.commit_priority import CommitPriority
 from seamark.metaserver.commit.native.commit_result import CommitResult, committed_change
+from seamark.metaserver.commit.native.pending_changes import ChangeQueue, GroupAttempt, PendingChange
 from seamark.metaserver.commit.native.producers import LastCommit, last_commit, snapshot_of
 from seamark.metaserver.commit.publication import FILES_REPLACED, SNAPSHOT_ADDED, CommitEvent, Publisher, pointer_moved
 from seamark.metaserver.commit.snapshots.manifests import Manifests
@@ -38,10 +38,12 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.lease import SERVICES
 from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
 from seamark.metaserver.store.operations import AdvanceProducer, CheckFence, Operation, ReplaceIndexFiles
-from seamark.metaserver.store.port import IdempotencyTaken
+from seamark.metaserver.store.port import IdempotencyTaken, LostRace
 from seamark.metaserver.wire import encode_json
 
 _log = structlog.get_logger("seamark.commits")
+_STOCK = "a snapshot of a standard engine"
+"""The id of the changes of a client whose commits have none."""
 
 IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[RegisteredIndexFile]]]
 """Reads the index files of a change to this table. BadRequest for one that does not belong to the table."""
@@ -53,69 +55,6 @@ class CommitObserver(Protocol):
     def observe_group(self, changes: int) -> None: ...
 
     def observe_conflict(self, reason: str) -> None: ...
-
-
-class _PendingChange:
-    def __init__(self, caller: Caller, uuid: str, application: ChangeApplication, requested_ms: int) -> None:
-        self.caller = caller
-        self.uuid = uuid
-        """The UUID of the table that the change was prepared for."""
-        self.application = application
-        self.index_files: Sequence[RegisteredIndexFile] = ()
-        self.requested_ms = requested_ms
-        change_id = application.request.change_id
-        self.change: ChangeId | None = None if change_id is None else (caller.who, change_id)
-        self.queued_s = 0.0
-        """When it was queued, as a monotonic clock reading."""
-        self.started = False
-        self.offered = False
-        """Whether the change was passed to `publish`: when the outcome is unknown, its files may be live."""
-        self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
-        # asyncio warns about exceptions that are never retrieved, and the waiting request may be gone.
-        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    @property
-    def request(self) -> ChangeRequest:
-        return self.application.request
-
-    def fail(self, error: BaseException) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-    def succeed(self, result: CommitResult) -> None:
-        if not self.done.done():
-            self.done.set_result(result)
-
-
-class _Queue:
-    """The waiting changes of one table, and the task that commits them."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[_PendingChange] = deque()
-        self.changed = asyncio.Event()
-        """Set when a change is added or priority ends."""
-        self.task: asyncio.Task[None] | None = None
-
-
-class _Attempt:
-    """The changes of a group applied to one state of the table."""
-
-    def __init__(self, entry: Entry, base: TableMetadata) -> None:
-        self.entry = entry
-        self.base = base
-        self.metadata = base
-        self.made: list[tuple[_PendingChange, ProducedSnapshot]] = []
-        self.repeats: list[_PendingChange] = []
-        """Repeats of changes by the same producer in this group."""
-        self.refused: list[tuple[_PendingChange, SeamarkError | Collision]] = []
-        """Changes that earlier changes of this group refuse."""
-        self.producers: dict[str, LastCommit] = {}
-        self.keys: set[str] = set()
-        """The idempotency keys of the applied changes."""
-        self.twins: list[_PendingChange] = []
-        """Changes with an idempotency key of `keys`. They get the answer of the first change with that key."""
-        self.definitions: dict[str, str] | None = None
-        """The definition of each index file of the table and of the applied changes, by location, once read."""
 
 
 class Commits:
@@ -130,13 +69,27 @@ class Commits:
         self._planner = planner
         self._manifests = manifests
         self._metrics = metrics
-        self._queues: dict[tuple[NamespacePath, str], _Queue] = {}
+        self._queues: dict[tuple[NamespacePath, str], ChangeQueue] = {}
         settings = self._parts.settings
         self._look_back = settings.commit_history_limit
         self._priority_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
         """The longest time that other changes wait for changes with priority."""
         self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
         self._cleanup = Cleanup(self._parts.objects)
+        publisher.stock_priority = self
+
+    def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None:
+        """Counts a refused snapshot of a client that computes its snapshots itself. After several, the table's changes
+        wait, so that the client can read the table again and commit."""
+        self._priority.record_collision(uuid, (who, _STOCK), self._parts.clock.monotonic())
+        if (queue := self._queues.get((namespace, name))) is not None:
+            queue.changed.set()
+
+    def end_priority(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None:
+        """Ends the wait for the snapshot of such a client, and its count."""
+        self._priority.release(uuid, (who, _STOCK), self._parts.clock.monotonic())
+        if (queue := self._queues.get((namespace, name))) is not None:
+            queue.changed.set()
 
     async def close(self) -> None:
         """Waits for running commits and for the removal of files."""
@@ -166,7 +119,7 @@ class Commits:
         entry = loaded.entry
         assert entry is not None
         application = ChangeApplication(self._parts, self._manifests, self._planner, caller, request, entry.uuid)
-        pending = _PendingChange(caller, entry.uuid, application, self._parts.clock.now_ms())
+        pending = PendingChange(caller, entry.uuid, application, self._parts.clock.now_ms())
         ended = True
         try:
             await self._check_table(pending, entry)
@@ -187,33 +140,42 @@ class Commits:
             if pending.change is not None:
                 self._priority.record_collision(pending.uuid, pending.change, self._parts.clock.monotonic())
                 ended = False
-            self._cleanup.remove(application.written)
+            await self._remove_written(application)
             raise CommitConflict(collision.message) from None
         except (SeamarkError, IdempotencyTaken):
-            self._cleanup.remove(application.written)
+            await self._remove_written(application)
             raise
         except Exception:
             if not pending.offered:
-                self._cleanup.remove(application.written)
+                await self._remove_written(application)
             raise
         finally:
             if ended:
                 self._end_priority(namespace, name, pending)
             if pending.done.done():  # otherwise it may be applied at this time, and its client has left
                 application.end()
-        self._cleanup.remove(application.written if result.committed.duplicate else application.unneeded)
+        if result.committed.duplicate:
+            await self._remove_written(application)
+        else:
+            self._cleanup.remove(application.unneeded)
         return result
 
-    def _end_priority(self, namespace: NamespacePath, name: str, pending: _PendingChange) -> None:
+    async def _remove_written(self, application: ChangeApplication) -> None:
+        """Deletes the files of a change that was not committed, once they are all stored or refused."""
+        with suppress(Exception):  # the change has its outcome
+            await application.settle()
+        self._cleanup.remove(application.written)
+
+    def _end_priority(self, namespace: NamespacePath, name: str, pending: PendingChange) -> None:
         if pending.change is not None:
             self._priority.release(pending.uuid, pending.change, self._parts.clock.monotonic())
             if (queue := self._queues.get((namespace, name))) is not None:
                 queue.changed.set()
 
-    async def _queue_and_wait(self, namespace: NamespacePath, name: str, pending: _PendingChange) -> CommitResult:
+    async def _queue_and_wait(self, namespace: NamespacePath, name: str, pending: PendingChange) -> CommitResult:
         queue = self._queues.get((namespace, name))
         if queue is None:
-            queue = self._queues[namespace, name] = _Queue()
+            queue = self._queues[namespace, name] = ChangeQueue()
         pending.queued_s = self._parts.clock.monotonic()
         queue.waiting.append(pending)
         queue.changed.set()
@@ -228,7 +190,7 @@ class Commits:
             )
         return await pending.done
 
-    async def _work(self, namespace: NamespacePath, name: str, queue: _Queue) -> None:
+    async def _work(self, namespace: NamespacePath, name: str, queue: ChangeQueue) -> None:
         """Commits the waiting changes in groups until the queue is empty."""
         try:
             while queue.waiting:
@@ -246,7 +208,7 @@ class Commits:
         finally:
             del self._queues[namespace, name]
 
-    async def _next_group(self, queue: _Queue) -> Sequence[_PendingChange]:
+    async def _next_group(self, queue: ChangeQueue) -> Sequence[PendingChange]:
         """The changes that have waited longest. While a change has priority, only that change, or none before it
         arrives; but no longer than priority may last, counted from when the first change was queued, because several
         changes may get priority in turn."""
@@ -266,26 +228,31 @@ class Commits:
                 await asyncio.wait_for(queue.changed.wait(), min(left_s, wait_s))
         return attempts
 
-    async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[_PendingChange]) -> None:
+    async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[PendingChange]) -> None:
         """Sets the outcome of every change of the group, or raises one error for all of them."""
-        retries = self._parts.settings.commit_retries
-        for number in range(retries + 1):
-            if number:
-                await self._parts.back_off(number)
-            left = [pending for pending in group if not pending.done.done()]
-            try:
-                async with self._publisher.lock(namespace, name):
-                    await self._attempt(namespace, name, left)
-            except CommitConflict:  # another process committed first
-                if number == retries:
-                    raise
-            except IdempotencyTaken as error:
-                await self._fail_taken(left, error)
-            if all(pending.done.done() for pending in group):
-                return
-        raise RetryLater(f"The commit lost {retries + 1} races against other processes; try again")
+        retries, attempts = self._parts.settings.commit_retries, 0
+        async with self._publisher.races() as races:
+            while attempts <= retries:
+                left = [pending for pending in group if not pending.done.done()]
+                try:
+                    async with self._publisher.lock(namespace, name):
+                        await self._attempt(namespace, name, left)
+                except LostRace:  # another process committed first, which is no conflict
+                    if not await races.lost({pending.uuid for pending in left}):
+                        break
+                    continue
+                except CommitConflict:
+                    if attempts == retries:
+                        raise
+                except IdempotencyTaken as error:
+                    await self._fail_taken(left, error)
+                if all(pending.done.done() for pending in group):
+                    return
+                attempts += 1
+                await self._parts.back_off(attempts)
+        raise RetryLater("The commit lost every race against other processes, and nothing was committed; try again")
 
-    async def _attempt(self, namespace: NamespacePath, name: str, group: Sequence[_PendingChange]) -> None:
+    async def _attempt(self, namespace: NamespacePath, name: str, group: Sequence[PendingChange]) -> None:
         """CommitConflict: another commit came first, and changes without an outcome are to be tried again."""
         try:
             entry = await self._tables.entry(namespace, name)
@@ -300,7 +267,7 @@ class Commits:
         metadata = await self._parts.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
         await check_writable(self._parts, entry.uuid, metadata)
-        attempt = _Attempt(entry, metadata)
+        attempt = GroupAttempt(entry, metadata)
         for pending in group:
             try:
                 await self._add(attempt, pending)
@@ -325,7 +292,14 @@ class Commits:
         operations = [operation for pending, made in attempt.made for operation in self._operations(pending, made)]
         try:
             loaded = await self._publisher.publish(
-                group[0].caller, entry, attempt.base, attempt.metadata, events=happened, operations=operations
+                group[0].caller,
+                entry,
+                attempt.base,
+                attempt.metadata,
+                events=happened,
+                operations=operations,
+                stored=attempt.settle,
+                is_checked=True,
             )
         except CommitUnknown as error:
             _fail(group, error)
@@ -343,7 +317,7 @@ class Commits:
             last = attempt.producers[pending.request.producer.id]
             pending.succeed(self._repeated(pending, last, loaded.entry, loaded.metadata))
 
-    async def _add(self, attempt: _Attempt, pending: _PendingChange) -> None:
+    async def _add(self, attempt: GroupAttempt, pending: PendingChange) -> None:
         """Applies the change on top of the previous changes of the group."""
         await self._check_table(pending, attempt.entry)
         await self._check_fence(pending.request.fence)  # in the transaction it would fail the whole group
@@ -370,7 +344,7 @@ class Commits:
         if producer is not None:
             attempt.producers[producer.id] = LastCommit(producer.sequence, made.snapshot.snapshot_id)
 
-    async def _check_index_files(self, attempt: _Attempt, pending: _PendingChange) -> None:
+    async def _check_index_files(self, attempt: GroupAttempt, pending: PendingChange) -> None:
         """Collision for a file of another index: in the transaction it would fail the whole group."""
         if attempt.definitions is None:
             attempt.definitions = {
@@ -384,7 +358,7 @@ class Commits:
         if fence is not None and fence != await self._parts.store.fence(SERVICES):
             raise Collision("fence", "Another replica runs the table services now; this pending was stopped")
 
-    async def _check_table(self, pending: _PendingChange, entry: Entry) -> None:
+    async def _check_table(self, pending: PendingChange, entry: Entry) -> None:
         expected = pending.request.table_uuid or pending.uuid
         if entry.uuid == pending.uuid == expected:
             return
@@ -402,14 +376,14 @@ class Commits:
         if state is not None and request.producer.sequence <= state.sequence:
             raise pointer_moved(namespace, name)
 
-    async def _last(self, pending: _PendingChange, entry: Entry, metadata: TableMetadata) -> LastCommit | None:
+    async def _last(self, pending: PendingChange, entry: Entry, metadata: TableMetadata) -> LastCommit | None:
         producer = pending.request.producer
         if producer is None:
             return None
         return await last_commit(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
 
     def _repeated(
-        self, pending: _PendingChange, last: LastCommit, entry: Entry, metadata: TableMetadata
+        self, pending: PendingChange, last: LastCommit, entry: Entry, metadata: TableMetadata
     ) -> CommitResult:
         """The first answer to a change that the producer has committed before."""
         producer = pending.request.producer
@@ -418,7 +392,7 @@ class Commits:
         committed = structs.replace(committed_change(snapshot_id, metadata, entry.uuid), duplicate=True)
         return CommitResult(committed, entry.metadata_location)
 
-    def _operations(self, pending: _PendingChange, made: ProducedSnapshot) -> list[Operation]:
+    def _operations(self, pending: PendingChange, made: ProducedSnapshot) -> list[Operation]:
         """Further operations of the transaction that publishes the change."""
         now_ms, snapshot_id, fence = self._parts.clock.now_ms(), made.snapshot.snapshot_id, pending.request.fence
         operations: list[Operation] = [] if fence is None else [CheckFence(SERVICES, fence)]
@@ -436,7 +410,7 @@ class Commits:
         answer = encode_json(committed_change(snapshot_id, made.metadata, pending.uuid))
         return [*operations, *self._parts.remember(pending.caller, status=200, body=answer)]
 
-    async def _fail_taken(self, group: Sequence[_PendingChange], error: IdempotencyTaken) -> None:
+    async def _fail_taken(self, group: Sequence[PendingChange], error: IdempotencyTaken) -> None:
         """Fails the changes whose idempotency key another request has used; the others go on."""
         now_ms = self._parts.clock.now_ms()
         for pending in group:
@@ -445,7 +419,7 @@ class Commits:
                 pending.fail(error)
 
 
-def _fail(jobs: Sequence[_PendingChange], error: BaseException) -> None:
+def _fail(jobs: Sequence[PendingChange], error: BaseException) -> None:
     for pending in jobs:
         pending.fail(error)
 
@@ -454,7 +428,7 @@ def _updates_of(made: ProducedSnapshot) -> tuple[str, ...]:
     return FILES_REPLACED if made.summary.get("operation") == REPLACE else SNAPSHOT_ADDED
 
 
-def _is_repeat(pending: _PendingChange, last: LastCommit) -> bool:
+def _is_repeat(pending: PendingChange, last: LastCommit) -> bool:
     producer = pending.request.producer
     return producer is not None and producer.sequence <= last.sequence
 

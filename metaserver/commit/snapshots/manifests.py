@@ -48,6 +48,8 @@ CheckPaths = Callable[[Iterable[str]], Awaitable[None]]
 AT_ONCE = 16
 """Manifests of one commit that are read or decoded concurrently."""
 _SEED = 0
+_TOGETHER_MAX = 20_000
+"""Hashes that are copied for one search."""
 _SHARES = 4
 """Each cache gets one share of the budget: manifest lists, encoded manifests, decoded blocks, path hashes."""
 _ENTRY_BYTES = 2048
@@ -106,6 +108,9 @@ class Manifests:
         self._blocks: MemoryCache[str, Block] = MemoryCache(budget_bytes // _SHARES, "commits")
         self._names: MemoryCache[str, PathHashes] = MemoryCache(budget_bytes // _SHARES, "commits")
         self._reading: SingleFlight[str, bytes] = SingleFlight()
+        self._unwritten_lists: dict[str, tuple[ManifestFile, ...]] = {}
+        self._unwritten: dict[str, bytes] = {}
+        """Manifests that are being written: a cache may drop them, and the storage does not have them yet."""
         self._check_paths: CheckPaths | None = None
         self._memory: ChangeMemory | None = None
 
@@ -143,12 +148,26 @@ class Manifests:
             await self._check_paths([location])
         kept = self._lists.get(location)
         if kept is None:
+            kept = self._unwritten_lists.get(location)
+        if kept is None:
             data = await self._read(location, "manifest list")
             kept = await _maybe_in_thread(len(data), lambda: decode_manifest_list(data, location))
             self.remember_list(location, kept)
         if self._check_paths is not None:
             await self._check_paths(manifest.manifest_path for manifest in kept)
         return kept
+
+    def hold(self, location: str, content: bytes | tuple[ManifestFile, ...]) -> None:
+        """Keeps a manifest, or what a manifest list names, from before its write until `let_go`."""
+        if isinstance(content, bytes):
+            self._unwritten[location] = content
+        else:
+            self._unwritten_lists[location] = content
+
+    def let_go(self, location: str) -> None:
+        """After the write of what `hold` keeps."""
+        self._unwritten.pop(location, None)
+        self._unwritten_lists.pop(location, None)
 
     def remember_list(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
         """Caches a manifest list after its write."""
@@ -163,6 +182,8 @@ class Manifests:
         """The encoded manifest. Corrupt when it is shorter than its manifest list says."""
         location = manifest.manifest_path
         kept = self._data.get(location)
+        if kept is None:
+            kept = self._unwritten.get(location)
         if kept is None:
             kept = await self._reading.run(location, lambda: self._read(location, "manifest"))
             self._data.put(location, kept, len(kept))
@@ -275,7 +296,15 @@ def names_of(files: Sequence[ContentFile]) -> PathHashes:
 async def _listing(candidates: Sequence[tuple[ManifestFile, Hashes]], searched: Hashes) -> list[ManifestFile]:
     """The manifests of which one of the hashes is searched."""
 
+    if not candidates or not len(searched):
+        return []
+    total = sum(len(hashes) for _, hashes in candidates)
+
     def work() -> list[ManifestFile]:
+        # Mostly no manifest has any: one search for all of them together takes as long as one for each.
+        together = total <= _TOGETHER_MAX and len(candidates) > 1
+        if together and not _has_any(np.concatenate([hashes for _, hashes in candidates]), searched):
+            return []
         return [manifest for manifest, hashes in candidates if _intersects(hashes, searched)]
 
     compared = sum(min(len(hashes), len(searched)) for _, hashes in candidates)
@@ -287,7 +316,12 @@ def _intersects(one: Hashes, other: Hashes) -> bool:
     few, many = (one, other) if len(one) <= len(other) else (other, one)
     if not len(few):
         return False
-    return bool((many.take(many.searchsorted(few), mode="clip") == few).any())
+    return _has_any(few, many)
+
+
+def _has_any(values: Hashes, many: Hashes) -> bool:
+    """Whether one of the values is in `many`, which is sorted and not empty."""
+    return bool((many.take(many.searchsorted(values), mode="clip") == values).any())
 
 
 def _block(data: bytes, location: str) -> Block:

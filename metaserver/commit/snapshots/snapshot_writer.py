@@ -28,6 +28,8 @@ from seamark.metaserver.iceberg.metadata.properties import metadata_folder
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20
+_DEFERRED_BYTES_MAX = 1 << 20
+"""Larger files are written before the caller goes on, which bounds the memory of those that wait."""
 _SAMPLE_ENTRIES = 250
 """Written first, to estimate how many entries fit a manifest."""
 ENTRIES_MAX = 50_000
@@ -62,9 +64,24 @@ class HeldFiles:
 
 
 class SnapshotWriter:
-    """Writes the manifests of one snapshot. `written` are the locations of all files, used or not."""
+    """Writes the manifests of one snapshot. `written` are the locations of all files, used or not.
 
-    def __init__(self, objects: FileCreator, clock: Clock, manifests: Manifests, folder: str, snapshot_id: int) -> None:
+    `is_deferred`: small files are written while the caller goes on, so that the files of a commit wait for the disk
+    together and not one after the other. Nothing may refer to them before `settle`.
+    """
+
+    def __init__(
+        self,
+        objects: FileCreator,
+        clock: Clock,
+        manifests: Manifests,
+        folder: str,
+        snapshot_id: int,
+        *,
+        is_deferred: bool = False,
+    ) -> None:
+        self._is_deferred = is_deferred
+        self._writes: list[asyncio.Task[None]] = []
         self._objects = objects
         self._clock = clock
         self._manifests = manifests
@@ -84,7 +101,7 @@ class SnapshotWriter:
         made, names = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
         self._number += 1
         path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
-        await self._create(path, made.data)
+        await self._create(path, made.data, made.data)
         self._manifests.remember(path, made.data, names)
         return StoredManifest(path, made)
 
@@ -122,25 +139,46 @@ class SnapshotWriter:
             parent_snapshot_id=parent_id,
             sequence_number=sequence,
         )
-        await self._create(location, data)
+        await self._create(location, data, manifests)
         self._manifests.remember_list(location, manifests)
         return location
 
-    async def _create(self, location: str, data: bytes) -> None:
+    async def settle(self) -> None:
+        """Waits for all writes. Raises the error of one that failed."""
+        writes, self._writes = self._writes, []
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def _create(self, location: str, data: bytes, content: bytes | tuple[ManifestFile, ...]) -> None:
         # Recorded before the write: a write with an unknown outcome may have created the file.
         self.written.append(location)
-        await self._objects.create(location, data)
+        if not self._is_deferred or len(data) > _DEFERRED_BYTES_MAX:
+            await self._objects.create(location, data)
+            return
+        self._manifests.hold(location, content)
+        write = asyncio.create_task(self._write(location, data))
+        # The request may be cancelled before `settle`, and asyncio warns about exceptions that are never retrieved.
+        write.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._writes.append(write)
+
+    async def _write(self, location: str, data: bytes) -> None:
+        try:
+            await self._objects.create(location, data)
+        finally:
+            self._manifests.let_go(location)
 
 
 async def open_writer(
-    parts: CatalogContext, manifests: Manifests, uuid: str, metadata: TableMetadata
+    parts: CatalogContext, manifests: Manifests, uuid: str, metadata: TableMetadata, *, is_deferred: bool = False
 ) -> SnapshotWriter:
     """For a new snapshot of the table with this UUID. Forbidden if its folder of metadata is another table's."""
     folder = metadata_folder(metadata.location, metadata.properties)
     parts.warehouse.check(folder, "The folder of the table's metadata")
     await check_own(parts, uuid, folder)  # before the first write, because a writer may overwrite metadata
     snapshot_id = int.from_bytes(parts.clock.random_bytes(8), "big") >> 1 or 1
-    return SnapshotWriter(parts.objects, parts.clock, manifests, folder, snapshot_id)
+    return SnapshotWriter(parts.objects, parts.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
 
 
 def target_size(metadata: TableMetadata) -> int:

@@ -6,6 +6,7 @@ commit that adds a snapshot and was applied before gets the first outcome again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Sequence
@@ -26,18 +27,27 @@ from seamark.metaserver.catalog.pointers import (
     uuid_of,
 )
 from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange
-from seamark.metaserver.commit.publication import CommitEvent, PlannedCommit, Publisher, pointer_moved
+from seamark.metaserver.commit.publication import CommitEvent, PlannedCommit, Publisher, Races, pointer_moved
+from seamark.metaserver.commit.removed_files import check_snapshots_stored
 from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests, CommitManifests
 from seamark.metaserver.commit.stock.rebase import Rebased, rebase
 from seamark.metaserver.commit.stock.shared_puffins import SharedPuffins
 from seamark.metaserver.commit.stock.snapshot_commit import requested_snapshot
 from seamark.metaserver.commit.stock.usable_metrics import UsableMetrics
-from seamark.metaserver.errors import BadRequest, CommitConflict, NoSuchTable, NotFound, RequestError
+from seamark.metaserver.errors import (
+    BadRequest,
+    CommitConflict,
+    NoSuchTable,
+    NotFound,
+    RequestError,
+    SeamarkError,
+)
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.requirements import check_requirements
 from seamark.metaserver.iceberg.metadata.updates import apply_updates
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
 from seamark.metaserver.store.operations import Operation
+from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.wire import check_changeable, check_name, check_new_name, show
 
 
@@ -127,26 +137,52 @@ class StockCommits:
             try:
                 identify = partial(fingerprint, changes)
                 identity = await self._parts.large.run_by_size(caller.who, caller.request_bytes, identify)
-                return await self._attempts(_Request(caller, changes, single, self._parts.clock.now_ms(), identity))
+                request = _Request(caller, changes, single, self._parts.clock.now_ms(), identity)
+                async with self.publisher.races() as races:
+                    outcome = await self._attempts(request, races)
             except Repeat as repeat:
                 return repeat.outcome
+            except CommitConflict:
+                for change in changes:
+                    await self._record_refusal(caller, change)
+                raise
+        for change, loaded in zip(changes, outcome, strict=True):
+            self._end_stock_priority(caller, change, loaded)
+        return outcome
 
-    async def _attempts(self, request: _Request) -> list[LoadedTable]:
-        retries = self._parts.settings.commit_retries
-        for attempt in range(retries + 1):
-            if attempt:
-                await self._parts.back_off(attempt)
+    async def _attempts(self, request: _Request, races: Races) -> list[LoadedTable]:
+        retries, conflicts = self._parts.settings.commit_retries, 0
+        while True:
             try:
                 planned = [await self._plan(request, change) for change in request.changes]
                 try:
                     return await self.publisher.publish_all(planned, self._remember(request, planned))
-                except CommitConflict:
-                    if attempt == retries:
+                except LostRace:
+                    if not await races.lost({prepared.uuid for prepared in planned}):
                         raise
+                except CommitConflict:
+                    conflicts += 1
+                    if conflicts > retries:
+                        raise
+                    await self._parts.back_off(conflicts)
             except (CommitConflict, RequestError):
                 await self._raise_if_repeat(request)
                 raise
-        raise AssertionError("the loop returns or raises")
+
+    async def _record_refusal(self, caller: Caller, change: TableChange) -> None:
+        """So that a client that reads, computes and commits gets priority over faster writers (`StockPriority`)."""
+        priority = self.publisher.stock_priority
+        if priority is None or not _adds_snapshot(change):
+            return
+        with contextlib.suppress(SeamarkError):
+            entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
+            if entry is not None:
+                priority.record_refusal(change.namespace, change.name, entry.uuid, _writer_of(caller, change))
+
+    def _end_stock_priority(self, caller: Caller, change: TableChange, loaded: LoadedTable) -> None:
+        priority = self.publisher.stock_priority
+        if priority is not None and loaded.entry is not None and _adds_snapshot(change):
+            priority.end_priority(change.namespace, change.name, loaded.entry.uuid, _writer_of(caller, change))
 
     def _remember(self, request: _Request, planned: list[PlannedCommit]) -> list[Operation]:
         single = request.single
@@ -166,6 +202,7 @@ class StockCommits:
             check_uuid(entry, base)
         files: Sequence[tuple[str, bytes]] = ()
         requested: TableChange | None = change
+        sent = change.updates
         manifests = self._manifests.attempt()
         rebased: Rebased | None = None
         try:
@@ -187,6 +224,9 @@ class StockCommits:
         plan = await self.publisher.prepare(request.caller, (change.namespace, change.name), entry, base, metadata)
         if requested is not None:
             await check_added(self._parts, request.caller, uuid_of(entry, metadata), base, metadata, requested)
+        if base is not None and metadata is not base:
+            own, published = manifests.own, manifests.published
+            await check_snapshots_stored(self._parts, published, own, uuid_of(entry, base), base, sent)
         if metadata is not base and _adds_snapshot(change):
             final = await self._rewritten(request, manifests, entry, base, metadata, change, rebased)
             if final is not None:
@@ -307,6 +347,14 @@ def _commit_event(request: _Request, change: TableChange) -> CommitEvent:
 
 def _adds_snapshot(change: TableChange) -> bool:
     return any(update.get("action") == "add-snapshot" for update in change.updates)
+
+
+def _writer_of(caller: Caller, change: TableChange) -> str:
+    """The principal, and the kind of its snapshots: an append does not end the priority of an overwrite."""
+    added = (update.get("snapshot") for update in change.updates if update.get("action") == "add-snapshot")
+    summaries = (fields.get("summary") for fields in added if isinstance(fields, dict))
+    operations = {summary.get("operation") for summary in summaries if isinstance(summary, dict)}
+    return f"{caller.who} {'append' if operations <= {'append'} else 'overwrite'}"
 
 
 def _named_uuids(change: TableChange) -> list[str]:

@@ -3,7 +3,8 @@
 Superseded and quarantined files are kept for a retention time, for running plans and for operators who examine the
 damage. Then they are deleted from storage and after that from the registry, so that a crash between the two steps
 leaves a row for the next attempt. The files of an index that the table no longer defines become superseded. Files in a
-table's index folder that are in no registry are left over from failed builds; they are deleted when they are old.
+table's index folder that are in no registry are left over from failed builds; they are deleted when they are old. Ages
+are of `PassedTime`, so that a clock that jumps ahead makes no file old.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.definitions import read_definitions
 from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.objects.clock_check import storage_time_ms
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
+from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import PointerStore
 
 _FILES_A_ROUND = 1000
@@ -67,7 +70,7 @@ class Cleaner:
 
     async def _delete_unused(self) -> int:
         done = 0
-        before_ms = self._clock.now_ms() - self._retention_ms
+        before_ms = (await look_at_clock(self._store, self._clock)).ago(self._retention_ms)
         for file in await self._store.index_files_unused(before_ms, _FILES_A_ROUND):
             try:
                 await self._objects.delete(file.location)
@@ -100,7 +103,7 @@ class Cleaner:
             return 0  # an unreadable definition may be one of these
         registered = await self._registry.files(entry)
         done = 0
-        before_ms = self._clock.now_ms() - self._retention_ms
+        before_ms = (await look_at_clock(self._store, self._clock)).ago(self._retention_ms)
         for definition_id in set(registered.definitions) - defined:
             old = [file.location for file in registered.live(definition_id) if file.changed_ms < before_ms]
             if old:
@@ -120,12 +123,13 @@ class Cleaner:
             if len(self._orphans_ms) >= _FOLDERS_MAX:
                 self._orphans_ms.clear()
             self._orphans_ms[folder] = now_ms
+            before_ms = (await look_at_clock(self._store, self._clock)).ago(_ORPHAN_AGE_MS)
             # The listing is completed first: deletions during a listing could make it skip files.
-            old = [
-                stored async for stored in self._objects.list(folder) if stored.modified_ms < now_ms - _ORPHAN_AGE_MS
-            ]
-            for stored in old:
-                if stored.location not in known:
-                    await self._objects.delete(stored.location)
-                    done += 1
+            old = [stored async for stored in self._objects.list(folder) if stored.modified_ms < before_ms]
+            unknown = [stored.location for stored in old if stored.location not in known]
+            if unknown:  # BadRequest if the clocks differ
+                await storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")
+            for location in unknown:
+                await self._objects.delete(location)
+                done += 1
         return done

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from seamark.metaserver.errors import NoSuchTable
 from seamark.metaserver.store.model import DroppedEntry
-from seamark.metaserver.store.operations import REWRITE
+from seamark.metaserver.store.operations import PRIORITY, REWRITE
 from seamark.metaserver.store.sql.rows import DROPPED, from_dropped
 from seamark.metaserver.store.sql.statement import Statement, Steps, placeholders
 
@@ -34,7 +34,8 @@ def forget_unnamed(gone: DroppedEntry, *, purged: bool = False) -> Steps[None]:
         yield from retain(gone)
     for table in _KEPT:
         yield Statement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (uuid,))  # noqa: S608
-    yield Statement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, f"{REWRITE}{uuid}"))  # noqa: S608
+    for lease in (f"{REWRITE}{uuid}", f"{PRIORITY}{uuid}"):
+        yield Statement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, lease))  # noqa: S608
 
 
 def retain(gone: DroppedEntry) -> Steps[None]:

@@ -60,6 +60,8 @@ _APPLY: dict[type, Callable[[Any, int], Steps[Any]]] = {
     operations.SaveAudit: records.save_audit,
     operations.SaveCursor: records.save_cursor,
     operations.TakeLease: records.take_lease,
+    operations.TakePriority: records.take_priority,
+    operations.EndPriority: records.end_priority,
     operations.CheckFence: records.check_fence,
     operations.ReplaceIndexFiles: index_files.replace,
     operations.QuarantineIndexFile: index_files.quarantine,

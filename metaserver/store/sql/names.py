@@ -23,6 +23,8 @@ from seamark.metaserver.errors import (
 )
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.operations import PRIORITY
+from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.by_uuid import forget_unnamed
 from seamark.metaserver.store.sql.claims import check_restored
 from seamark.metaserver.store.sql.rows import (
@@ -41,6 +43,8 @@ from seamark.metaserver.wire import show
 DROPPED_MAX = 100_000
 """The maximum number of dropped and retained entries of a namespace."""
 
+_PRIORITY_MS_MAX = 600_000
+"""Priority that ends later was taken by a clock that was ahead."""
 _TITLES = {EntryKind.TABLE: "Table", EntryKind.VIEW: "View", EntryKind.FUNCTION: "Function"}
 _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.FUNCTION: NoSuchFunction}
 
@@ -165,7 +169,8 @@ def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
     rows = yield Statement(
         "UPDATE entries SET previous_location = metadata_location, metadata_location = $1, version = version + 1, "
         "updated_ms = $2 WHERE namespace = $3 AND space = $4 AND name = $5 AND kind = $6 AND uuid = $7 "
-        "AND metadata_location = $8 RETURNING 1",
+        "AND metadata_location = $8 AND NOT EXISTS (SELECT 1 FROM leases WHERE leases.name = $9 "
+        "AND leases.holder <> $10 AND leases.until_ms > {clock_ms} AND leases.until_ms < {clock_ms} + $11) RETURNING 1",
         (
             op.new_location,
             op.now_ms,
@@ -175,6 +180,9 @@ def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
             op.kind.value,
             op.uuid,
             op.expected_location,
+            f"{PRIORITY}{op.uuid}",
+            op.holder,
+            _PRIORITY_MS_MAX,
         ),
     )
     if rows:
@@ -183,7 +191,7 @@ def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
     what = f"{_TITLES[op.kind]} {show(op.namespace, op.name)}"
     if uuid != op.uuid:
         raise CommitConflict(f"{what} was dropped and created again (its uuid is {uuid}, not {op.uuid}); load it again")
-    raise CommitConflict(f"{what} was changed by another commit; refresh and retry")
+    raise LostRace(f"{what} was changed by another commit; refresh and retry")
 
 
 def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
@@ -229,7 +237,7 @@ def _check_room(path: NamespacePath) -> Steps[None]:
 def restore_entry(op: operations.RestoreEntry, now_ms: int) -> Steps[None]:
     rows = yield Statement(
         f"DELETE FROM dropped WHERE id = $1 AND expires_ms > $2 RETURNING {DROPPED}",  # noqa: S608
-        (op.dropped_id, now_ms),
+        (op.dropped_id, -1 if op.is_kept else now_ms),
     )
     if not rows:
         raise NotFound(f"Dropped entry does not exist or its retention has ended: {op.dropped_id}")

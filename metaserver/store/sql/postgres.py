@@ -29,6 +29,7 @@ from seamark.metaserver.errors import (
     RetryLater,
     SeamarkError,
     StorageError,
+    StorageFull,
 )
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
@@ -284,9 +285,12 @@ class _PostgresStore(GeneratorStore):
             )
         if isinstance(error, (asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError)):
             return RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s")
+        if isinstance(error, asyncpg.DiskFullError):
+            _log.warning("PostgreSQL cannot write", database=self._where, error=str(error))
+            return StorageFull("The disk of PostgreSQL is full; nothing was changed: free space")
         if isinstance(error, (asyncpg.InsufficientResourcesError, asyncpg.ReadOnlySQLTransactionError)):
             _log.warning("PostgreSQL cannot write", database=self._where, error=str(error))
-            return RetryLater("PostgreSQL has no room or no connections left, or is read-only", retry_after_s=10)
+            return RetryLater("PostgreSQL has no memory or no connections left, or is read-only", retry_after_s=10)
         _log.error("statement failed", database=self._where, error=str(error))
         return StorageError("PostgreSQL failed; the server's log tells more")
 

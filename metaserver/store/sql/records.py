@@ -8,6 +8,11 @@ from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS
 from seamark.metaserver.store.sql.statement import Statement, Steps, batches
 from seamark.metaserver.wire import show
 
+_LEASES_COMPARED = 4
+"""A lease that lasts this many times longer than a new one of its name is of a clock that was ahead."""
+_CLOCKS_DIFFER_MS = 600_000
+"""How far the clocks of replicas may differ."""
+
 
 def save_idempotency(op: operations.SaveIdempotency, now_ms: int) -> Steps[None]:
     rows = yield Statement(
@@ -98,17 +103,39 @@ def save_cursor(op: operations.SaveCursor, now_ms: int) -> Steps[None]:
 
 
 def take_lease(op: operations.TakeLease, now_ms: int) -> Steps[int]:
+    # Leases of one name are equally long. One that ends long after one that begins now was taken by a clock that was
+    # wrong: no other holder could take it for as long as that clock was ahead.
+    lasts_ms = op.until_ms - op.now_ms
+    longest_ms = op.now_ms + max(_LEASES_COMPARED * lasts_ms, _CLOCKS_DIFFER_MS) if lasts_ms > 0 else 1 << 62
     rows = yield Statement(
         "INSERT INTO leases (name, holder, until_ms, fence, state) VALUES ($1, $2, $3, 1, $5) "
         "ON CONFLICT (name) DO UPDATE SET "
         "holder = excluded.holder, until_ms = excluded.until_ms, state = excluded.state, "
         "fence = leases.fence + CASE WHEN leases.holder = excluded.holder THEN 0 ELSE 1 END "
-        "WHERE leases.holder = excluded.holder OR leases.until_ms <= $4 RETURNING fence",
-        (op.name, op.holder, op.until_ms, op.now_ms, op.state),
+        "WHERE leases.holder = excluded.holder OR leases.until_ms <= $4 OR leases.until_ms > $6 RETURNING fence",
+        (op.name, op.holder, op.until_ms, op.now_ms, op.state, longest_ms),
     )
     if not rows:
         raise CommitConflict(f"Another holder has the lease {op.name}; try again later")
     return int(rows[0][0])
+
+
+def take_priority(op: operations.TakePriority, now_ms: int) -> Steps[None]:
+    rows = yield Statement(
+        "INSERT INTO leases (name, holder, until_ms, fence, state) VALUES ($1, $2, {clock_ms} + $3, 1, '') "
+        "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, until_ms = excluded.until_ms "
+        "WHERE leases.holder = excluded.holder OR leases.until_ms <= {clock_ms} "
+        "OR leases.until_ms > {clock_ms} + $4 RETURNING 1",
+        (f"{operations.PRIORITY}{op.uuid}", op.holder, op.lasts_ms, _LEASES_COMPARED * op.lasts_ms),
+    )
+    if not rows:
+        raise CommitConflict("Another process has commit priority for the table; try again")
+
+
+def end_priority(op: operations.EndPriority, now_ms: int) -> Steps[None]:
+    yield Statement(
+        "DELETE FROM leases WHERE name = $1 AND holder = $2", (f"{operations.PRIORITY}{op.uuid}", op.holder)
+    )
 
 
 def lease_state(lease: str, now_ms: int) -> Steps[str]:

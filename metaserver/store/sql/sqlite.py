@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import shutil
 import sqlite3
 import threading
 import time
@@ -33,6 +34,7 @@ from seamark.metaserver.errors import (
     RetryLater,
     SeamarkError,
     StorageError,
+    StorageFull,
 )
 from seamark.metaserver.store.port import IdempotencyTaken, PointerStore
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
@@ -50,6 +52,8 @@ GROUP_LIMIT = 64
 READER_THREADS = 2
 
 _WAL_PAUSE_S = 0.01
+_ROOM_BYTES = 1 << 20
+"""With less free space, a database that cannot be opened is one whose disk is full."""
 _translate = SQLITE.translator()
 
 
@@ -104,7 +108,7 @@ def _error(error: Exception) -> SeamarkError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return RetryLater("The database is busy with another process; retry")
     if code == sqlite3.SQLITE_FULL:
-        return RetryLater("The disk of the database is full", retry_after_s=10)
+        return StorageFull("The disk of the database is full; nothing was changed: free space")
     if code == sqlite3.SQLITE_IOERR:
         return RetryLater(f"The database could not be read or written: {error}", retry_after_s=10)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
@@ -218,6 +222,8 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         _create_private(path)
         connection = _connect(path, read_only=False, busy_timeout_s=BUSY_TIMEOUT_S)
     except (sqlite3.Error, OSError) as error:
+        if _is_disk_full(path.parent):
+            raise ConfigError(f"The disk of the database {path} is full: free space, then start again") from None
         raise ConfigError(f"The database {path} cannot be opened: {error}") from None
     try:
         _switch_to_wal(connection, path)
@@ -231,11 +237,21 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
+        if _is_disk_full(path.parent):  # SQLite may call it an I/O error
+            raise ConfigError(f"The disk of the database {path} is full: free space, then start again") from None
         raise ConfigError(f"The database {path} cannot be used: {error}") from None
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _is_disk_full(folder: Path) -> bool:
+    """Whether the file system of `folder` has no room for a log. False if it cannot say."""
+    try:
+        return shutil.disk_usage(folder).free < _ROOM_BYTES
+    except OSError:
+        return False
 
 
 def _create_private(path: Path) -> None:

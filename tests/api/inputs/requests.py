@@ -144,15 +144,16 @@ def queries() -> Iterator[BadInput]:
     yield BadInput("Queries", "a parent with an empty level", "GET", f"{N}?parent=a%1F")
     yield BadInput("Queries", "snapshots neither all nor refs", "GET", f"{T}/t?snapshots=some")
     yield BadInput("Queries", "a purge flag that is no boolean", "DELETE", f"{T}/t?purgeRequested=1")
-    yield BadInput(
-        "Queries",
-        "a warehouse elsewhere",
-        "GET",
-        "/v1/config?warehouse=s3://other",
-        None,
-        404,
-        "NoSuchWarehouseException",
-    )
+    for what, warehouse in (("a warehouse elsewhere", "s3://other"), ("a warehouse that does not exist", "prod")):
+        yield BadInput(
+            "Queries",
+            what,
+            "GET",
+            f"/v1/config?warehouse={warehouse}",
+            None,
+            404,
+            "NoSuchWarehouseException",
+        )
 
 
 def headers() -> Iterator[BadInput]:

@@ -57,6 +57,8 @@ async def test_config_tells_how_long_idempotency_keys_live(api: Api) -> None:
     [
         ("", "", 200),
         ("", "rck_warehouse", 200),
+        ("", "prod", 404),
+        ("", "seamark", 404),
         ("", "{ours}", 200),
         ("", "{ours}/", 200),
         ("", "s3://somewhere/else", 404),
@@ -65,6 +67,7 @@ async def test_config_tells_how_long_idempotency_keys_live(api: Api) -> None:
         ("lake", "lake", 200),
         ("lake", "{ours}", 200),
         ("lake", "pond", 404),
+        ("lake", "rck_warehouse", 404),
     ],
 )
 async def test_another_warehouse_than_ours_is_refused(tmp_path: Path, prefix: str, warehouse: str, status: int) -> None:

@@ -6,7 +6,10 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from tests.api.client import SCHEMA, VIEW_VERSION, Api
+from seamark.metaserver.catalog.values import Caller
+from tests.api.client import SCHEMA, VIEW_VERSION, Api, function_document
+
+CALLER = Caller(who="tester", request_id="test")
 
 NAMES = (
     "plain",
@@ -97,10 +100,31 @@ async def test_a_client_that_asks_for_no_page_gets_everything_beyond_the_bound(a
     assert len((await api("GET", "/v1/namespaces")).json["namespaces"]) == 31
 
 
+async def test_a_page_size_without_a_page_token_cuts_no_listing(api: Api) -> None:
+    """The specification: without `pageToken` the server must return all results in one answer."""
+    for name in ("a", "b", "c"):
+        await api("POST", "/v1/namespaces", {"namespace": ["db", name]})
+        await api.table(name)
+        body = {"name": f"v{name}", "schema": SCHEMA, "view-version": VIEW_VERSION}
+        assert (await api("POST", "/v1/namespaces/db/views", body)).status == 200
+        await api.server.parts.catalog.functions.put(CALLER, ("db",), f"f{name}", function_document())
+    for path, field in (
+        ("/v1/namespaces?parent=db&pageSize=2", "namespaces"),
+        ("/v1/namespaces/db/tables?pageSize=2", "identifiers"),
+        ("/v1/namespaces/db/views?pageSize=2", "identifiers"),
+        ("/v1/namespaces/db/functions?pageSize=2", "identifiers"),
+    ):
+        everything = (await api("GET", path)).json
+        assert (len(everything[field]), everything["next-page-token"]) == (3, None), path
+        page = (await api("GET", f"{path}&pageToken=")).json
+        assert len(page[field]) == 2, path
+        assert page["next-page-token"] is not None, path
+
+
 async def test_a_page_ends_where_a_drop_happened_without_losing_names(api: Api) -> None:
     for name in ("a", "b", "c", "d"):
         await api.table(name)
-    first = (await api("GET", "/v1/namespaces/db/tables?pageSize=2")).json
+    first = (await api("GET", "/v1/namespaces/db/tables?pageSize=2&pageToken=")).json
     await api("DELETE", "/v1/namespaces/db/tables/b")
     rest = (await api("GET", f"/v1/namespaces/db/tables?pageToken={first['next-page-token']}")).json
     assert [one["name"] for one in rest["identifiers"]] == ["c", "d"]

@@ -163,6 +163,24 @@ async def test_a_table_is_unregistered_and_registered_again(api: Api) -> None:
     assert (await api("POST", "/v1/namespaces/db/register", {**body, "overwrite": True})).status == 200
 
 
+async def test_a_register_does_not_overwrite_with_a_table_that_is_live_under_another_name(api: Api) -> None:
+    first, second = await api.table("first"), await api.table("second")
+    for name in ("second", "new"):
+        body = {"name": name, "metadata-location": first["metadata-location"], "overwrite": True}
+        answer = await api("POST", "/v1/namespaces/db/register", body)
+        assert answer.error[:2] == (409, "AlreadyExistsException")
+        assert "live under another name" in answer.error[2]
+    assert (await api("GET", f"{TABLES}/second")).json["metadata"] == second["metadata"]
+    assert (await api("HEAD", f"{TABLES}/new")).status == 404
+    # Metadata of the table itself, and of one that is dropped, may take the name.
+    body = {"name": "second", "metadata-location": second["metadata-location"], "overwrite": True}
+    assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
+    assert (await api("DELETE", f"{TABLES}/first")).status == 204
+    body["metadata-location"] = first["metadata-location"]
+    assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
+    assert (await api("GET", f"{TABLES}/second")).json["metadata"] == first["metadata"]
+
+
 async def test_a_register_of_a_file_elsewhere_is_refused(api: Api) -> None:
     answer = await api("POST", "/v1/namespaces/db/register", {"name": "x", "metadata-location": "file:///etc/passwd"})
     assert answer.error[:2] == (400, "BadRequestException")

@@ -66,9 +66,14 @@ def table_path(namespace: NamespacePath, name: str, prefix: str) -> str:
 
 
 def page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """`(pageToken, pageSize)`, None when absent."""
-    size = query.get("pageSize")
-    return query.get("pageToken"), None if size is None else _page_size(size)
+    """`(pageToken, pageSize)` of a listing of the REST specification, None when absent.
+
+    A size without a token is checked and then ignored: a client that pages sends an empty token first, and every other
+    client must receive all items in one answer.
+    """
+    size, token = query.get("pageSize"), query.get("pageToken")
+    checked = None if size is None else _page_size(size)
+    return token, None if token is None else checked
 
 
 def boolean_query(query: Mapping[str, str], name: str) -> bool:

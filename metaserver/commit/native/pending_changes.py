@@ -1,0 +1,87 @@
+"""The changes that wait for a table, and those of a group that are applied to one state of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.commit.changes.change import ChangeRequest
+from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.native.change_application import ChangeApplication
+from seamark.metaserver.commit.native.commit_priority import ChangeId
+from seamark.metaserver.commit.native.commit_result import CommitResult
+from seamark.metaserver.commit.native.producers import LastCommit
+from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.store.model import Entry, RegisteredIndexFile
+
+
+class PendingChange:
+    def __init__(self, caller: Caller, uuid: str, application: ChangeApplication, requested_ms: int) -> None:
+        self.caller = caller
+        self.uuid = uuid
+        """The UUID of the table that the change was prepared for."""
+        self.application = application
+        self.index_files: Sequence[RegisteredIndexFile] = ()
+        self.requested_ms = requested_ms
+        change_id = application.request.change_id
+        self.change: ChangeId | None = None if change_id is None else (caller.who, change_id)
+        self.queued_s = 0.0
+        """When it was queued, as a monotonic clock reading."""
+        self.started = False
+        self.offered = False
+        """Whether the change was passed to `publish`: when the outcome is unknown, its files may be live."""
+        self.done: asyncio.Future[CommitResult] = asyncio.get_running_loop().create_future()
+        # asyncio warns about exceptions that are never retrieved, and the waiting request may be gone.
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @property
+    def request(self) -> ChangeRequest:
+        return self.application.request
+
+    def fail(self, error: BaseException) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def succeed(self, result: CommitResult) -> None:
+        if not self.done.done():
+            self.done.set_result(result)
+
+
+class ChangeQueue:
+    """The waiting changes of one table, and the task that commits them."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[PendingChange] = deque()
+        self.changed = asyncio.Event()
+        """Set when a change is added or priority ends."""
+        self.task: asyncio.Task[None] | None = None
+
+
+class GroupAttempt:
+    """The changes of a group applied to one state of the table."""
+
+    def __init__(self, entry: Entry, base: TableMetadata) -> None:
+        self.entry = entry
+        self.base = base
+        self.metadata = base
+        self.made: list[tuple[PendingChange, ProducedSnapshot]] = []
+        self.repeats: list[PendingChange] = []
+        """Repeats of changes by the same producer in this group."""
+        self.refused: list[tuple[PendingChange, SeamarkError | Collision]] = []
+        """Changes that earlier changes of this group refuse."""
+        self.producers: dict[str, LastCommit] = {}
+        self.keys: set[str] = set()
+        """The idempotency keys of the applied changes."""
+        self.twins: list[PendingChange] = []
+        """Changes with an idempotency key of `keys`. They get the answer of the first change with that key."""
+        self.definitions: dict[str, str] | None = None
+        """The definition of each index file of the table and of the applied changes, by location, once read."""
+
+    async def settle(self) -> None:
+        """Waits for the files of the changes. Raises the error of one that was not stored."""
+        for pending, _ in self.made:
+            await pending.application.settle()

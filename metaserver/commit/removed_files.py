@@ -1,0 +1,116 @@
+"""Refuses commits of files that an orphan removal has deleted.
+
+A removal deletes files that nothing names and that are old. A writer that commits such a file later, after days, or
+after the clock was wrong for a while, would make the table unreadable. So a removal notes in the database that it
+deletes files of the table, before the first of them, and while such a note is younger than `_WRITERS_MS`, a commit
+checks that the files that it adds exist. Tables without such a note pay one look-up for a commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.errors import BadRequest, CommitConflict, SeamarkError
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.manifests.writer import ADDED
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.store.operations import SaveCursor
+from seamark.metaserver.store.passed_time import look_at_clock
+
+_WRITERS_MS = 30 * 24 * 3_600_000
+"""The longest time between a removal and the commit of files that were written before it."""
+_AT_ONCE = 64
+_SHOWN = 500
+
+
+async def note_removal(parts: CatalogContext, uuid: str) -> None:
+    """Notes that files of the table are about to be deleted. Before the first deletion of a removal."""
+    name, note = _cursor_name(uuid), f"{parts.clock.now_ms()} {parts.clock.uuid4()}"
+    for _ in range(parts.settings.commit_retries + 1):
+        try:
+            await parts.store.transact([SaveCursor(name, await parts.store.cursor(name), note)])
+        except CommitConflict:
+            continue  # another removal of the table
+        return
+    raise CommitConflict("Several removals of orphan files of the table run at the same time; try again later")
+
+
+async def removal_note(parts: CatalogContext, uuid: str) -> str | None:
+    """The note of the last removal of files of the table. None without one, or when it is old."""
+    note = await parts.store.cursor(_cursor_name(uuid))
+    if note is None:
+        return None
+    passed = await look_at_clock(parts.store, parts.clock)
+    return note if passed.between(int(note.partition(" ")[0]), passed.now_ms) < _WRITERS_MS else None
+
+
+async def check_stored(parts: CatalogContext, paths: Collection[str]) -> None:
+    """BadRequest for a file that is not stored."""
+    for path in await _missing(parts, dict.fromkeys(paths)):
+        raise BadRequest(
+            f"The commit adds {path[:_SHOWN]!r}, which does not exist: an orphan removal of this table deleted files "
+            "that were not committed within its least age; nothing was committed. Write the data again, and raise the "
+            "table property seamark.orphan-files.min-age-ms if writers need longer"
+        )
+
+
+async def check_snapshots_stored(
+    parts: CatalogContext,
+    published: Manifests,
+    own: Manifests,
+    uuid: str,
+    base: TableMetadata,
+    updates: Iterable[Mapping[str, Any]],
+) -> None:
+    """As `check_stored`, for the files that snapshots of a standard engine add. `published` reads those of the table,
+    and `own` those of the engine; manifests that cannot be read are skipped."""
+    if await removal_note(parts, uuid) is None:
+        return
+    async for paths in _added_paths(published, own, base, updates):
+        await check_stored(parts, paths)
+
+
+async def _added_paths(
+    published: Manifests, own: Manifests, base: TableMetadata, updates: Iterable[Mapping[str, Any]]
+) -> AsyncIterator[set[str]]:
+    known: set[str] = set()
+    for update in updates:
+        fields = update.get("snapshot") if update.get("action") == "add-snapshot" else None
+        location = fields.get("manifest-list") if isinstance(fields, Mapping) else None
+        if not isinstance(fields, Mapping) or not isinstance(location, str):
+            continue
+        parent_id = fields.get("parent-snapshot-id")
+        parent = base.snapshot(parent_id) if isinstance(parent_id, int) else None
+        try:
+            known |= {manifest.manifest_path for manifest in await published.listed(parent)}
+            listed = await own.listed_at(location)
+        except SeamarkError:
+            continue
+        for manifest in listed:
+            if manifest.manifest_path in known:
+                continue
+            known.add(manifest.manifest_path)
+            try:
+                entries = await own.entries(manifest, base)
+            except SeamarkError:
+                continue
+            yield {entry.file.file_path for entry in entries if entry.status == ADDED}
+
+
+async def _missing(parts: CatalogContext, paths: Iterable[str]) -> list[str]:
+    async def find(path: str) -> str | None:
+        try:
+            return None if await parts.objects.exists(path) else path
+        except SeamarkError:  # outside the warehouse, or the storage does not answer now: not known to be missing
+            return None
+
+    found = await gathered([partial(find, path) for path in paths], _AT_ONCE)
+    return [path for path in found if path is not None]
+
+
+def _cursor_name(uuid: str) -> str:
+    return f"seamark orphans {uuid}"

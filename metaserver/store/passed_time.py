@@ -1,0 +1,102 @@
+"""How much time has really passed, also when the clock jumps: for deletions that are decided by age.
+
+A clock that jumps ahead makes everything look old: files that a writer is about to commit, tables that were dropped a
+minute ago, snapshots, the audit log. So the catalog records when it last looked at the clock, and counts only time that
+it has seen pass. Between two looks on one machine the monotonic clock says how long it was. Between looks on different
+machines, or after a restart of the machine, a difference of up to an hour is believed. Any other difference is a gap:
+it may be a jump of the clock, or a time in which no server ran. Time in a gap does not count, so that after either
+nothing is deleted too early, and everything is deleted later.
+
+When a clock goes back, later gaps are forgotten: they end in a future that has not come.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.decoding import from_json
+from seamark.metaserver.errors import CommitConflict
+from seamark.metaserver.store.operations import SaveCursor
+from seamark.metaserver.store.port import PointerStore
+
+_CURSOR = "seamark clock"
+_TOLERATED_MS = 60_000
+"""How far the clock and the monotonic clock may differ between two looks: corrections of a clock are smaller."""
+_BELIEVED_MS = 3_600_000
+"""The longest time between two looks that is believed without a monotonic clock, as after a restart."""
+_SAVED_EVERY_MS = 60_000
+_GAPS_MAX = 100
+
+Gap = tuple[int, int]
+"""When it begins and ends, in milliseconds since the epoch."""
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """The last look at the clock, and the gaps before it, the oldest first."""
+
+    since_ms: int
+    now_ms: int
+    monotonic_s: float
+    machine: str
+    gaps: tuple[Gap, ...] = ()
+
+
+class PassedTime(msgspec.Struct, frozen=True):
+    """The clock at one moment, and the gaps before it."""
+
+    now_ms: int
+    since_ms: int
+    """The first look at the clock. All time before it counts."""
+    gaps: tuple[Gap, ...] = ()
+
+    def between(self, start_ms: int, end_ms: int) -> int:
+        """The milliseconds that have passed, at least; negative when `start_ms` is later."""
+        if end_ms <= start_ms:
+            return end_ms - start_ms
+        uncounted = (max(0, min(end, end_ms) - max(start, start_ms)) for start, end in self.gaps)
+        return end_ms - start_ms - sum(uncounted)
+
+    def ago(self, age_ms: int) -> int:
+        """The latest time since which `age_ms` have passed: what is older may be deleted."""
+        until_ms, left_ms = self.now_ms, age_ms
+        for start, end in reversed(self.gaps):
+            counted_ms = until_ms - end
+            if left_ms <= counted_ms:
+                break
+            until_ms, left_ms = start, left_ms - counted_ms
+        return until_ms - left_ms
+
+
+async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
+    """The time that has passed until now. Records the look, at most once a minute unless the clock has jumped."""
+    text = await store.cursor(_CURSOR)
+    last = None if text is None else from_json(text, _Look)
+    look = _next_look(last, clock.now_ms(), clock.monotonic(), clock.machine)
+    is_news = last is None or look.gaps != last.gaps or not 0 <= look.now_ms - last.now_ms < _SAVED_EVERY_MS
+    if is_news:
+        with suppress(CommitConflict):  # another replica has looked at the same time
+            await store.transact(
+                [SaveCursor(consumer=_CURSOR, expected=text, position=msgspec.json.encode(look).decode())]
+            )
+    return PassedTime(look.now_ms, look.since_ms, look.gaps)
+
+
+def _next_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str) -> _Look:
+    if last is None:
+        return _Look(now_ms, now_ms, monotonic_s, machine)
+    gaps = tuple((start, min(end, now_ms)) for start, end in last.gaps if start < now_ms)
+    seen_ms = now_ms - last.now_ms
+    if machine == last.machine and monotonic_s >= last.monotonic_s:
+        passed_ms = round((monotonic_s - last.monotonic_s) * 1000)
+        # A slow drift is not a jump: a clock may be wrong by a second in a thousand.
+        is_gap = seen_ms - passed_ms > _TOLERATED_MS + passed_ms // 1000
+    else:
+        is_gap = seen_ms > _BELIEVED_MS
+    if is_gap:
+        gaps = (*gaps, (last.now_ms, now_ms))
+    if len(gaps) > _GAPS_MAX:
+        gaps = ((gaps[0][0], gaps[1][1]), *gaps[2:])
+    return _Look(min(last.since_ms, now_ms), now_ms, monotonic_s, machine, gaps)

@@ -1,0 +1,71 @@
+"""A client that reads a table, computes and commits commits beside faster upserts, and they go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.expressions import EqualTo
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import upsert
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import create, rows
+from tests.seeds import examples
+
+TRIES_MAX = 8
+"""Three conflicts earn priority; a group that commits at that time is the fourth, and a busy machine costs more."""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path, warehouse=tmp_path.as_uri())
+    served.start()
+    yield served
+    served.stop()
+
+
+def test_stock_changes_of_rows_commit_beside_upserts_of_others(served: Served) -> None:
+    changes, is_over, done = examples(20, 5), threading.Event(), [0, 0]
+
+    def keep_on(writer: int) -> None:
+        with closing(IndexClient(served.url)) as client:
+            while not is_over.is_set():
+                upsert(client, "db.t", rows([1000 * (writer + 1) + done[writer] % 50]), keys=["id"])
+                done[writer] += 1
+
+    with catalog_at(served.url) as catalog, closing(IndexClient(served.url)) as client:
+        create(catalog, 2)
+        append(client, "db.t", rows(range(changes)))
+        writers = [threading.Thread(target=keep_on, args=(writer,)) for writer in range(2)]
+        for writer in writers:
+            writer.start()
+        try:
+            tries = [_delete(catalog, number) for number in range(changes)]
+            before = sum(done)
+        finally:
+            is_over.set()
+            for writer in writers:
+                writer.join()
+        left = {row["id"] for row in catalog.load_table("db.t").scan().to_arrow().to_pylist()}
+    assert max(tries) <= TRIES_MAX, tries
+    assert not left & set(range(changes))
+    assert before >= changes, "the upserts went on"
+    assert left == {1000 * (writer + 1) + number for writer in range(2) for number in range(min(done[writer], 50))}
+
+
+def _delete(catalog: object, number: int) -> int:
+    """Deletes a row as users of PyIceberg do: again from the start after a conflict. Returns the number of tries."""
+    for tries in range(1, 10 * TRIES_MAX):
+        try:
+            catalog.load_table("db.t").delete(EqualTo("id", number))  # type: ignore[attr-defined]
+        except CommitFailedException:
+            continue
+        return tries
+    return 10 * TRIES_MAX

@@ -1,0 +1,252 @@
+"""A machine whose clock jumps, for a day or a year, ahead or back: no file of a live writer is deleted, no table that
+was just dropped is purged, and no snapshot within its age expires."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import BadRequestError
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.write.appends import append
+from seamark.connector.write.upserts import upsert
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.objects.local import LocalObjects
+from seamark.metaserver.objects.port import ObjectInfo
+from tests.connector.jobs.test_expiration import path_of, read
+from tests.connector.jobs.test_orphan_files import age, put
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.write.test_compaction import create, rows
+from tests.seeds import examples, quick
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+class MachineClock(SystemClock):
+    """The clock of a machine: `pass_time` is time that passes, `jump` sets the clock. Of both, `written_ms` knows what
+    the clock showed when a file was written."""
+
+    def __init__(self) -> None:
+        self._passed_ms = 0
+        self._moves: list[tuple[int, int]] = [(0, 0)]
+        """Since when, by the system's clock, and by how much the clock was ahead of it."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._moves[-1][1]
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return SystemClock.monotonic() + self._passed_ms / 1000
+
+    def pass_time(self, ms: int) -> None:
+        self._passed_ms += ms
+        self.jump(ms)
+
+    def jump(self, ms: int) -> None:
+        self._moves.append((super().now_ms(), self._moves[-1][1] + ms))
+
+    def written_ms(self, system_ms: int) -> int:
+        return system_ms + next(ahead_ms for since_ms, ahead_ms in reversed(self._moves) if since_ms <= system_ms)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
+    """Files have the times of this clock."""
+    clock, listed = MachineClock(), LocalObjects.list
+
+    async def by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
+        async for info in listed(self, prefix):
+            yield ObjectInfo(info.location, info.size_bytes, clock.written_ms(info.modified_ms))
+
+    monkeypatch.setattr(LocalObjects, "list", by_clock)
+    return clock
+
+
+@pytest.fixture
+def machine(tmp_path: Path, clock: MachineClock) -> Iterator[Served]:
+    served = Served(tmp_path, warehouse=tmp_path.as_uri(), clock=clock, drop_retention_s=7 * 86_400)
+    served.start()
+    yield served
+    served.stop()
+
+
+def look(machine: Served) -> None:
+    machine.run(machine.server.parts.housekeeping.round())
+
+
+def write(location: str, number: int) -> Path:
+    """A file that its writer has not committed yet."""
+    path = path_of(location) / "data" / f"live-{number}.parquet"
+    pq.write_table(rows([1000 + number]), path)
+    return path
+
+
+@pytest.mark.parametrize("seed", quick(range(20), 1))
+def test_random_jumps_delete_nothing_that_is_young(machine: Served, clock: MachineClock, seed: int) -> None:
+    rng = random.Random(seed)
+    real_ms, written, expected = 0, dict[Path, int](), set[int]()
+    snapshots: dict[int, int] = {}
+    jumps = removed = 0
+    with catalog_at(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
+        create(catalog, 2)
+        append(client, "db.t", rows([0]))
+        expected.add(0)
+        table = catalog.load_table("db.t")
+        orphans = [put(table, f"data/orphan-{number}.parquet", days=0) for number in range(3)]
+        look(machine)
+        for number in range(examples(60, 20)):
+            action = rng.random()
+            if action < 0.25:
+                written[write(table.location(), number)] = real_ms
+            elif action < 0.45:
+                for _ in range(rng.randrange(1, 24)):  # housekeeping looks at the clock while time passes
+                    clock.pass_time(HOUR_MS)
+                    real_ms += HOUR_MS
+                    look(machine)
+            elif action < 0.6:
+                clock.jump(rng.choice([-1, 1]) * rng.choice([DAY_MS, 5 * DAY_MS, 365 * DAY_MS]))
+                jumps += 1
+                look(machine)
+            elif action < 0.8:
+                upsert(client, "db.t", rows([number]), keys=["id"])
+                expected.add(number)
+                snapshots[catalog.load_table("db.t").metadata.current_snapshot_id or 0] = real_ms
+            else:
+                _drop_and_restore(machine, client, catalog, clock, rng)
+            removed += remove_orphan_files(client, "db.t").files
+            expire(client, "db.t")
+            look(machine)
+            for path, written_ms in list(written.items()):
+                assert path.exists() or real_ms - written_ms > 2 * DAY_MS, path
+                if real_ms - written_ms > DAY_MS and path.exists():
+                    catalog.load_table("db.t").add_files([f"file://{path}"])
+                    expected.add(1000 + int(path.stem.rpartition("-")[2]))
+                    del written[path]
+            table = catalog.load_table("db.t")
+            assert {row["id"] for row in table.scan().to_arrow().to_pylist()} == expected
+            kept = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+            young = {id_ for id_, made_ms in snapshots.items() if real_ms - made_ms < 4 * DAY_MS}
+            assert young <= kept
+        for _ in range(24 * 5):
+            clock.pass_time(HOUR_MS)
+            look(machine)
+        append(client, "db.t", rows([5000]))
+        removed += remove_orphan_files(client, "db.t").files
+        assert not any(path.exists() for path in orphans)
+    assert jumps
+    assert removed >= len(orphans)
+
+
+def _drop_and_restore(
+    machine: Served, client: IndexClient, catalog: RestCatalog, clock: MachineClock, rng: random.Random
+) -> None:
+    catalog.purge_table("db.t")
+    if rng.random() < 0.5:
+        clock.jump(rng.choice([10, 400]) * DAY_MS)
+        look(machine)
+    (row,) = machine.run(machine.server.parts.store.dropped(("db",), None, 10))
+    status, _ = machine.run(_undrop(machine, row.id))
+    assert status == 200
+
+
+async def _undrop(machine: Served, dropped_id: str) -> tuple[int, Any]:
+    answer = await machine.api("POST", f"/api/v1/dropped/{dropped_id}/undrop", {})
+    return answer.status, answer.json
+
+
+def test_files_that_only_the_clock_calls_old_stay_until_that_time_has_passed(
+    machine: Served, clock: MachineClock
+) -> None:
+    """The clock was wrong before the server started: nothing but the files says how old they are."""
+    with catalog_at(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
+        create(catalog, 2)
+        append(client, "db.t", rows([0]))
+        table = catalog.load_table("db.t")
+        live = write(table.location(), 1)
+        for path in path_of(table.location()).rglob("*"):
+            if path.is_file():
+                age(path, days=400)
+        report = remove_orphan_files(client, "db.t")
+        assert (report.files, report.files_unconfirmed) == (0, 1)
+        for _ in range(24 * 3 + 2):
+            assert live.exists()
+            clock.pass_time(HOUR_MS)
+            look(machine)
+        assert remove_orphan_files(client, "db.t").files == 1
+        assert not live.exists()
+
+
+def test_nothing_is_removed_while_the_clocks_of_server_and_storage_differ(served: Served, client: IndexClient) -> None:
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        append(client, "db.t", rows([0]))
+        orphan = put(catalog.load_table("db.t"), "data/orphan.parquet")
+        parts = served.server.parts.catalog.parts
+        ahead = MachineClock()
+        ahead.jump(3_600_000)
+        object.__setattr__(parts, "clock", ahead)
+        with pytest.raises(BadRequest, match=r"clocks of the server and of the storage .* differ by 3,[56]\d\d s"):
+            remove_orphan_files(client, "db.t")
+        assert orphan.exists()
+        object.__setattr__(parts, "clock", SystemClock())
+        assert remove_orphan_files(client, "db.t").files == 1
+        probes = path_of(catalog.load_table("db.t").location()) / "_seamark" / "clock"
+        assert not list(probes.iterdir())
+
+
+def test_a_commit_of_removed_files_is_refused(served: Served, client: IndexClient) -> None:
+    """By an engine, and as a change. Files that exist are committed."""
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        append(client, "db.t", rows([0]))
+        table = catalog.load_table("db.t")
+        late, kept = write(table.location(), 1), write(table.location(), 2)
+        os.utime(late, (1, 1))
+        staged = served.run(_staged_change(served, late))
+        with table.transaction() as transaction:
+            transaction.set_properties({"a": "b"})
+            transaction.add_files([f"file://{kept}"])
+            assert remove_orphan_files(client, "db.t").files == 1
+            # PyIceberg has read the file that is removed now.
+        late.write_bytes(kept.read_bytes())
+        table.refresh()
+        transaction = table.transaction()
+        transaction.add_files([f"file://{late}"])
+        late.unlink()
+        with pytest.raises(BadRequestError, match="does not exist: an orphan removal"):
+            transaction.commit_transaction()
+        answer = served.run(_commit(served, staged))
+        assert answer.error[:2] == (400, "BadRequestException")
+        assert "an orphan removal of this table deleted" in answer.error[2]
+        assert len(read(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
+        late.write_bytes(kept.read_bytes())
+        assert served.run(_commit(served, staged)).status == 200
+
+
+async def _staged_change(served: Served, path: Path) -> dict[str, Any]:
+    file = {
+        "content": "data",
+        "file-path": f"file://{path}",
+        "file-format": "parquet",
+        "spec-id": 0,
+        "partition": [],
+        "record-count": 1,
+        "file-size-in-bytes": path.stat().st_size,
+    }
+    return {"add": [file]}
+
+
+async def _commit(served: Served, body: dict[str, Any]) -> Any:
+    return await served.api("POST", "/api/v1/tables/db/t/commit", body)

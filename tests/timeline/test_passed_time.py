@@ -1,0 +1,93 @@
+"""Time that has passed, against a clock that jumps: what the catalog counts is never more than what really passed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.store.lease import Lease, LeaseLost
+from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
+from seamark.metaserver.store.sql.sqlite import open_sqlite
+from tests.seeds import examples, quick
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+YEAR_MS = 365 * DAY_MS
+
+
+def test_ago_is_the_latest_time_since_which_so_much_has_passed() -> None:
+    passed = PassedTime(1000, 0, ((100, 200), (500, 800)))
+    assert passed.ago(0) == 1000
+    for age_ms in range(1, 700):
+        since_ms = passed.ago(age_ms)
+        assert passed.between(since_ms, 1000) >= age_ms
+        assert passed.between(since_ms + 1, 1000) < age_ms
+    assert passed.between(1000, 900) == -100
+
+
+@pytest.mark.parametrize("seed", quick(range(40), 4))
+async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int) -> None:
+    """The clock jumps by minutes to years, the machine restarts, and another machine looks; no server runs for days."""
+    rng = random.Random(seed)
+    clock = SimulatedClock(seed=seed)
+    real_ms, allowance_ms = 0, 0
+    events: list[tuple[int, int, int]] = []
+    """When something was recorded by the clock, and when really, and what errors were allowed before."""
+    async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
+        await look_at_clock(store, clock)
+        for number in range(examples(200, 60)):
+            action = rng.random()
+            if action < 0.5:
+                span_ms = rng.choice([1000, 300_000, HOUR_MS // 2])
+                clock.advance(span_ms)
+                real_ms += span_ms
+                allowance_ms += span_ms // 1000
+            elif action < 0.7:
+                clock.jump(rng.choice([-1, 1]) * rng.choice([90_000, HOUR_MS, DAY_MS, YEAR_MS]))
+            elif action < 0.85:  # a machine that was off, or another one, whose clock may be wrong
+                span_ms = rng.choice([0, HOUR_MS // 2, 3 * DAY_MS])
+                clock.advance(span_ms)
+                clock.jump(rng.choice([0, 0, HOUR_MS // 2, -DAY_MS, YEAR_MS]))
+                clock.machine = f"machine {number}"
+                real_ms += span_ms
+                allowance_ms += HOUR_MS
+            allowance_ms += 60_000
+            passed = await look_at_clock(store, clock)
+            for recorded_ms, happened_ms, allowed_ms in events:
+                counted_ms = passed.between(recorded_ms, passed.now_ms)
+                assert counted_ms <= real_ms - happened_ms + allowance_ms - allowed_ms, (number, passed)
+            events.append((clock.now_ms(), real_ms, allowance_ms))
+
+
+async def test_time_in_which_the_server_runs_counts_in_full(tmp_path: Path) -> None:
+    clock = SimulatedClock(seed=1)
+    async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
+        start_ms = (await look_at_clock(store, clock)).now_ms
+        clock.jump(YEAR_MS)
+        assert (await look_at_clock(store, clock)).between(start_ms, clock.now_ms()) == 0
+        for _ in range(48):
+            clock.advance(HOUR_MS)
+            passed = await look_at_clock(store, clock)
+        assert passed.between(start_ms, passed.now_ms) == 2 * DAY_MS
+        assert passed.ago(DAY_MS) == passed.now_ms - DAY_MS
+        assert passed.ago(3 * DAY_MS) < start_ms
+
+
+async def test_a_lease_of_a_clock_that_was_ahead_does_not_last(tmp_path: Path) -> None:
+    clock = SimulatedClock(seed=1)
+    async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
+        wrong, right = (Lease(store, clock, "work", holder, lasts_s=60) for holder in ("wrong", "right"))
+        clock.jump(YEAR_MS)
+        await wrong.hold()
+        clock.jump(-YEAR_MS)
+        await right.hold()
+        wrong.forget()
+        with pytest.raises(LeaseLost):
+            await wrong.hold()
+        await wrong.release()  # takes no lease of another holder
+        right.forget()
+        await right.hold()
+        assert right.fence == 2
