@@ -31,6 +31,7 @@ from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.vending import access_mechanism, gateway_address, storage_config
+from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import NamespacePath, ShownPlan
@@ -132,12 +133,18 @@ async def table_answer(
 
 
 async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
-    """A LoadTableResult of a plan table: storage of its table, planning by the client."""
+    """A LoadTableResult of a plan table: storage of its table, planning by the client.
+
+    If the filter of the plan tests for NaN, the server plans, where it plans the table: Iceberg's Java library would
+    leave out the files and row groups in which only NaN matches.
+    """
     plan, table = loaded.plan, loaded.table
     assert plan.name is not None
     assert table.entry is not None
     config, credentials = access_config(call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name)
-    tail = _tail({**config, PLANNING_MODE: "client"}, credentials)
+    tests_nan = TESTS_NAN in loaded.metadata.properties
+    planned_by = planning_mode(call.app[SETTINGS], table.metadata) if tests_nan else "client"
+    tail = _tail({**config, PLANNING_MODE: planned_by}, credentials)
     etag = table_etag(call, plan.location, plan.namespace, plan.name, mode)
     return await _located_answer(call, plan.location, loaded.metadata, mode, tail, etag)
 

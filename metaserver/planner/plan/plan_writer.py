@@ -28,6 +28,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.errors import Corrupt, ObjectMissing
+from seamark.metaserver.iceberg.expressions.expression import Op, predicates_of
 from seamark.metaserver.iceberg.manifests.content_file import DeclaredTypes
 from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
 from seamark.metaserver.iceberg.manifests.repaired_metrics import repaired_file
@@ -49,6 +50,8 @@ from seamark.metaserver.planner.plan.readers import may_have_nan, without_nan_bo
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 GC_ENABLED = "gc.enabled"
+TESTS_NAN = "seamark.plan-tests-nan"
+"""Property of a plan table whose filter tests for NaN: a client that plans it itself leaves out files with NaN."""
 _AT_ONCE = 16
 """Manifests that a plan reads and decodes concurrently."""
 _IN_THREAD_ENTRIES = 50
@@ -72,6 +75,8 @@ class KeptManifests(NamedTuple):
     deletes: tuple[ManifestFile, ...]
     hidden: bool = False
     """Whether to hide what misleads readers that leave out files in their own way."""
+    tests_nan: bool = False
+    """Whether the filter of the plan tests for NaN."""
 
     @property
     def entries(self) -> int:
@@ -100,7 +105,8 @@ def kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = False)
             whole.append(manifest)
         else:
             parts.append(ManifestPart(manifest, rows))
-    return KeptManifests(tuple(whole), tuple(parts), view.delete_manifests, hidden)
+    tests_nan = any(predicate.op is Op.IS_NAN for predicate in predicates_of(scan.bound))
+    return KeptManifests(tuple(whole), tuple(parts), view.delete_manifests, hidden, tests_nan)
 
 
 def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
@@ -206,6 +212,9 @@ def plan_files(
         *kept.deletes,
     ]
     planned = plan_metadata(metadata, snapshot, location)
+    if kept.tests_nan:
+        properties = {**planned.properties, TESTS_NAN: "true"}
+        planned = msgspec.structs.replace(planned, properties=properties)
     if kept.hidden:
         listed = [msgspec.structs.replace(manifest, partitions=None) for manifest in listed]
         planned = without_partition_fields(planned)

@@ -203,3 +203,21 @@ async def test_a_residual_tests_for_nan_only_in_files_that_may_have_it(doubles: 
     answer = await doubles("POST", f"{T[:-1]}doubles/plan", {"filter": both, **SOME}, headers=JAVA)
     shown = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
     assert shown == [0, 1, 1, 1]
+
+
+async def test_the_server_plans_a_plan_table_whose_filter_nan_may_match(doubles: Api) -> None:
+    """Iceberg's library, which `seamark.spark.sql` reads with, leaves out the files and row groups with NaN alone."""
+
+    async def planned_by(predicate: str) -> str:
+        table = "/api/v1/tables/db/doubles/plan-tables"
+        made = await doubles("POST", table, {"predicate": predicate, "kept-max": 1.0})
+        assert made.status == 200, made.raw
+        mode = (await doubles("GET", f"{T[:-1]}{made.json['name']}")).json["config"]["scan-planning-mode"]
+        assert isinstance(mode, str)
+        return mode
+
+    modes = [await planned_by(predicate) for predicate in ("x > 3", "NOT (x < 3)", "x > 3 AND x < 9", "data = 'b'")]
+    assert modes == ["server", "server", "client", "client"]
+    change = set_properties(**{"seamark.scan-planning-mode": "client"})
+    assert (await doubles("POST", f"{T[:-1]}doubles", change)).status == 200
+    assert await planned_by("x > 4") == "client"
