@@ -225,7 +225,13 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
     # DuckDB gets half: the reader's batches and the answer need the rest.
     limits = DuckDBLimits(memory_bytes=request.memory_bytes // 2, threads=request.threads)
     with SqlSession(
-        request.url, token=request.token, schema=request.schema, limits=limits, writes=False, checked=_confine
+        request.url,
+        token=request.token,
+        schema=request.schema,
+        limits=limits,
+        writes=False,
+        checked=_confine,
+        certificates=request.certificates,
     ) as session:
         if request.format == "explain":
             found = session.explain(request.statement)
