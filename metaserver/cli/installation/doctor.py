@@ -85,7 +85,9 @@ def doctor(
     findings = [*check_installation(), *check_java()]
     if url is None and not lacking_modules("server"):
         settings = load_settings(flags, config)
-        findings += [*warehouse.check_warehouse(settings), *services.check_worker(settings)]
+        findings += (checked := list(warehouse.check_warehouse(settings)))
+        if not any(finding.is_fault for finding in checked):
+            findings += services.check_worker(settings)
     try:
         url = url or served_at(config, {"home": flags["home"]})
     except Misconfigured as error:
