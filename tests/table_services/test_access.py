@@ -115,7 +115,7 @@ async def test_a_worker_accepts_the_certificate_of_its_server_and_no_other(tmp_p
         await asyncio.to_thread(SeamarkClient(server.url, certificates=own).ping)
         for other in (another, ""):
             client = SeamarkClient(server.url, certificates=other, retries=0)
-            with pytest.raises(Unreachable, match="issuer certificate|self-signed"):
+            with pytest.raises(Unreachable, match=r"issuer certificate|self-signed"):
                 await asyncio.to_thread(client.ping)
         with pytest.raises(ValueError, match="cannot be read"):
             SeamarkClient(server.url, certificates="none").ping()
