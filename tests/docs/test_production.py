@@ -133,7 +133,8 @@ def production(
 def append(production: Production, name: str, *numbers: int) -> None:
     properties = {"header.X-Iceberg-Access-Delegation": "remote-signing"}
     token = production.environment["SEAMARK_TOKEN"]
-    with closing(RestCatalog("sea", uri=production.urls[-1], token=token, **properties)) as catalog:
+    trusted: Any = {"ssl": {"cabundle": production.environment["SEAMARK_CA"]}}
+    with closing(RestCatalog("sea", uri=production.urls[-1], token=token, **properties, **trusted)) as catalog:
         if not catalog.namespace_exists("db"):
             catalog.create_namespace("db")
         if not catalog.table_exists(name):
