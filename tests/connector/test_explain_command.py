@@ -55,9 +55,9 @@ def test_a_term_that_did_not_prune_says_why_and_what_would_help(url: str) -> Non
     _, text = seamark("db.t", "id >= 1 AND data = 'x' AND id <> 'abc'", "--url", url)
     for part in (
         "id did not prune: bounds of id allow it in 4 of 4 files",
-        "How many files an index would keep is not known (its values cannot be read: ",
-        ": seamark index create db.t --kind bitmap --columns id",
-        "What a layout by data would give is not known: its values cannot be read: ",
+        "How many files an index would keep is not known (its values are not sampled): "
+        "seamark index create db.t --kind bitmap --columns id",
+        "What a layout by data would give is not known: a data file cannot be read: ",
         "data did not prune: bounds of data allow it in 4 of 4 files",
         ": seamark index create db.t --kind bloom --columns data",
         "Not used: id <> 'abc': 'abc' is not a literal of id, which is long; write a number",

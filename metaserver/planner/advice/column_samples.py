@@ -37,7 +37,7 @@ FILES_MAX, FILES_MIN = 20, 2
 ROWS_MAX = 4_000_000
 READ_BYTES, DECODED_BYTES = 64 << 20, 128 << 20
 SAMPLE_S = 3.0
-NOT_SAMPLED = "no file of it was read"
+NOT_SAMPLED = "its values are not sampled"
 _CONCURRENT = 4
 _HITS_MIN = 3
 """With so many hits the share of a sample is about that of all files."""
@@ -159,9 +159,9 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
     try:
         columns = await gathered([partial(read, file) for file in chosen], _CONCURRENT)
     except Unreadable as error:
-        return f"its values cannot be read: {error}"
+        return f"a data file cannot be read: {error}"
     except SeamarkError as error:
-        return f"its values cannot be read: {error.message}"
+        return f"a data file cannot be read: {error.message}"
     return ColumnSample(column, len(files), sum(max(0, file.records) for file in files), tuple(columns))
 
 

@@ -80,7 +80,7 @@ def _effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samp
 def _with_index(part: Bound, kind: str, left: int, sample: ColumnSample | str | None) -> tuple[int | None, str | None]:
     """Return about how many of the `left` files a plan keeps with an index, and why that cannot be estimated."""
     if not isinstance(sample, ColumnSample):
-        return None, sample or NOT_SAMPLED
+        return None, NOT_SAMPLED  # the estimates of layouts have the reason
     values = len(part.values) if part.op in (Op.EQ, Op.IN) else None
     hits = sample.files_with(part, values)
     if hits is None:

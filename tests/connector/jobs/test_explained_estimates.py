@@ -160,7 +160,7 @@ def test_without_a_sample_no_number_is_told_for_a_value(client: IndexClient) -> 
     assert explained.layouts == ()
     assert [unknown["column"] for unknown in explained.unknown_layouts] == ["color"]
     lines = list(advice("db.t", explained))
-    assert any("What a layout by color would give is not known: its values cannot be read" in line for line in lines)
+    assert any("What a layout by color would give is not known: a data file cannot be read" in line for line in lines)
     assert any("How many files an index would keep is not known" in line for line in lines)
     assert not any("about" in line for line in lines)
     for path in paths:
