@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import urllib3
@@ -56,19 +57,18 @@ def _check_object(storage: Storage, location: str) -> None:
     folder = location.rpartition("/")[0]
     try:
         storage.write(location, [_CONTENT])
-        try:
-            content = bytes(storage.read(location))
-        finally:
-            storage.delete(location)
+        content = bytes(storage.read(location))
     except OSError as error:
-        raise RuntimeError(f"a worker process cannot write, read and delete an object in {folder}: {error}") from None
+        raise RuntimeError(f"a worker process cannot write and read an object in {folder}: {error}") from None
+    finally:
+        with suppress(OSError):  # most jobs need no right to delete
+            storage.delete(location)
     if content != _CONTENT:
         raise RuntimeError(f"an object in {folder} that a worker process reads differs from what it has written")
 
 
 def _check_gateway(endpoint: str) -> None:
-    options = {"retries": False, "timeout": _TIMEOUT_S, "ca_certs": authorities_file()}
-    with urllib3.PoolManager(**options) as pool:
+    with urllib3.PoolManager(retries=False, timeout=_TIMEOUT_S, ca_certs=authorities_file()) as pool:
         try:
             pool.request("GET", endpoint)
         except urllib3.exceptions.HTTPError as error:

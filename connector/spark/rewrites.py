@@ -40,7 +40,7 @@ def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[st
     """
     spark = SparkSession.builder.appName("seamark table services").getOrCreate()
     try:
-        is_local = spark.sparkContext.master.startswith("local")
+        is_local = str(spark.sparkContext.master).startswith("local")
         yield partial(run_on_spark, spark, folders=folders, umask=umask, keys=keys if is_local else {})
     finally:
         spark.stop()

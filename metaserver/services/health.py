@@ -48,7 +48,7 @@ from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.services.budgets import WINDOW, wait_s
 from seamark.metaserver.services.launching.launchers import AUTO, why_ignored
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
-from seamark.metaserver.services.proposals import is_clustered
+from seamark.metaserver.services.proposals import Indexing, is_clustered
 from seamark.metaserver.services.running import ServicesState
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import Instant
@@ -159,10 +159,13 @@ def problems_of_services(
         state: Whether a server runs table services.
         failed: The last runs of services on the table that failed, by service.
     """
-    waits = any(problem.enabled for problem in health.problems) or bool(read_definitions(metadata).enabled)
+    has_indexes = bool(read_definitions(metadata).enabled)
+    waits = has_indexes or any(problem.enabled for problem in health.problems)
     if state.problem is not None and state.enabled and waits:
         yield Problem("table services are off", state.problem, "nothing is indexed, clustered, compacted or expired")
     for service, run in failed.items():
+        if service == Indexing.name and not has_indexes:  # the index that failed is gone
+            continue
         when = datetime.fromtimestamp(run.requested_ms / 1000, UTC).isoformat(" ", "minutes").removesuffix("+00:00")
         yield Problem(
             "failed job",

@@ -64,7 +64,7 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
     problem: str = ""
     """Why the replica that holds the lease runs no jobs."""
     is_held: bool = False
-    """Whether a replica holds the lease."""
+    """Whether a replica holds the lease; true for each state that is read from it."""
 
     def is_complete(self, of: Callable[[NamespacePath], bool]) -> bool:
         """Whether all waiting jobs in the namespaces for which `of` is true are listed."""
@@ -139,14 +139,14 @@ class RunningJobs:
 
 def encode_state(state: JobsState) -> str:
     """Encode what the replica that holds the lease writes into it."""
-    return msgspec.json.encode(msgspec.structs.replace(state, is_held=True)).decode()
+    return msgspec.json.encode(state).decode()
 
 
 async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
     """As of the last renewal of the lease; empty if no replica runs table services, or one of another version does."""
     state = await store.lease_state(SERVICES, now_ms)
     try:
-        return from_json(state, JobsState) if state else JobsState()
+        return msgspec.structs.replace(from_json(state, JobsState), is_held=True) if state else JobsState()
     except msgspec.DecodeError:
         return JobsState(is_held=True)
 

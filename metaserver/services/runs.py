@@ -17,16 +17,25 @@ from seamark.metaserver.timeline.timeline import Timeline
 _ERROR_MAX = 1000
 _RUNS = 50
 """Latest runs of a table among which the last run of each service is looked for."""
+FAILED_MS = 26 * 3_600_000
+"""A job that failed is repeated within an hour, or in the next window of its table. If it is not repeated within this
+time, its policy or index is gone."""
 _CLEAN_MAX = 100_000
 
 
-async def failed_runs(timeline: Timeline, table_uuid: str) -> dict[str, Instant]:
-    """Return the services whose last recorded run on a table failed, each with that run."""
+async def failed_runs(timeline: Timeline, table_uuid: str | None, since_ms: int = 0) -> dict[str, Instant]:
+    """Return the services whose last recorded run on a table failed, each with that run.
+
+    Args:
+        timeline: With the runs.
+        table_uuid: That of the table.
+        since_ms: Earlier failures are left out: a job that still fails runs again within `FAILED_MS`.
+    """
     wanted = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)
     last: dict[str, Instant] = {}
     for run in await timeline.read(wanted, _RUNS):
         last.setdefault(str(run.summary.get("service")), run)
-    return {service: run for service, run in last.items() if "error" in run.summary}
+    return {service: run for service, run in last.items() if "error" in run.summary and run.requested_ms >= since_ms}
 
 
 class RunLog:

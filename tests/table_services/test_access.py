@@ -74,7 +74,7 @@ async def test_missing_and_wrong_keys_are_told(
     assert "The server has no S3 keys" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock)
     wrong = settings(s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong")
     found = await storage_problem(wrong, clock)
-    assert f"cannot write, read and delete an object in s3://{s3_bucket}/lake" in found
+    assert f"cannot write and read an object in s3://{s3_bucket}/lake" in found
     monkeypatch.setenv("AWS_PROFILE", "missing")
     credentials._chain.cache_clear()
     assert "missing" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock)

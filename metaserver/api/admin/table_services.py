@@ -24,7 +24,7 @@ from seamark.metaserver.services.running import (
     load_jobs,
     state_of_services,
 )
-from seamark.metaserver.services.runs import failed_runs
+from seamark.metaserver.services.runs import FAILED_MS, failed_runs
 from seamark.metaserver.store.model import EntryKind
 
 
@@ -100,7 +100,7 @@ async def load_table_health(call: Call) -> TableHealth:
     settings, now_ms = call.app[SETTINGS], call.app[CLOCK].now_ms()
     health = await asyncio.to_thread(partial(health_of, metadata, view, settings, now_ms))
     state = state_of_services(await load_jobs(call.app[STORE], now_ms), call.app[STATUS])
-    failed = await failed_runs(call.app[TIMELINE], metadata.table_uuid)
+    failed = await failed_runs(call.app[TIMELINE], metadata.table_uuid, now_ms - FAILED_MS)
     problems = problems_of_services(metadata, health, state, failed)
     return msgspec.structs.replace(health, problems=(*problems, *health.problems))
 

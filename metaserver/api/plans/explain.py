@@ -233,7 +233,8 @@ async def explain_scan(
     is_long = is_long or bound_scan.is_long
     scan = await call.app[PLANNER].explain(bound_scan, loaded.entry)
     samples = await sample_columns(call.app[OBJECTS], scan)
-    policies = await load_policies(call.app[CATALOG].parts.store, loaded.entry.namespace)
+    namespace = () if loaded.entry is None else loaded.entry.namespace
+    policies = await load_policies(call.app[CATALOG].parts.store, namespace)
     properties = with_policies(scan.metadata, policies).properties
 
     def answer() -> bytes:

@@ -31,7 +31,6 @@ def connect(client: IndexClient, engine: str, catalog: str, on_s3: bool) -> None
         raise click.BadParameter(f"{catalog!r} is not a name; write letters, digits and _", param_hint="--catalog")
     next(client.namespaces(), None)  # a wrong address is an error here, and not in the engine
     authority = os.environ.get(CA_VARIABLE, "")
-    options = {"has_token": client.has_token, "on_s3": on_s3, "authority": authority}
-    say(connection_text(engine, catalog, client.url, **options))
+    say(connection_text(engine, catalog, client.url, has_token=client.has_token, on_s3=on_s3, authority=authority))
     if client.has_token and TOKEN not in os.environ:
         say(f"Set {TOKEN} before you run it.", err=True)

@@ -54,7 +54,7 @@ def check_services(client: SeamarkClient) -> Iterator[Finding]:
     else:
         fix = "Set services_workers to 1 or more, or run seamark indexer and seamark run beside the server"
         yield Finding("table services", f"they do not run: {state['problem']}", fix)
-    failed = list(_failed(runs))
+    failed = [run for run in _failed(runs) if _still_fails(client, run)]
     for run in failed[:_SHOWN]:
         name = ".".join((*run.namespace, run.name))
         text = f"the last run of {run.summary['service']} failed: {run.summary['error']}"
@@ -76,3 +76,12 @@ def _failed(runs: list[Instant]) -> Iterator[Instant]:
             seen.add(key)
             if "error" in run.summary:
                 yield run
+
+
+def _still_fails(client: SeamarkClient, run: Instant) -> bool:
+    """Whether the server counts the run as a problem: not if the table, its index or its policy is gone."""
+    try:
+        problems = client.health((*run.namespace, run.name))["problems"]
+    except ClientError:
+        return False
+    return any(f"the last run of {run.summary['service']}," in problem["detail"] for problem in problems)
