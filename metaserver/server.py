@@ -68,6 +68,7 @@ from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
 from seamark.metaserver.planner.plan.preparation import Preparation
 from seamark.metaserver.services.housekeeping import Housekeeping
+from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.open import open_store
@@ -160,6 +161,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             keyring=keyring,
             gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s),
             peers=opened_peers,
+            services_status=ServicesStatus(enabled=settings.services_workers > 0),
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=await enter(_open_tracing(settings)),
             drain=drain,
@@ -186,8 +188,8 @@ def new_holder(clock: Clock) -> str:
 
 
 @asynccontextmanager
-async def table_services(parts: ServerParts, url: str) -> AsyncIterator[None]:
-    """Runs the table services during the block. `url`: that of this server, which is serving."""
+async def table_services(parts: ServerParts, url: str, certificate: Certificate | None = None) -> AsyncIterator[None]:
+    """Runs the table services during the block. `url`: that of this server, which is serving, with `certificate`."""
     async with open_scheduler(
         parts.settings,
         parts.store,
@@ -197,7 +199,9 @@ async def table_services(parts: ServerParts, url: str) -> AsyncIterator[None]:
         parts.clock,
         holder=new_holder(parts.clock),
         url=url,
+        certificate=certificate,
         observer=parts.metrics.jobs,
+        status=parts.services_status,
     ) as scheduler:
         if scheduler is None:
             yield
@@ -293,7 +297,7 @@ async def serving(
     """Serves requests on `sock` during the block, and drains at its end."""
     # aiohttp's access log is off: the middleware logs more.
     runner = ConnectionRunner(
-        build_app(parts),
+        build_app(parts, certificate),
         limits_of(parts.settings),
         Answers(error_response, partial(parts.metrics.observe, UNREADABLE, 400, 0.0, None)),
         tls=None if certificate is None else certificate.context,
@@ -395,7 +399,7 @@ async def serve(
         await stack.enter_async_context(serving(parts, sock, certificate))
         if settings.gateway_port:
             await stack.enter_async_context(gateway(parts, certificate))
-        await stack.enter_async_context(table_services(parts, url_of(settings, sock)))
+        await stack.enter_async_context(table_services(parts, url_of(settings, sock), certificate))
         freeze_garbage()
         warn_of_plain_http(settings)
         _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.changed())

@@ -71,8 +71,8 @@ class ServiceSettings:
     )
     services_url: str = setting(
         "",
-        "URL by which worker processes reach this server. Empty: the bound address. Required with tls_cert, whose "
-        "certificate must cover its host.",
+        "URL by which worker processes reach this server; with https, its certificate must cover the host. Empty: the "
+        "bound address, where they accept the certificate of tls_cert whatever names it has.",
         schemes=("http", "https"),
     )
     services_memory_bytes: int = setting(

@@ -36,6 +36,8 @@ PLAN_MARK = "~plan~"
 """Part of a plan table's name, between the table's name and a digest; reserved for plan tables."""
 RECHECK_AFTER = "recheck_after_s"
 """A name in the totals of a job: seconds after which it is worth another run, though the table may not change."""
+ACCESS_CHECK = "access-check"
+"""The name of the job that checks whether worker processes reach the server and the storage. It has no table."""
 LIKES_MAX, PATTERN_MAX = 16, 1_000
 """Limits of LIKE predicates for one dimension, and of the characters of a pattern."""
 NAME_MAX = 255

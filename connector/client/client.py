@@ -45,7 +45,7 @@ from seamark.connector.client.values import (
     given,
 )
 from seamark.metaserver.decoding import from_json, from_values
-from seamark.metaserver.tls import trusted_by_clients
+from seamark.metaserver.tls import only_these, trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 T = TypeVar("T")
@@ -72,11 +72,19 @@ class SeamarkClient:
 
     `timeout_s` bounds each wait for the server, `retries` how often one request is repeated. The variable SEAMARK_CA
     names the authorities of its certificate, where those of the system do not know it. `fence`: the fencing number that
-    commits of a job of the table services name.
+    commits of a job of the table services name. `certificates`: those of the server (PEM), for processes that it
+    starts; then it can have any name.
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 4, fence: int | None = None
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 4,
+        fence: int | None = None,
+        certificates: str = "",
     ) -> None:
         check_url(url)
         self.url = url.rstrip("/")
@@ -85,6 +93,7 @@ class SeamarkClient:
         self._timeout_s = timeout_s
         self._retries = retries
         self.fence = fence
+        self._certificates = certificates
         self._pool: tuple[int, urllib3.PoolManager] | None = None
         self._root: str | None = None
 
@@ -103,6 +112,10 @@ class SeamarkClient:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool[1].clear()
+
+    def ping(self) -> None:
+        """Send a request that changes nothing. ClientError if the server does not answer, or refuses the login."""
+        self._json("GET", "/v1/config")
 
     # What a table consists of
 
@@ -480,7 +493,10 @@ class SeamarkClient:
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
             timeout = self._timeout(self._timeout_s)
-            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, ssl_context=trusted_by_clients())
+            tls: dict[str, Any] = {"ssl_context": trusted_by_clients()}
+            if self._certificates:
+                tls = {"ssl_context": only_these(self._certificates), "assert_hostname": False}
+            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, **tls)
             pool = self._pool = (os.getpid(), manager)
         return pool[1]
 

@@ -16,6 +16,8 @@ RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 NO_HIVE = {"spark.sql.catalogImplementation": "in-memory"}
 """Else spark-sql makes a Hive metastore in the current folder, where a second shell then fails."""
 TOKEN = "SEAMARK_TOKEN"  # noqa: S105  the name of a variable
+TRUST_STORE = "seamark-trust.jks"
+"""Java's authorities and that of the server, in the folder in which the engine is started."""
 ENGINES = ("spark", "pyspark", "pyiceberg", "trino", "duckdb")
 
 
@@ -39,8 +41,11 @@ def catalog_conf(
     return {prefix: CATALOG_CLASS} | {f"{prefix}.{key}": value for key, value in properties.items()}
 
 
-def connection_text(engine: str, name: str, uri: str, *, has_token: bool, on_s3: bool = False) -> str:
-    """The configuration of an engine of `ENGINES` for the catalog `name`. `on_s3`: tables are in S3."""
+def connection_text(
+    engine: str, name: str, uri: str, *, has_token: bool, on_s3: bool = False, authority: str = ""
+) -> str:
+    """The configuration of an engine of `ENGINES` for the catalog `name`. `on_s3`: tables are in S3. `authority`: a
+    file (PEM) with the authority of the server's certificate, if the system does not know it."""
     texts = {
         "spark": _spark,
         "pyspark": _pyspark,
@@ -48,7 +53,34 @@ def connection_text(engine: str, name: str, uri: str, *, has_token: bool, on_s3:
         "trino": _trino_on_s3 if on_s3 else _trino,
         "duckdb": _duckdb,
     }
-    return texts[engine](name, uri, has_token)
+    text = texts[engine](name, uri, has_token)
+    return _trusting(engine, text, authority) if authority and uri.startswith("https:") else text
+
+
+def _trusting(engine: str, text: str, authority: str) -> str:
+    """The configuration with what makes the engine trust the authority."""
+    if engine == "pyiceberg":
+        text = text.replace('type="rest",', f'type="rest", ssl={{"cabundle": {authority!r}}},')
+        return f"# With s3fs, which remote signing needs, set REQUESTS_CA_BUNDLE={authority}, too.\n{text}"
+    if engine == "duckdb":
+        return text
+    file, option = shlex.quote(authority), f"-Djavax.net.ssl.trustStore={TRUST_STORE}"
+    commands = (
+        f'cp "$JAVA_HOME/lib/security/cacerts" {TRUST_STORE} && chmod u+w {TRUST_STORE}\n'
+        f"keytool -importcert -noprompt -alias seamark -file {file} -keystore {TRUST_STORE} -storepass changeit\n"
+    )
+    if engine == "spark":
+        options = " \\\n  ".join(
+            f"--conf spark.{process}.extraJavaOptions={option}" for process in ("driver", "executor")
+        )
+        return f"{commands}{text} \\\n  {options}"
+    commented = "".join(f"# {line}\n" for line in commands.splitlines())
+    if engine == "pyspark":
+        lines = "".join(
+            f"    .config('spark.{process}.extraJavaOptions', '{option}')\n" for process in ("driver", "executor")
+        )
+        return commented + text.replace("    .getOrCreate()", f"{lines}    .getOrCreate()")
+    return f"{commented}# Add to etc/jvm.config, with the path of the file: {option}\n{text}"
 
 
 def _spark(name: str, uri: str, has_token: bool) -> str:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from seamark.metaserver.root_folder import RootFolder, SymbolicLinkError, descriptor_path
+from seamark.metaserver.tls import authorities_file
 
 S3_SCHEMES = ("s3", "s3a", "s3n")
 
@@ -33,6 +34,8 @@ class _ConfinedFolder:
     below: str
 
 
+_lent_keys: Mapping[str, str] = {}
+"""The keys of `use_keys`."""
 _confined_to: tuple[_ConfinedFolder, ...] | None = None
 """The folders of `confine`; None: all."""
 
@@ -57,6 +60,16 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
                 confined.append(_ConfinedFolder(root, below))
                 break
     _confined_to = tuple(confined)
+
+
+def use_keys(properties: Mapping[str, str]) -> None:
+    """Make this process access S3 with these keys where a table comes without keys.
+
+    For a process of the server: the server has keys, and hands out none to clients in most of its modes.
+    `properties` are as in `Storage`; empty for AWS's chain.
+    """
+    global _lent_keys
+    _lent_keys = dict(properties)
 
 
 @contextmanager
@@ -181,7 +194,8 @@ def _path_of(location: str) -> str | None:
 
 @dataclass(frozen=True)
 class Storage:
-    """`properties` as in a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, … Without keys AWS's chain decides.
+    """`properties` as in a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, … Without keys those of `use_keys`
+    count, or else AWS's chain decides.
     `local_root`: a folder of this machine; no symbolic link below it is followed."""
 
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -239,15 +253,17 @@ class Storage:
 
     def _s3(self) -> fs.FileSystem:
         given = self.properties
+        keys = given if given.get("s3.access-key-id") else {**given, **_lent_keys}
         endpoint = urlsplit(given["s3.endpoint"]) if given.get("s3.endpoint") else None
         return fs.S3FileSystem(
-            access_key=given.get("s3.access-key-id"),
-            secret_key=given.get("s3.secret-access-key"),
-            session_token=given.get("s3.session-token"),
+            access_key=keys.get("s3.access-key-id"),
+            secret_key=keys.get("s3.secret-access-key"),
+            session_token=keys.get("s3.session-token"),
             region=given.get("s3.region") or given.get("client.region"),
             scheme=endpoint.scheme if endpoint else "https",
             endpoint_override=endpoint.netloc if endpoint else None,
             force_virtual_addressing=given.get("s3.path-style-access", "true").lower() == "false",
+            tls_ca_file_path=authorities_file(),
         )
 
     def read(self, location: str) -> memoryview:

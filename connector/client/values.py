@@ -97,6 +97,8 @@ class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     """The parts of the filter that all rows must satisfy, and what bounds do for each alone."""
     layouts: tuple[dict[str, Any], ...]
     """Layouts that would keep clearly fewer files: columns, files-in and about how many files."""
+    unknown_layouts: tuple[dict[str, Any], ...]
+    """Columns for which nothing can be estimated: column and reason."""
     columns: tuple[dict[str, Any], ...]
     residuals: tuple[dict[str, Any], ...]
     residuals_complete: bool

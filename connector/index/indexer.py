@@ -71,14 +71,16 @@ class AuditLimits:
 
 @dataclass
 class Round:
-    """Totals of one round. `files_not_indexed`: data files that cannot be indexed. `verified`: index files; `damaged`:
-    the verified index files with problems. `left`: actions that another builder's work prevents."""
+    """Totals of one round. `files_not_indexed`: data files that cannot be indexed; `reason`: why one of them cannot.
+    `verified`: index files; `damaged`: the verified index files with problems. `left`: actions that another builder's
+    work prevents."""
 
     tables: int = 0
     indexes: int = 0
     builds: int = 0
     files: int = 0
     files_not_indexed: int = 0
+    reason: str = field(default="", compare=False)
     merges: int = 0
     verified: int = 0
     verified_bytes: int = 0
@@ -304,6 +306,7 @@ class Indexer:
         except NotFound:
             log.info("gone")  # dropped or renamed during the round
         except _FilesNotIndexed as error:
+            done.reason = done.reason or str(error)
             log.warning("data files left", error=str(error), again_in_s=self._back_off(key, error.files))
         except Exception as error:  # noqa: BLE001  an error in one table must not stop the others
             if isinstance(error, Refused) and error.status == _CONFLICT:

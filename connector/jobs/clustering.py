@@ -80,14 +80,14 @@ from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.metadata.clustering import (
     CLUSTERED_BY,
     COLUMNS,
+    LAYER_BYTES,
+    LAYER_FILES,
     ClusteringLayout,
     joins_of,
     layer_of,
 )
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
-LAYER_BYTES, LAYER_FILES = 4 << 30, 2000
-"""Limits of the files that become one layer: they bound the disk space and the time of a commit."""
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
 """Layers of small partitions are committed together up to these limits."""
 RANGE_BYTES, RANGE_ROWS = 32 << 20, 1_000_000

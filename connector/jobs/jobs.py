@@ -11,6 +11,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.rewrite_lease import RewriteRunning, rewrite_lease
 from seamark.connector.index.builds import InProcessWorkers
 from seamark.connector.index.indexer import AuditLimits, Indexer
+from seamark.connector.jobs.access_check import check_access
 from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.column_ttl import expire_columns
@@ -20,7 +21,7 @@ from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.replacements import BatchRunner, RewriteReport, run_here
-from seamark.metaserver.wire import RECHECK_AFTER
+from seamark.metaserver.wire import ACCESS_CHECK, RECHECK_AFTER
 
 Table = tuple[str, ...]
 AUDIT_S_MAX = 600.0
@@ -30,12 +31,14 @@ ANOTHER_RUNS_S = 5.0
 
 def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     """Builds, merges and audits the indexes of a table. The totals are empty if there was nothing to do. RuntimeError
-    if something failed; the rest is done."""
+    if something failed, or data files are left out; the rest is done."""
     audit = AuditLimits(size_bytes=1 << 62, seconds=AUDIT_S_MAX)
     indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit=audit)
     done = indexer.maintain(table)
     if done.failed:
         raise RuntimeError(f"{done.failed} of the table's index jobs failed; the log of the worker says why")
+    if done.files_not_indexed:
+        raise RuntimeError(f"{done.reason}. Queries read these files unless their column statistics exclude them")
     if done.left:  # that builder may have been killed
         raise RuntimeError(f"{done.left} of the table's index jobs wait for another builder of the same index")
     if not (done.builds or done.merges or done.verified):
@@ -117,6 +120,7 @@ def run_bucket_splitting(client: IndexClient, table: Table) -> dict[str, Any]:
 
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
+    ACCESS_CHECK: check_access,
     "bucket-splitting": run_bucket_splitting,
     "clustering": run_clustering,
     "column-ttl": run_column_ttl,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,22 +21,27 @@ from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
 
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.client.storage import confine
+from seamark.connector.client.storage import confine, use_keys
 from seamark.connector.read.tables import ScanTask
 from seamark.connector.write.replacements import Batches, BatchRunner, Rewrite, RewrittenFiles
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 
 _GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+_NO_KEYS: Mapping[str, str] = {}
 _Outcome = RewrittenFiles | str | None
 """The new files, None if they are not worth a commit, or why the files of the batch cannot be rewritten."""
 
 
 @contextmanager
-def session_rewrites(folders: Sequence[str] | None, umask: int) -> Iterator[BatchRunner]:
-    """A runner of batches by the session that spark-submit has configured, which ends with the block."""
+def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[str, str]) -> Iterator[BatchRunner]:
+    """A runner of batches by the session that spark-submit has configured, which ends with the block.
+
+    `keys`: as `use_keys` takes them. Tasks on this machine get them. The executors of a cluster have their own.
+    """
     spark = SparkSession.builder.appName("seamark table services").getOrCreate()
     try:
-        yield partial(run_on_spark, spark, folders=folders, umask=umask)
+        is_local = str(spark.sparkContext.master).startswith("local")
+        yield partial(run_on_spark, spark, folders=folders, umask=umask, keys=keys if is_local else {})
     finally:
         spark.stop()
 
@@ -54,17 +59,22 @@ def job_group_kept(spark: SparkSession) -> Iterator[None]:
 
 
 def run_on_spark(
-    spark: SparkSession, batches: Batches, *, folders: Sequence[str] | None = None, umask: int | None = None
+    spark: SparkSession,
+    batches: Batches,
+    *,
+    folders: Sequence[str] | None = None,
+    umask: int | None = None,
+    keys: Mapping[str, str] = _NO_KEYS,
 ) -> Batches:
     """The batches in the order in which their tasks end, with functions that return the result at once; as many run
-    together as there are cores. `folders`: as `confine` takes them."""
+    together as there are cores. `folders`: as `confine` takes them; `keys`: as `use_keys` does."""
     group = f"seamark-rewrite-{uuid.uuid4()}"
     context = spark.sparkContext
     context.setJobGroup(group, "Rewrite data files", interruptOnCancel=True)
     given, running = iter(batches), dict[Future[_Outcome], Sequence[ScanTask]]()
 
     def run(rewrite: Rewrite) -> _Outcome:
-        task = partial(_in_task, rewrite, folders, umask)
+        task = partial(_in_task, rewrite, folders, umask, keys)
         return context.parallelize([0], 1).map(task).collect()[0]
 
     slots = max(1, context.defaultParallelism)
@@ -84,8 +94,12 @@ def run_on_spark(
                 context.cancelJobGroup(group)
 
 
-def _in_task(rewrite: Rewrite, folders: Sequence[str] | None, umask: int | None, _: int) -> _Outcome:
+def _in_task(
+    rewrite: Rewrite, folders: Sequence[str] | None, umask: int | None, keys: Mapping[str, str], _: int
+) -> _Outcome:
     """Errors that concern the files are results, because Spark would repeat the task."""
+    if keys:
+        use_keys(keys)
     if folders is not None:
         confine(folders)
     if umask is not None:

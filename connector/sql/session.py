@@ -141,12 +141,13 @@ class SqlSession:
         on_s3: bool = False,
         writes: bool = True,
         checked: Callable[[list[OpenTable]], None] = lambda _: None,
+        certificates: str = "",
     ) -> None:
         """`catalog`: the name that a statement may have before the schema; `schema`: that of tables that are
         named without one. `on_s3`: tables are in S3, for statements
         that write. `writes`: whether it runs them. `checked` gets the tables of a query before their files are read,
-        and may refuse them. ValueError for an invalid URL."""
-        self._client = SeamarkClient(url, token=token)
+        and may refuse them. `certificates`: as for `SeamarkClient`. ValueError for an invalid URL."""
+        self._client = SeamarkClient(url, token=token, certificates=certificates)
         self._catalog, self._schema = catalog, schema
         self._engines = engines or Engines()
         self._trino = None if self._engines.trino is None else TrinoAddress.parse(self._engines.trino)

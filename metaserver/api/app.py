@@ -35,10 +35,12 @@ from seamark.metaserver.api.plans import explain, explain_query, plan_leases, pl
 from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
 from seamark.metaserver.api.sql import statements
 from seamark.metaserver.catalog.quotas import Quota
+from seamark.metaserver.tls import Certificate
 
 
-def build_app(parts: ServerParts) -> web.Application:
-    """The application with all routes. It may be started and stopped once, like aiohttp's applications."""
+def build_app(parts: ServerParts, certificate: Certificate | None = None) -> web.Application:
+    """The application with all routes. It may be started and stopped once, like aiohttp's applications.
+    `certificate`: that with which it is served."""
     settings = parts.settings
     bounds = WorkerLimits(
         requests=settings.requests_limit, watchers=settings.watchers_limit, body_bytes=settings.bodies_memory_bytes
@@ -73,6 +75,9 @@ def build_app(parts: ServerParts) -> web.Application:
     app[keys.PAGES] = parts.catalog.pages
     app[keys.AUDIT] = parts.audit
     app[keys.DRAIN] = parts.drain
+    app[table_services.STATUS] = parts.services_status
+    if certificate is not None:
+        app[keys.CERTIFICATE] = certificate
     add_routes(app)
     return app
 

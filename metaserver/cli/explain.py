@@ -227,11 +227,15 @@ def advice(table: str, explanation: Explanation) -> Iterator[str]:
         if term["index"] is not None:
             yield f"  The index {term['index']} is on {name}; its coverage: seamark index list {table}"
         elif term["index-kind"] is not None:
-            kept = f"the files that hold a value and about {show_count(term['index-files'], 'other')}"
-            if term["index-kind"] == "bitmap":
-                kept = "the files that hold a matching row"
-            kind = term["index-kind"]
-            yield f"  An index keeps {kept}: seamark index create {table} --kind {kind} --columns {column}"
+            command = f"seamark index create {table} --kind {term['index-kind']} --columns {column}"
+            if term["index-files"] is None:
+                yield f"  How many files an index would keep is not known ({term['index-note']}): {command}"
+            else:
+                yield f"  With an index the plan would keep about {show_count(term['index-files'], 'file')}: {command}"
+        elif term["index-files"] is not None:
+            yield f"  An index would not help: about {show_count(term['index-files'], 'file')} hold a matching row."
+    for unknown in explanation.unknown_layouts:
+        yield f"What a layout by {unknown['column']} would give is not known: {unknown['reason']}."
     for layout in explanation.layouts[:_LAYOUTS_SHOWN]:
         columns = ", ".join(layout["columns"])
         what = f"Sorted by {columns}" if len(layout["columns"]) == 1 else f"Clustered by {columns}"

@@ -23,7 +23,7 @@ import structlog
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.progress import reporting
-from seamark.connector.client.storage import confine
+from seamark.connector.client.storage import confine, use_keys
 from seamark.connector.jobs.jobs import JOBS
 from seamark.connector.write.replacements import BatchRunner
 from seamark.metaserver.api.http.observability.logs import configure_logging
@@ -102,7 +102,8 @@ def run(request: JobRequest, report: Report, runner: BatchRunner | None = None) 
     os.umask(request.umask)
     if request.folders is not None:
         confine(request.folders)
-    client = IndexClient(request.url, token=request.token, fence=request.fence)
+    use_keys(request.storage)
+    client = IndexClient(request.url, token=request.token, fence=request.fence, certificates=request.certificates)
     further = request.arguments if runner is None else {**request.arguments, "runner": runner}
     table = (*request.namespace, request.table)
     try:

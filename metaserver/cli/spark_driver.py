@@ -24,7 +24,7 @@ def main() -> None:
     request = from_json((folder / REQUEST).read_bytes(), JobRequest)
     # PySpark is an optional dependency, which only this process needs.
     rewrites = importlib.import_module("seamark.connector.spark.rewrites")
-    with rewrites.session_rewrites(request.folders, request.umask) as runner:
+    with rewrites.session_rewrites(request.folders, request.umask, request.storage) as runner:
         answer = run(request, lambda progress: _leave(progress, folder / PROGRESS), runner)
     _leave(answer, folder / ANSWER)
 

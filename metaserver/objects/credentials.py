@@ -11,9 +11,11 @@ from seamark.metaserver.errors import StorageError
 from seamark.metaserver.settings import Settings
 
 if TYPE_CHECKING:
+    from botocore import exceptions as aws_errors
     from botocore import session as aws
 else:
     aws = Deferred("botocore.session")
+    aws_errors = Deferred("botocore.exceptions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,22 @@ def server_keys(settings: Settings) -> S3Keys:
         )
     frozen = found.get_frozen_credentials()
     return S3Keys(frozen.access_key, frozen.secret_key, frozen.token or "")
+
+
+def key_properties(settings: Settings) -> dict[str, str]:
+    """Return the server's keys as properties of a FileIO, for processes that the server starts.
+
+    Call this in a thread, as `server_keys`.
+
+    Raises:
+        StorageError: There are no keys, or AWS's credential chain fails.
+    """
+    try:
+        keys = server_keys(settings)
+    except aws_errors.BotoCoreError as error:
+        raise StorageError(f"AWS's credential chain gives the server no S3 keys: {error}") from None
+    properties = {"s3.access-key-id": keys.access_key_id, "s3.secret-access-key": keys.secret_access_key}
+    return {**properties, "s3.session-token": keys.token} if keys.token else properties
 
 
 @cache

@@ -54,7 +54,7 @@ def storage_config(
     at = parse_location(table_location, "The table's location")
     if at.scheme != "s3":
         return {}, []
-    config = _address(settings)
+    config = store_address(settings)
     mechanism = access_mechanism(settings, delegation)
     if mechanism == SIGNING:
         return {**config, **_signing(sign_path)}, []
@@ -92,7 +92,8 @@ def gateway_address(settings: Settings) -> str:
     )
 
 
-def _address(settings: Settings) -> dict[str, str]:
+def store_address(settings: Settings) -> dict[str, str]:
+    """Return the address of the store for clients, as properties of a FileIO."""
     endpoint = gateway_address(settings) if settings.s3_client_access == "gateway" else settings.s3_endpoint
     path_style = (settings.s3_path_style or settings.s3_client_access == "gateway") and bool(endpoint)
     config = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
@@ -40,14 +41,17 @@ from seamark.metaserver.iceberg.metadata.service_switches import (
 from seamark.metaserver.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.index.blocks.packing import Longs
+from seamark.metaserver.index.files.definitions import read_definitions
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.services.budgets import WINDOW, wait_s
 from seamark.metaserver.services.launching.launchers import AUTO, why_ignored
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
-from seamark.metaserver.services.proposals import is_clustered
+from seamark.metaserver.services.proposals import Indexing, is_clustered
+from seamark.metaserver.services.running import ServicesState
 from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import Instant
 
 _MANY_SNAPSHOTS = 100
 """Snapshots from which on metadata files are noticeably large: about 1 KB each, read by each query of an engine."""
@@ -142,6 +146,32 @@ def health_of(metadata: TableMetadata, view: TableView, settings: Settings, now_
     after_s = wait_s(metadata.properties.get(WINDOW, ""), now_ms)
     timed = (msgspec.structs.replace(problem, after_s=after_s if problem.enabled else 0.0) for problem in found)
     return msgspec.structs.replace(health, problems=tuple(timed))
+
+
+def problems_of_services(
+    metadata: TableMetadata, health: TableHealth, state: ServicesState, failed: Mapping[str, Instant]
+) -> Iterator[Problem]:
+    """Yield why table services do not do what the table's policy and indexes ask for.
+
+    Args:
+        metadata: Of the table, with the policies of its namespaces.
+        health: What the services would correct.
+        state: Whether a server runs table services.
+        failed: The last runs of services on the table that failed, by service.
+    """
+    has_indexes = bool(read_definitions(metadata).enabled)
+    waits = has_indexes or any(problem.enabled for problem in health.problems)
+    if state.problem is not None and state.enabled and waits:
+        yield Problem("table services are off", state.problem, "nothing is indexed, clustered, compacted or expired")
+    for service, run in failed.items():
+        if service == Indexing.name and not has_indexes:  # the index that failed is gone
+            continue
+        when = datetime.fromtimestamp(run.requested_ms / 1000, UTC).isoformat(" ", "minutes").removesuffix("+00:00")
+        yield Problem(
+            "failed job",
+            f"the last run of {service}, at {when} UTC, failed: {run.summary['error']}",
+            "its work is not done, or not all of it; the server tries again, at the latest after an hour",
+        )
 
 
 def _sizes(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes:

@@ -18,6 +18,8 @@ from seamark.metaserver.store.lease import SERVICES
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 
+NOT_STARTED = "no server runs them at this moment; a server takes a minute to start or to replace another"
+OFF = "the setting services_workers is 0 on this server, and no other server runs them"
 WAITING_LISTED = 50
 """Waiting jobs in the lease: about 10 kB, which is written at each renewal."""
 NAMESPACES_LISTED = 500
@@ -59,10 +61,31 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
     waiting: tuple[WaitingJob, ...] = ()
     unlisted: tuple[NamespacePath, ...] = ()
     more: bool = False
+    problem: str = ""
+    """Why the replica that holds the lease runs no jobs."""
+    is_held: bool = False
+    """Whether a replica holds the lease; true for each state that is read from it."""
 
     def is_complete(self, of: Callable[[NamespacePath], bool]) -> bool:
         """Whether all waiting jobs in the namespaces for which `of` is true are listed."""
         return not self.more and not any(of(namespace) for namespace in self.unlisted)
+
+
+class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
+    """`running`: whether a replica runs table services now. `problem`: why none does; None if one does. `enabled`:
+    whether some server should run them, as far as this server knows."""
+
+    running: bool
+    enabled: bool
+    problem: str | None = None
+
+
+class ServicesStatus:
+    """What this process knows: whether its settings enable table services, and why it cannot run them, if it cannot."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.problem = ""
 
 
 class RunningJobs:
@@ -104,16 +127,39 @@ class RunningJobs:
         rest = queue.waiting_namespaces()
         rest.subtract(job.namespace for job in waiting)
         unlisted = sorted(+rest)
-        state = JobsState(
-            tuple(self), tuple(waiting), tuple(unlisted[:NAMESPACES_LISTED]), len(unlisted) > NAMESPACES_LISTED
+        return encode_state(
+            JobsState(
+                tuple(self),
+                tuple(waiting),
+                tuple(unlisted[:NAMESPACES_LISTED]),
+                more=len(unlisted) > NAMESPACES_LISTED,
+            )
         )
-        return msgspec.json.encode(state).decode()
+
+
+def encode_state(state: JobsState) -> str:
+    """Encode what the replica that holds the lease writes into it."""
+    return msgspec.json.encode(state).decode()
 
 
 async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
     """As of the last renewal of the lease; empty if no replica runs table services, or one of another version does."""
     state = await store.lease_state(SERVICES, now_ms)
     try:
-        return from_json(state, JobsState) if state else JobsState()
+        return msgspec.structs.replace(from_json(state, JobsState), is_held=True) if state else JobsState()
     except msgspec.DecodeError:
-        return JobsState()
+        return JobsState(is_held=True)
+
+
+def state_of_services(jobs: JobsState, status: ServicesStatus) -> ServicesState:
+    """Return whether table services run on any replica.
+
+    Args:
+        jobs: What the lease says.
+        status: That of this process, which counts while no replica holds the lease.
+    """
+    if jobs.is_held:
+        return ServicesState(running=not jobs.problem, enabled=True, problem=jobs.problem or None)
+    if not status.enabled:
+        return ServicesState(running=False, enabled=False, problem=OFF)
+    return ServicesState(running=False, enabled=True, problem=status.problem or NOT_STARTED)

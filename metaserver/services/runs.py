@@ -1,4 +1,4 @@
-"""Records the runs of jobs on the timeline."""
+"""Records the runs of jobs on the timeline, and finds those that failed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,32 @@ from seamark.metaserver.clock import Clock
 from seamark.metaserver.services.service import Job
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import RecordInstant
-from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.instants import MAINTENANCE
 from seamark.metaserver.timeline.timeline import Timeline
 
 _ERROR_MAX = 1000
+_RUNS = 50
+"""Latest runs of a table among which the last run of each service is looked for."""
+FAILED_MS = 26 * 3_600_000
+"""A job that failed is repeated within an hour, or in the next window of its table. If it is not repeated within this
+time, its policy or index is gone."""
+_CLEAN_MAX = 100_000
+
+
+async def failed_runs(timeline: Timeline, table_uuid: str | None, since_ms: int = 0) -> dict[str, Instant]:
+    """Return the services whose last recorded run on a table failed, each with that run.
+
+    Args:
+        timeline: With the runs.
+        table_uuid: That of the table.
+        since_ms: Earlier failures are left out: a job that still fails runs again within `FAILED_MS`.
+    """
+    wanted = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)
+    last: dict[str, Instant] = {}
+    for run in await timeline.read(wanted, _RUNS):
+        last.setdefault(str(run.summary.get("service")), run)
+    return {service: run for service, run in last.items() if "error" in run.summary and run.requested_ms >= since_ms}
 
 
 class RunLog:
@@ -22,11 +43,15 @@ class RunLog:
         self._store = store
         self._timeline = timeline
         self._clock = clock
+        self._clean: set[tuple[str, str]] = set()
+        """Keys of jobs whose last recorded run did not fail."""
 
     async def record(self, job: Job, launcher: str, began_ms: int, totals: Mapping[str, Any], error: str) -> None:
-        """One instant for a job that did something or failed; none for a job that found nothing to do."""
-        if not totals and not error:
+        """Record one instant for a job that did something or failed. A job that found nothing to do is recorded only
+        if its last run failed, because it says that the failure is over."""
+        if not totals and not error and not await self._has_failed(job):
             return
+        self._note(job, failed=bool(error))
         now_ms = self._clock.now_ms()
         seconds = round((now_ms - began_ms) / 1000, 3)
         summary: dict[str, Any] = {"service": job.service, "launcher": launcher, "seconds": seconds}
@@ -46,3 +71,19 @@ class RunLog:
         )
         await self._store.transact([RecordInstant(instant=instant)])
         self._timeline.notify()
+
+    async def _has_failed(self, job: Job) -> bool:
+        """Whether the last recorded run of the job failed."""
+        if job.key in self._clean:
+            return False
+        failed = job.service in await failed_runs(self._timeline, job.uuid)
+        self._note(job, failed=failed)
+        return failed
+
+    def _note(self, job: Job, *, failed: bool) -> None:
+        if failed:
+            self._clean.discard(job.key)
+            return
+        if len(self._clean) >= _CLEAN_MAX:
+            self._clean.clear()
+        self._clean.add(job.key)

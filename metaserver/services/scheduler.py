@@ -22,7 +22,8 @@ from seamark.metaserver.gathering import gathered
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.services.budgets import wait_s, with_budget
 from seamark.metaserver.services.jobs import JobQueue
-from seamark.metaserver.services.running import RunningJob, RunningJobs
+from seamark.metaserver.services.launching.access_probe import NO_ANSWER, PROBE_S
+from seamark.metaserver.services.running import JobsState, RunningJob, RunningJobs, ServicesStatus, encode_state
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.service import NEVER, Job, JobFailed, JobRunner, Service
 from seamark.metaserver.services.watch import SWEEP_S, TableWatch
@@ -52,6 +53,8 @@ class JobObserver(Protocol):
 
     def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None: ...
 
+    def services_state(self, *, leading: bool, blocked: bool) -> None: ...
+
 
 class Scheduler:
     """Belongs to one event loop. `launchers`: one for each job that may run concurrently."""
@@ -68,8 +71,13 @@ class Scheduler:
         observer: JobObserver,
         *,
         queue_limit: int,
+        probe: Callable[[], Job] | None = None,
+        status: ServicesStatus | None = None,
     ) -> None:
-        """`queue_limit`: of the jobs that wait."""
+        """`queue_limit`: of the jobs that wait. `probe`: a job that must succeed before this replica runs others.
+        `status` receives why it runs none."""
+        self._probe = probe
+        self._status = status or ServicesStatus(enabled=True)
         self._queue_limit = queue_limit
         self._running = RunningJobs()
         self._services = services
@@ -83,13 +91,23 @@ class Scheduler:
 
     async def run(self) -> None:
         """Until cancelled: runs jobs while this replica has the lease, and waits while another has it."""
+        try:
+            await self._take_turns()
+        finally:
+            for launcher in self._launchers:
+                await launcher.close()
+
+    async def _take_turns(self) -> None:
         while True:
             try:
-                await self._lease.hold()
+                await self._lease.hold(encode_state(JobsState()))
                 try:
-                    await self._lead()
+                    if await self._is_able():
+                        await self._lead()
                 finally:
                     await self._lease.release()
+                    self._observer.services_state(leading=False, blocked=bool(self._status.problem))
+                await asyncio.sleep(self._blocked_s)  # another replica may be able
             except LeaseLost:
                 self._observer.jobs_queued(0)
                 await asyncio.sleep(self._lease.lasts_s / 3)
@@ -98,8 +116,50 @@ class Scheduler:
                 _log.warning("table services wait for the store", error=error.message)
                 await asyncio.sleep(_RETRY_S)
 
+    @property
+    def _blocked_s(self) -> float:
+        return self._lease.lasts_s * 2 / 3
+
+    async def _is_able(self) -> bool:
+        """Whether jobs of this replica reach the server and the storage. If not, others can read the reason for a
+        while, and then this replica leaves the lease to them."""
+        if self._probe is None:
+            return True
+        running = asyncio.create_task(self._problem(self._probe()))
+        try:
+            while not running.done():
+                await asyncio.wait({running}, timeout=self._lease.lasts_s / 3)
+                await self._lease.hold(encode_state(JobsState()))
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        self._status.problem = problem = running.result()
+        if not problem:
+            return True
+        _log.error("table services cannot run here", problem=problem)
+        self._observer.services_state(leading=False, blocked=True)
+        self._lease.forget()
+        await self._lease.hold(encode_state(JobsState(problem=problem)))
+        await asyncio.sleep(self._blocked_s)
+        return False
+
+    async def _problem(self, probe: Job) -> str:
+        """Why a job of this replica fails; empty if it does not."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._launchers[0].run(probe, lambda _: None)
+        except JobFailed as failed:
+            return str(failed)
+        except TimeoutError:
+            return NO_ANSWER
+        except Exception as error:  # noqa: BLE001  no replica may stop to try
+            report(_log.exception, "the check of table services failed unexpectedly")
+            return f"the check failed unexpectedly: {error}"
+        return ""
+
     async def _lead(self) -> None:
         """Until the lease is lost, or the store fails."""
+        self._observer.services_state(leading=True, blocked=False)
         queue = JobQueue(self._clock.monotonic, limit=self._queue_limit)
         self._watch.forget()
         refused = 0

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-import structlog
-
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import ConfigError
+from seamark.metaserver.objects.credentials import key_properties
 from seamark.metaserver.objects.locations import Warehouse, parse_location
+from seamark.metaserver.services.launching.access_probe import access_probe, lends_keys
 from seamark.metaserver.services.launching.launchers import (
     CLUSTER,
     LOCAL,
@@ -33,6 +33,7 @@ from seamark.metaserver.services.proposals import (
     TableClustering,
     TableStatistics,
 )
+from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import JobObserver, Scheduler
 from seamark.metaserver.services.service import JOB_S_MAX, Launcher
@@ -42,9 +43,9 @@ from seamark.metaserver.store.lease import SERVICES, Lease
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
+from seamark.metaserver.tls import Certificate
 
 LEASE_S = 15.0
-_log = structlog.get_logger("seamark.services")
 
 
 @asynccontextmanager
@@ -58,9 +59,12 @@ async def open_scheduler(
     *,
     holder: str,
     url: str,
+    certificate: Certificate | None,
     observer: JobObserver,
+    status: ServicesStatus,
 ) -> AsyncIterator[Scheduler | None]:
-    """The scheduler, which its user runs; None when the settings permit no jobs. `url`: that of this server.
+    """The scheduler, which its user runs; None when the settings permit no jobs. `url`: that of this server, which
+    presents `certificate`. `status` receives why no jobs run.
 
     ConfigError if a launcher that the settings permit is not installed."""
     if settings.services_workers == 0:
@@ -71,11 +75,6 @@ async def open_scheduler(
             "services_launchers has local, and PySpark or Java is not installed: install seamark[spark] and Java, or "
             "leave local out"
         )
-    if url.startswith("https://") and not settings.services_url:
-        # The certificate names the public host, and a worker must verify it like any client.
-        _log.warning("table services are off: with TLS they need services_url, a URL that the certificate covers")
-        yield None
-        return
     issue: Callable[[NamespacePath], str] | None = None
     if settings.auth != "none":
         issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
@@ -92,7 +91,15 @@ async def open_scheduler(
     }
     umask = int(settings.warehouse_umask or "022", 8)
     folders = Warehouse(settings.warehouse_uri(), settings.allowed_locations).local_folders
-    login = JobLogin(settings.services_url or url, issue, folders, umask)
+    login = JobLogin(
+        settings.services_url or url,
+        issue,
+        folders,
+        umask,
+        keys=partial(key_properties, settings) if on_s3 and lends_keys(settings) else None,
+        # The bound address is one that the certificate may not name. That of services_url it has to name.
+        certificates=None if certificate is None or settings.services_url else certificate.leaves,
+    )
     launchers = [_launcher(settings, login, environment) for _ in range(settings.services_workers)]
     watch = TableWatch(store, timeline, load, clock)
     lease = Lease(store, clock, SERVICES, holder, lasts_s=LEASE_S)
@@ -116,6 +123,8 @@ async def open_scheduler(
         clock,
         observer,
         queue_limit=settings.services_queue_jobs,
+        probe=partial(access_probe, settings, clock),
+        status=status,
     )
 
 

@@ -55,11 +55,11 @@ def test_a_term_that_did_not_prune_says_why_and_what_would_help(url: str) -> Non
     _, text = seamark("db.t", "id >= 1 AND data = 'x' AND id <> 'abc'", "--url", url)
     for part in (
         "id did not prune: bounds of id allow it in 4 of 4 files",
-        "the files that hold a matching row: seamark index create db.t --kind bitmap --columns id",
-        "Sorted by data, the table would be read from about 1 of 4 files: "
-        "seamark table set db.t seamark.clustering.columns=data",
+        "How many files an index would keep is not known (its values are not sampled): "
+        "seamark index create db.t --kind bitmap --columns id",
+        "What a layout by data would give is not known: a data file cannot be read: ",
         "data did not prune: bounds of data allow it in 4 of 4 files",
-        "files that hold a value and about 1 other: seamark index create db.t --kind bloom --columns data",
+        ": seamark index create db.t --kind bloom --columns data",
         "Not used: id <> 'abc': 'abc' is not a literal of id, which is long; write a number",
         "Readers check the rows of 4 files by: ",
     ):
@@ -87,8 +87,8 @@ def test_a_column_without_bounds_is_told(served: Served) -> None:
 def test_a_suggested_command_quotes_the_names_that_writers_chose() -> None:
     term = {"column": "a; rm -rf ~", "files-in": 4, "files-left": 4, "has-bounds": True, "index": None}
     layout = {"columns": ["a; rm -rf ~"], "files-in": 4, "files": 1}
-    terms = (term | {"index-kind": "bitmap", "index-files": 0},)
-    explanation = SimpleNamespace(files=4, indexes=(), terms=terms, layouts=(layout,))
+    terms = (term | {"index-kind": "bitmap", "index-files": 0, "index-note": None},)
+    explanation = SimpleNamespace(files=4, indexes=(), terms=terms, layouts=(layout,), unknown_layouts=())
     for line in list(advice("db.t", explanation))[1:]:
         words = shlex.split(line.rpartition(": ")[2])
         assert words[0] == "seamark"

@@ -17,7 +17,7 @@ from seamark.metaserver.server import gateway, open_certificate
 from tests.gateway.rig import SCHEMA, Rig, keys_of, open_rig
 from tests.server.rig import running
 from tests.server.test_processes import eventually
-from tests.server.test_tls import Authority
+from tests.services.authority import Authority
 from tests.services.process import free_port
 from tests.services.s3 import S3
 

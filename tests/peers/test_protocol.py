@@ -29,7 +29,7 @@ from seamark.metaserver.tls import CA_VARIABLE
 from tests.access.keyrings import fixed_keyring
 from tests.peers.rig import Node, meet, open_node
 from tests.peers.test_files import create, name_of, patient
-from tests.server.test_tls import Authority
+from tests.services.authority import Authority
 
 ADDRESS = "10.0.0.1:8183"
 LOCATION = "s3://lake/w/t/metadata/snap-1-3f2504e0-4f89-41d3-9a0c-0305e82c3301.avro"

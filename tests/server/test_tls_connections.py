@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.server.rig import running
 from tests.server.test_connections import HEALTH, Wire
 from tests.server.test_few_files import FILES
-from tests.server.test_tls import Authority
+from tests.services.authority import Authority
 from tests.services.process import free_port
 from tests.waits import until
 

@@ -135,17 +135,52 @@ def test_a_table_whose_policy_enables_it_is_compacted(server: Seamark) -> None:
     assert client.files("db.kept").num_rows == 6
 
 
-def test_a_job_that_exceeds_its_memory_fails_alone(tmp_path: Path) -> None:
+def test_workers_that_cannot_work_are_told_wherever_an_operator_looks(tmp_path: Path) -> None:
+    """Here each ends at its memory limit. The server itself and its queries are not affected."""
     env = {"SEAMARK_SERVICES_WORKERS": "1", "SEAMARK_SERVICES_MEMORY_BYTES": str(32 << 20)}
     with Seamark(tmp_path / "home", env=env) as server:
         catalog = RestCatalog("s", uri=server.base_url)
         catalog.create_namespace("db")
         catalog.create_table("db.t", SCHEMA, properties=INDEX)
         append(catalog, "db.t", 1, 2)
-        block_until(lambda: metric(server, 'seamark_service_jobs_total{outcome="failed",service="indexing"}') >= 1)
+        block_until(lambda: metric(server, "seamark_services_blocked") == 1)
+        why = "The worker process ended with code"
+        done = run_seamark("services", "db.t", "--url", server.base_url)
+        assert done.stdout.startswith(f"Table services do not run: {why}"), done.stdout
+        done = run_seamark("health", "db.t", "--url", server.base_url)
+        assert "table services are off  The worker process ended with" in done.stdout, done.stdout
+        done = run_seamark("doctor", "--url", server.base_url)
+        assert done.returncode == 1
+        assert f"! table services: they do not run: {why}" in done.stdout
         client = IndexClient(server.base_url)
         assert client.explain("db.t", "name = 'name 1'").files == 1
         assert client.index("db.t", "by_name").lag_files == 2
+
+
+def test_a_job_that_leaves_files_out_has_failed_until_a_run_succeeds(server: Seamark) -> None:
+    catalog = RestCatalog("s", uri=server.base_url)
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", SCHEMA)
+    append(catalog, "db.t", 1, 2)
+    client = IndexClient(server.base_url)
+    (path, _) = (Path(path.removeprefix("file://")) for path in client.files("db.t")["file_path"].to_pylist())
+    content = path.read_bytes()
+    path.write_bytes(b"no Parquet")
+    with table.refresh().transaction() as transaction:
+        transaction.set_properties(INDEX)
+    block_until(lambda: any("1 data files cannot be indexed" in run.summary.get("error", "") for run in runs(client)))
+    block_until(lambda: metric(server, 'seamark_service_failing_tables{service="indexing"}') == 1)
+    (problem,) = client.health("db.t")["problems"]
+    assert problem["problem"] == "failed job"
+    assert path.name in problem["detail"]
+    assert "1 data files cannot be indexed" in run_seamark("services", "--url", server.base_url).stdout
+    done = run_seamark("doctor", "--url", server.base_url)
+    assert done.returncode == 1
+    assert "! table db.t: the last run of indexing failed" in done.stdout
+    path.write_bytes(content)
+    append(catalog, "db.t", 3)
+    block_until(lambda: client.health("db.t")["problems"] == [])
+    assert run_seamark("doctor", "--url", server.base_url).returncode == 0
 
 
 @pytest.mark.slow  # as the compaction above: by a policy, in a worker

@@ -61,6 +61,7 @@ class Recorder:
     outcomes: list[str] = field(default_factory=list)
     progress: JobProgress | None = None
     shown: list[tuple[str, int, int, int]] = field(default_factory=list)
+    states: list[tuple[bool, bool]] = field(default_factory=list)
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
         self.ran.append(job.table)
@@ -98,6 +99,9 @@ class Recorder:
 
     def jobs_queued(self, count: int) -> None:
         pass
+
+    def services_state(self, *, leading: bool, blocked: bool) -> None:
+        self.states.append((leading, blocked))
 
     def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
         self.shown.append((service, count, bytes_done, bytes_total))

@@ -7,15 +7,24 @@ from functools import partial
 from typing import Annotated
 
 import msgspec
+from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STORE
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.indexes.index_state import view_of
 from seamark.metaserver.catalog.policies import load_policies, with_policies
-from seamark.metaserver.services.health import TableHealth, health_of
+from seamark.metaserver.services.health import TableHealth, health_of, problems_of_services
 from seamark.metaserver.services.policy import TablePolicy, policy_of
-from seamark.metaserver.services.running import RunningJob, WaitingJob, load_jobs
+from seamark.metaserver.services.running import (
+    RunningJob,
+    ServicesState,
+    ServicesStatus,
+    WaitingJob,
+    load_jobs,
+    state_of_services,
+)
+from seamark.metaserver.services.runs import FAILED_MS, failed_runs
 from seamark.metaserver.store.model import EntryKind
 
 
@@ -25,6 +34,10 @@ class JobList(msgspec.Struct, frozen=True):
     jobs: Annotated[list[RunningJob], doc("The running jobs, with the data files that each has read so far.")]
     waiting: Annotated[list[WaitingJob], doc("The waiting jobs that start next.")]
     complete: Annotated[bool, doc("False if more jobs that the caller may see can wait than are listed.")]
+    services: Annotated[ServicesState, doc("Whether a server runs table services, and if not, why.")]
+
+
+STATUS: web.AppKey[ServicesStatus] = web.AppKey("services-status", ServicesStatus)
 
 
 _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
@@ -45,6 +58,7 @@ async def list_running_jobs(call: Call) -> JobList:
         [job for job in state.running if call.may(job.namespace)],
         [job for job in state.waiting if call.may(job.namespace)],
         complete=state.is_complete(call.may),
+        services=state_of_services(state, call.app[STATUS]),
     )
 
 
@@ -63,6 +77,7 @@ async def list_running_table_jobs(call: Call) -> JobList:
         [job for job in state.running if job.uuid == entry.uuid],
         [job for job in state.waiting if job.uuid == entry.uuid],
         complete=state.is_complete(lambda namespace: namespace == entry.namespace),
+        services=state_of_services(state, call.app[STATUS]),
     )
 
 
@@ -82,7 +97,12 @@ async def load_table_health(call: Call) -> TableHealth:
     view = await view_of(call, metadata, metadata.current_snapshot_id)
     policies = await load_policies(call.app[CATALOG].parts.store, call.namespace)
     metadata = with_policies(metadata, policies)
-    return await asyncio.to_thread(partial(health_of, metadata, view, call.app[SETTINGS], call.app[CLOCK].now_ms()))
+    settings, now_ms = call.app[SETTINGS], call.app[CLOCK].now_ms()
+    health = await asyncio.to_thread(partial(health_of, metadata, view, settings, now_ms))
+    state = state_of_services(await load_jobs(call.app[STORE], now_ms), call.app[STATUS])
+    failed = await failed_runs(call.app[TIMELINE], metadata.table_uuid, now_ms - FAILED_MS)
+    problems = problems_of_services(metadata, health, state, failed)
+    return msgspec.structs.replace(health, problems=(*problems, *health.problems))
 
 
 @Route(

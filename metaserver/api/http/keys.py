@@ -34,6 +34,7 @@ from seamark.metaserver.settings import Settings
 from seamark.metaserver.staleness import Staleness
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
+from seamark.metaserver.tls import Certificate
 
 SETTINGS: web.AppKey[Settings] = web.AppKey("settings", Settings)
 CLOCK: web.AppKey[Clock] = web.AppKey("clock", Clock)
@@ -57,6 +58,8 @@ KEYRING: web.AppKey[Keyring] = web.AppKey("keyring", Keyring)
 PAGES: web.AppKey[PageTokens] = web.AppKey("pages", PageTokens)
 AUDIT: web.AppKey[AuditLog] = web.AppKey("audit", AuditLog)
 BOUNDS: web.AppKey[WorkerLimits] = web.AppKey("bounds", WorkerLimits)
+CERTIFICATE: web.AppKey[Certificate] = web.AppKey("certificate", Certificate)
+"""Only of a server with TLS."""
 DRAIN: web.AppKey[asyncio.Event] = web.AppKey("drain", asyncio.Event)
 """Set when the server stops."""
 

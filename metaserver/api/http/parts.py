@@ -27,6 +27,7 @@ from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.services.housekeeping import Housekeeping
+from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
@@ -62,6 +63,7 @@ class ServerParts:
     gateway_keys: GatewayKeys
     peers: Peers | None
     """None without `peer_address`."""
+    services_status: ServicesStatus
     audit: AuditLog
     tracer: Tracer | None
     """None when tracing is off."""

@@ -7,7 +7,7 @@ request, are those that an engine with the same predicate would read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,23 +17,25 @@ from aiohttp import web
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
+from seamark.metaserver.api.http.keys import CATALOG, OBJECTS, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
 from seamark.metaserver.api.plans.unpruned import unpruned_reasons
+from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, is_longer, predicates_of
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.planner.advice.column_samples import Samples, sample_columns
+from seamark.metaserver.planner.advice.layout_estimates import estimate_layouts
+from seamark.metaserver.planner.advice.term_effects import TermEffect, effects_of_terms
 from seamark.metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
 from seamark.metaserver.planner.joins.joins import IN_LOOP_VALUES
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
-from seamark.metaserver.planner.plan.layout_estimates import estimate_layouts
-from seamark.metaserver.planner.plan.term_effects import TermEffect, effects_of_terms
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
 from seamark.metaserver.wire import decode_json, encode_json
@@ -84,14 +86,22 @@ class ExplainedTerm(msgspec.Struct, rename="kebab"):
     index_kind: Annotated[str | None, doc("The kind of an index that would help, if the table has none.")]
     index_files: Annotated[
         int | None,
-        doc("Files that such an index keeps for a value that no file holds: its false positives."),
+        doc("About how many files the part would keep with an index, by a sample of the column; null if not known."),
     ]
+    index_note: Annotated[str | None, doc("Why `index-files` is not known, or why no index would help.")]
 
 
 class ExplainedLayout(msgspec.Struct, rename="kebab"):
     columns: Annotated[list[str], doc("One column: a sort by it. Several: a clustering by them. Within partitions.")]
-    files_in: Annotated[int, doc("Files that partitions keep; the layout has as many.")]
+    files_in: Annotated[
+        int, doc("About how many files the partitions that the filter keeps would have, by the target size of files.")
+    ]
     files: Annotated[int, doc("About how many of them the filter would keep.")]
+
+
+class UnknownLayout(msgspec.Struct):
+    column: str
+    reason: Annotated[str, doc("Why it is not known what a layout by the column would give.")]
 
 
 class ComparedColumn(msgspec.Struct):
@@ -132,10 +142,11 @@ class ExplainResponse(msgspec.Struct, rename="kebab"):
     layouts: Annotated[
         list[ExplainedLayout],
         doc(
-            "Layouts with which the plan would keep clearly fewer files, fewest first: an estimate from the bounds and "
-            "record counts of the files."
+            "Layouts with which the plan would read clearly less, fewest files first: an estimate from a sample of the "
+            "columns, bounds and record counts. Not those of the table's policy."
         ),
     ]
+    unknown_layouts: Annotated[list[UnknownLayout], doc("Columns for which nothing can be estimated.")]
     columns: Annotated[list[ComparedColumn], doc("Columns whose statistics or partition values were compared.")]
     residuals: Annotated[
         list[ExplainedResidual],
@@ -223,6 +234,10 @@ async def explain_scan(
     bound_scan = filters.applied(bound_scan)
     is_long = is_long or bound_scan.is_long
     scan = await call.app[PLANNER].explain(bound_scan, loaded.entry)
+    samples = await sample_columns(call.app[OBJECTS], scan)
+    namespace = () if loaded.entry is None else loaded.entry.namespace
+    policies = await load_policies(call.app[CATALOG].parts.store, namespace)
+    properties = with_policies(scan.metadata, policies).properties
 
     def answer() -> bytes:
         reasons = unpruned_reasons(
@@ -234,7 +249,7 @@ async def explain_scan(
             beside=beside,
             kept_max=kept_max,
         )
-        return encode_json(_explained(scan, read, listed, outcomes, reasons))
+        return encode_json(_explained(scan, read, listed, outcomes, reasons, samples, properties))
 
     if is_long:
         return await call.in_turn(answer)
@@ -258,8 +273,15 @@ async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> 
 
 
 def _explained(
-    scan: ScanPlan, read: sql.SqlFilter, listed: int, outcomes: JoinOutcomes, reasons: tuple[str, ...]
+    scan: ScanPlan,
+    read: sql.SqlFilter,
+    listed: int,
+    outcomes: JoinOutcomes,
+    reasons: tuple[str, ...],
+    samples: Samples,
+    properties: Mapping[str, str],
 ) -> ExplainResponse:
+    estimates = estimate_layouts(scan, samples, properties)
     files = files_at(scan.view, scan.entry_ids)
     deletes = {delete for applying in scan.deletes_of(scan.entry_ids) for delete in applying}
     residuals, complete = _residuals(scan)
@@ -279,8 +301,9 @@ def _explained(
         filter=expression_json(scan.bound),
         not_used=read.unused,
         not_used_reasons=read.reasons,
-        terms=[_term(effect) for effect in effects_of_terms(scan)],
-        layouts=[ExplainedLayout(list(one.columns), one.files_in, one.files) for one in estimate_layouts(scan)],
+        terms=[_term(effect) for effect in effects_of_terms(scan, samples)],
+        layouts=[ExplainedLayout(list(one.columns), one.files_in, one.files) for one in estimates.layouts],
+        unknown_layouts=[UnknownLayout(column, reason) for column, reason in estimates.unknown.items()],
         columns=list(_columns(scan.bound, set())),
         residuals=residuals,
         residuals_complete=complete,
@@ -300,6 +323,7 @@ def _term(effect: TermEffect) -> ExplainedTerm:
         index=effect.index_name,
         index_kind=effect.index_kind,
         index_files=effect.index_files,
+        index_note=effect.index_note,
     )
 
 

@@ -29,6 +29,8 @@ class StatementRequest(msgspec.Struct, frozen=True):
     id: str
     format: Format
     url: str
+    certificates: str
+    """Those of the server (PEM), if `url` has an address that they may not name."""
     token: str | None
     rows_max: int
     truncates: bool

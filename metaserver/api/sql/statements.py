@@ -25,7 +25,7 @@ from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import StatementTokens
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
-from seamark.metaserver.api.http.keys import AUTHENTICATOR, CATALOG, CLOCK, SETTINGS
+from seamark.metaserver.api.http.keys import AUTHENTICATOR, CATALOG, CERTIFICATE, CLOCK, SETTINGS
 from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.api.sql.protocol import (
     DATA,
@@ -226,6 +226,7 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
         id=statement_id,
         format=kind,
         url=_own_url(call, settings),
+        certificates=_own_certificates(call, settings),
         token=token,
         rows_max=settings.sql_rows_limit if body.max_rows is None else body.max_rows,
         truncates=body.max_rows is not None,
@@ -241,13 +242,18 @@ def _own_url(call: Call, settings: Settings) -> str:
     """By which the worker reaches this server: the address at which the request arrived, never a header."""
     if settings.services_url:
         return settings.services_url
-    if settings.tls_cert:
-        raise BadRequest("With tls_cert SQL needs the setting services_url, a URL that the certificate covers")
     transport = call.request.transport
     if transport is None:
         raise ClientGone("The client closed the connection before the answer")
     host, port = transport.get_extra_info("sockname")[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if settings.tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _own_certificates(call: Call, settings: Settings) -> str:
+    """Return the certificates of this server for a worker that uses the bound address; empty without TLS."""
+    certificate = call.app.get(CERTIFICATE)
+    return "" if certificate is None or settings.services_url else certificate.leaves()
 
 
 class _Exchange:

@@ -13,6 +13,7 @@ from seamark.connector.client.engines import ENGINES, TOKEN, connection_text
 from seamark.connector.client.indexes import IndexClient
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.terminal import say
+from seamark.metaserver.tls import CA_VARIABLE
 
 
 @click.command()
@@ -23,11 +24,13 @@ from seamark.metaserver.cli.terminal import say
 def connect(client: IndexClient, engine: str, catalog: str, on_s3: bool) -> None:
     """Prints how ENGINE connects to the server: a command, a script or a file that runs unedited.
 
-    With --token or SEAMARK_TOKEN it takes the token from the variable SEAMARK_TOKEN.
+    With --token or SEAMARK_TOKEN it takes the token from the variable SEAMARK_TOKEN. With SEAMARK_CA it prints what
+    makes the engine trust that authority.
     """
     if not catalog.isidentifier() or not catalog.isascii():
         raise click.BadParameter(f"{catalog!r} is not a name; write letters, digits and _", param_hint="--catalog")
     next(client.namespaces(), None)  # a wrong address is an error here, and not in the engine
-    say(connection_text(engine, catalog, client.url, has_token=client.has_token, on_s3=on_s3))
+    authority = os.environ.get(CA_VARIABLE, "")
+    say(connection_text(engine, catalog, client.url, has_token=client.has_token, on_s3=on_s3, authority=authority))
     if client.has_token and TOKEN not in os.environ:
         say(f"Set {TOKEN} before you run it.", err=True)

@@ -41,8 +41,9 @@ from seamark.metaserver.deferred import Deferred
 from seamark.metaserver.tls import trusted_by_clients
 
 if TYPE_CHECKING:
-    from seamark.metaserver.cli.installation import warehouse
+    from seamark.metaserver.cli.installation import services, warehouse
 else:
+    services = Deferred("seamark.metaserver.cli.installation.services")
     warehouse = Deferred("seamark.metaserver.cli.installation.warehouse")
 
 TIMEOUT_S = 5.0
@@ -83,7 +84,10 @@ def doctor(
     """
     findings = [*check_installation(), *check_java()]
     if url is None and not lacking_modules("server"):
-        findings += warehouse.check_warehouse(load_settings(flags, config))
+        settings = load_settings(flags, config)
+        findings += (checked := list(warehouse.check_warehouse(settings)))
+        if not any(finding.is_fault for finding in checked):
+            findings += services.check_worker(settings)
     try:
         url = url or served_at(config, {"home": flags["home"]})
     except Misconfigured as error:
@@ -166,6 +170,7 @@ def check_server(url: str, token: str | None) -> Iterator[Finding]:
     try:
         next(with_client.namespaces(), None)
         yield Finding("token", "accepted" if token else "none is needed to list namespaces")
+        yield from services.check_services(with_client)
     except Unauthenticated:
         fix = "Create one on the server (seamark token create NAME), and set SEAMARK_TOKEN"
         yield Finding("token", "the server refuses it" if token else "the server requires one", fix, is_fault=True)

@@ -12,10 +12,8 @@ from typing import Any
 import click
 
 from seamark.connector.client.indexes import Index, IndexClient
-from seamark.connector.client.values import Instant
 from seamark.metaserver.cli.connecting import server_command
-from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_count, show_size, time_text
-from seamark.metaserver.timeline.instants import MAINTENANCE
+from seamark.metaserver.cli.terminal import print_json, print_rows, say, show_count, show_size
 
 _COMMANDS = {
     "bucket-splitting": "split-buckets",
@@ -28,8 +26,6 @@ _COMMANDS = {
     "statistics": "statistics",
 }
 """The subcommand of `seamark run` for each table service."""
-_RUNS = 50
-"""Latest runs among which the last run of each service is looked for."""
 
 
 @click.command()
@@ -49,10 +45,9 @@ def health(client: IndexClient, table: str, as_json: bool) -> None:
         f"format version {found['format-version']}"
     )
     if problems:
-        last = _last_runs(client, table)
         print_rows(
             ("problem", "detail", "cost", "remedy"),
-            ((found["problem"], found["detail"], found["cost"], _remedy(table, found, last)) for found in problems),
+            ((found["problem"], found["detail"], found["cost"], _remedy(table, found)) for found in problems),
         )
     else:
         say("No problems found.")
@@ -78,14 +73,8 @@ def _of_index(index: Index) -> dict[str, Any]:
     }
 
 
-def _last_runs(client: IndexClient, table: str) -> dict[str, Instant]:
-    """The last run of each service that did something or failed."""
-    newest = list(client.timeline(table, action=MAINTENANCE, newest_first=True, limit=_RUNS))
-    return {str(run.summary.get("service")): run for run in reversed(newest)}
-
-
-def _remedy(table: str, problem: dict[str, Any], last: dict[str, Instant]) -> str:
-    """What corrects the problem, when, and why it has not happened."""
+def _remedy(table: str, problem: dict[str, Any]) -> str:
+    """What corrects the problem, and when."""
     service = problem.get("service")
     if service is None:
         return ""
@@ -94,8 +83,4 @@ def _remedy(table: str, problem: dict[str, Any], last: dict[str, Instant]) -> st
         return f"{command}, or set seamark.{service}.enabled"
     minutes = math.ceil(problem.get("after_s", 0) / 60)
     when = f"in {minutes // 60} h {minutes % 60} min, when its window begins" if minutes else "after the next commit"
-    text = f"the server does it {when}, or: {command}"
-    run = last.get(service)
-    if run is not None and "error" in run.summary:
-        text += f". Its last run, at {time_text(run.requested_ms)}, failed: {run.summary['error']}"
-    return text
+    return f"the server does it {when}, or: {command}"

@@ -27,8 +27,9 @@ _DEFAULT_LIMIT = 20
 def services(client: IndexClient, table: str | None, limit: int, as_json: bool) -> None:
     """Lists the waiting jobs, the running jobs and the latest runs of table services on TABLE, or on all tables.
 
-    Of the waiting jobs the first 50 are listed, the next job last. A job that found nothing to do is not listed after
-    its end. What waits and the progress of a running job are some seconds old.
+    If no server runs table services, the first line says why. Of the waiting jobs the first 50 are listed, the next job
+    last. A job that found nothing to do is not listed after its end, unless it failed before. What waits and the
+    progress of a running job are some seconds old.
     """
     found = service_jobs(client, table)
     jobs, waiting = found["jobs"], found.get("waiting", [])
@@ -51,7 +52,11 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
             for run in runs
         ]
         print_json(listed)
-    elif not runs and not jobs and not waiting:
+        return
+    state = found.get("services", {})
+    if state.get("problem"):
+        say(f"Table services do not run: {state['problem']}.")
+    if not runs and not jobs and not waiting:
         say("Table services have done nothing yet." if table is None else f"Table services did nothing to {table} yet.")
     else:
         heads = ("started", "table", "service", "on", "seconds", "result")
@@ -80,7 +85,9 @@ def _row(run: Instant) -> tuple[str, ...]:
         str(summary.get("service")),
         str(summary.get("launcher", "")),
         f"{summary.get('seconds', 0):,.1f}",
-        f"failed: {summary['error']}" if "error" in summary else _result(summary.get("totals") or {}),
+        f"failed: {summary['error']}"
+        if "error" in summary
+        else _result(summary.get("totals") or {}) or "nothing to do",
     )
 
 

@@ -231,6 +231,7 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
         limits=limits,
         writes=False,
         checked=lambda tables: _confine(tables, request.roots),
+        certificates=request.certificates,
     ) as session:
         if request.format == "explain":
             found = session.explain(request.statement)

@@ -26,6 +26,8 @@ JOINS = "seamark.clustering.joins"
 JOINS_MAX = 6
 LINEAR, ZORDER, HILBERT = "linear", "zorder", "hilbert"
 CURVES = (HILBERT, ZORDER, LINEAR)
+LAYER_BYTES, LAYER_FILES = 4 << 30, 2000
+"""Limits of the files that become one layer: they bound the disk space and the time of a commit."""
 COLUMNS_MAX = 6
 """With more columns a file covers most of the range of each."""
 _NAME = re.compile(r"-clustered-([0-9a-f]{8})-([0-9a-f]{12})\.parquet")

@@ -22,6 +22,7 @@ from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping, mapping_of_columns, name_mapping_of
 from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.index.keys.keys import Mask
 from seamark.metaserver.objects.port import ObjectStore
@@ -77,7 +78,9 @@ def limits_of(settings: Settings) -> Limits:
     )
 
 
-class _File(NamedTuple):
+class ListedFile(NamedTuple):
+    """A data file, as its manifest has it."""
+
     path: str
     size: int
     records: int
@@ -168,7 +171,7 @@ class Dimensions:
 
     async def _compute_key_sets(self, request: DimensionRequest, key: Hashable) -> tuple[KeySet, ...]:
         scan = await self._planner.plan(request.bound_scan, request.entry)
-        files = await asyncio.to_thread(_files, scan)
+        files = await asyncio.to_thread(listed_files, scan, scan.entry_ids)
         rows = sum(file.records for file in files)
         if rows > self._limits.rows or any(file.records < 0 for file in files):
             raise DimensionSkipped(f"it has {rows:,} rows; the limit is {self._limits.rows:,} rows")
@@ -194,18 +197,18 @@ class Dimensions:
         return key_sets
 
     async def _read(
-        self, metadata: TableMetadata, files: Sequence[_File], needed: Sequence[DimensionColumn]
+        self, metadata: TableMetadata, files: Sequence[ListedFile], needed: Sequence[DimensionColumn]
     ) -> list[Columns]:
         mapping = name_mapping_of(metadata.properties)
         loop = asyncio.get_running_loop()
         rows = DataRows(self._objects, loop, mapping, self._limits.read_bytes, self._limits.decoded_bytes)
         sources = {column: _default_and_names(metadata, mapping, column) for column in needed}
 
-        async def read(file: _File) -> Columns:
+        async def read(file: ListedFile) -> Columns:
             found = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed}
             missing = [ref for ref, column in found.items() if column is None]
             if missing:
-                fresh = await asyncio.to_thread(_columns, rows, metadata, file, missing)
+                fresh = await asyncio.to_thread(file_columns, rows, metadata, file, missing)
                 for ref, column in fresh.items():
                     key = file.path, ref, sources[ref]
                     self._columns.put(key, column, column.size_bytes + len(file.path))
@@ -215,14 +218,15 @@ class Dimensions:
         return await gathered([partial(read, file) for file in files], _FILES_CONCURRENT)
 
 
-def _files(scan: ScanPlan) -> list[_File]:
-    columns = files_at(scan.view, scan.entry_ids)
+def listed_files(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
+    """Return these data files of the view of a scan, in their order."""
+    columns = files_at(scan.view, entry_ids)
     paths, formats = (columns.texts(name).values() for name in ("file_path", "file_format"))
     sizes, records = (columns.longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
     specs = columns.by_segment([segment.block.spec_id for segment in columns.segments]).tolist()
     identity = {spec: _identity(scan.metadata, spec) for spec in set(specs)}
     return [
-        _File((path or b"").decode(), size, count, (kind or b"").decode().lower(), identity[spec])
+        ListedFile((path or b"").decode(), size, count, (kind or b"").decode().lower(), identity[spec])
         for path, size, count, kind, spec in zip(paths, sizes, records, formats, specs, strict=True)
     ]
 
@@ -235,9 +239,10 @@ def _identity(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
     )
 
 
-def _columns(
-    rows: DataRows, metadata: TableMetadata, file: _File, needed: Sequence[DimensionColumn]
+def file_columns(
+    rows: DataRows, metadata: TableMetadata, file: ListedFile, needed: Sequence[DimensionColumn]
 ) -> dict[DimensionColumn, FileColumn]:
+    """Read columns of a data file, in a thread. Unreadable if the file cannot be read within the budget of `rows`."""
     if file.format != "parquet":
         raise Unreadable(file.path, f"its format is {file.format or 'unknown'}, and only parquet is supported")
     schemas = _newest_first(metadata)

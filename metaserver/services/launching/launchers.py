@@ -8,6 +8,7 @@ interface, with a token for the namespace of its table and the fencing number of
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +17,12 @@ from typing import Any
 
 import msgspec
 
+from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.service_settings import LAUNCHERS
-from seamark.metaserver.services.service import Job, JobProgress, Launcher, Report
+from seamark.metaserver.services.service import Job, JobFailed, JobProgress, Launcher, Report
 from seamark.metaserver.store.model import NamespacePath
 
 PROPERTY = "seamark.services.launcher"
@@ -46,6 +48,11 @@ class JobRequest(msgspec.Struct, frozen=True):
     fence: int | None = None
     arguments: dict[str, Any] = {}
     """Further arguments of the job, for one that a user starts."""
+    storage: dict[str, str] = {}
+    """Keys of S3 for tables that the catalog hands out without keys, as properties of a FileIO. The process gives them
+    to no machine but its own."""
+    certificates: str = ""
+    """Those of the server (PEM), if it is reached at an address that its certificate may not name."""
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
@@ -58,17 +65,37 @@ class JobAnswer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class JobLogin:
-    """How jobs reach the server. `issue` makes a token for a namespace; None: the server requires none."""
+    """How jobs reach the server and the storage. `issue` makes a token for a namespace; None: the server requires none.
+    `keys`: as `JobRequest.storage`; it may wait for a service of AWS. None: jobs use what the catalog hands out, or
+    their own keys. `certificates`: as in `JobRequest`."""
 
     url: str
     issue: Callable[[NamespacePath], str] | None
     folders: tuple[str, ...] | None
     umask: int
+    keys: Callable[[], dict[str, str]] | None = None
+    certificates: Callable[[], str] | None = None
 
-    def request(self, job: Job) -> JobRequest:
+    async def request(self, job: Job) -> JobRequest:
+        """JobFailed if there are no keys for the storage."""
         token = None if self.issue is None else self.issue(job.namespace)
-        named = (job.service, job.namespace, job.table)
-        return JobRequest(*named, self.url, token, self.folders, self.umask, job.fence, job.arguments)
+        try:
+            storage = {} if self.keys is None else await asyncio.to_thread(self.keys)
+        except SeamarkError as error:
+            raise JobFailed(error.message) from None
+        return JobRequest(
+            job.service,
+            job.namespace,
+            job.table,
+            self.url,
+            token,
+            self.folders,
+            self.umask,
+            job.fence,
+            job.arguments,
+            storage,
+            "" if self.certificates is None else self.certificates(),
+        )
 
 
 def has_local_spark() -> bool:

@@ -95,10 +95,11 @@ class SparkSubmit:
         program = submit_program()
         if program is None:
             raise JobFailed("spark-submit is not installed; pip install 'seamark[spark]', or set SPARK_HOME")
+        request = await self._login.request(job)
         with tempfile.TemporaryDirectory(prefix="seamark-job-") as name:  # readable by its owner only
             folder = Path(name)
             (folder / "job.py").write_text(_SCRIPT)
-            (folder / REQUEST).write_bytes(msgspec.json.encode(self._login.request(job)))
+            (folder / REQUEST).write_bytes(msgspec.json.encode(request))
             os.mkfifo(folder / ALIVE, 0o600)
             # For reading too: to open only the writing end would wait for the driver.
             alive = os.open(folder / ALIVE, os.O_RDWR | os.O_CLOEXEC)

@@ -1,10 +1,10 @@
 """Runs jobs in a process of our own, which uses Arrow and starts no JVM.
 
 The worker reads one job a line from its standard input and answers with one line on its standard output, both JSON;
-lines with the progress of the job come before. It
-ends with its input, so it never outlives the server. It gets no secrets of the server, except AWS's variables if tables
-are on S3: each job brings a token for the namespace of its table. It runs at a lower CPU priority and within a memory
-limit, because the data files that it decodes are untrusted.
+lines with the progress of the job come before. It ends with its input, so it never outlives the server. Each job brings
+a token for the namespace of its table, and the server's keys of S3 unless the catalog hands out keys for the table. The
+process gets no other secrets of the server, except AWS's variables if tables are on S3. It runs at a lower CPU priority
+and within a memory limit, because the data files that it decodes are untrusted.
 """
 
 from __future__ import annotations
@@ -91,10 +91,11 @@ class WorkerProcess:
             await process.wait()
 
     async def _ask(self, job: Job, report: Report) -> JobAnswer:
+        request = await self._login.request(job)
         process = await self._start()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(msgspec.json.encode(self._login.request(job)) + b"\n")
+        process.stdin.write(msgspec.json.encode(request) + b"\n")
         await process.stdin.drain()
         while True:
             line = await process.stdout.readline()

@@ -1,4 +1,7 @@
-"""The estimates of explain for sorts and clusterings, held against tables that are really laid out so."""
+"""The estimates of explain for sorts and clusterings by bounds alone, held against tables that are really laid out so.
+
+The tables have no files, so that there is no sample. `tests/connector/jobs/test_explained_estimates.py` has samples.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from tests.seeds import first_seed
 
 FILES, ROWS = 48, 500
 T = "/api/v1/tables/db/t"
+TARGET = {"write.target-file-size-bytes": "10000"}
+"""The size of the files."""
 
 
 def spread(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +69,7 @@ def kept_when_laid_out(keys: np.ndarray, *columns: tuple[np.ndarray, float, floa
 async def test_the_estimate_of_a_sort_is_about_what_the_sorted_table_gives(api: Api, case: int) -> None:
     rng = np.random.default_rng(first_seed() + case)
     ids, letters = spread(rng)
-    await api.table()
+    await api.table(properties=TARGET)
     files = [file_of(n, *rows) for n, rows in enumerate(zip(ids, letters, strict=True))]
     await append(api, "t", files, snapshot_id=1)
     seen = 0
@@ -86,7 +91,7 @@ async def test_the_estimate_of_a_sort_is_about_what_the_sorted_table_gives(api: 
 async def test_the_estimate_of_a_clustering_is_about_what_the_hilbert_curve_gives(api: Api) -> None:
     rng = np.random.default_rng(first_seed() + 7)
     ids, letters = rng.integers(0, 60_000, (FILES, ROWS)), rng.integers(0, 26**3, (FILES, ROWS))
-    await api.table()
+    await api.table(properties=TARGET)
     await append(api, "t", [file_of(n, ids[n], letters[n]) for n in range(FILES)], snapshot_id=1)
     ranks = np.stack([np.argsort(np.argsort(values.ravel())) for values in (ids, letters)], axis=1).astype(np.uint64)
     curve = [bytes(key) for key in curve_keys(ranks, 16, HILBERT)]
@@ -103,7 +108,7 @@ async def test_the_estimate_of_a_clustering_is_about_what_the_hilbert_curve_give
 
 
 async def test_values_that_a_layout_does_not_gather_have_no_estimate(api: Api) -> None:
-    await api.table()
+    await api.table(properties=TARGET)
     ids = np.arange(FILES * ROWS).reshape(FILES, ROWS)
     files = [file_of(n, ids[n], np.array([5, 9])) for n in range(FILES)]
     await append(api, "t", files, snapshot_id=1)
@@ -111,18 +116,17 @@ async def test_values_that_a_layout_does_not_gather_have_no_estimate(api: Api) -
     assert await layouts(api, "id >= 0") == {}, "most files match"
     assert await layouts(api, "data IS NOT NULL") == {}
     assert await layouts(api, "data <> 'x'") == {}
-    found = await layouts(api, f"data = '{word(7)}' AND data > '{word(6)}'")
-    assert found["data",] <= 2
+    assert await layouts(api, f"data = '{word(7)}' AND data > '{word(6)}'") == {}, "nothing says how often it occurs"
 
 
 async def test_numbers_at_the_ends_of_their_type_are_estimated(api: Api) -> None:
-    await api.table()
+    await api.table(properties=TARGET)
     ends = np.array([-(2**63) + 1, 2**63 - 1])
     files = [file_of(n, ends, np.array([5, 9])) for n in range(FILES)]
     await append(api, "t", files, snapshot_id=1)
     found = await layouts(api, "id > 0 AND id < 1000000000000000000")
     assert 2 <= found["id",] <= 5
-    assert await layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {("id",): 2}
+    assert await layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, "nothing says how often they occur"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: flo
     """Also where all are equal, and where their differences are too small for a double, or too large. `below`: of an
     eighth of the values."""
     field = {"id": 1, "name": "d", "type": "double", "required": False}
-    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]})
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)
     bounds = ColumnMetrics(ROWS, 0, 0, to_bytes("double", low), to_bytes("double", high))
     files = [
         DataFile(f"file:///t/{n}.parquet", 0, "PARQUET", 0, (), ROWS, 10_000, {1: bounds}, split_offsets=[4])

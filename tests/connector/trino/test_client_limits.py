@@ -16,7 +16,7 @@ from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.server import limits_of
 from tests.connector.trino.rig import Fake, Rig, faked, listening, proxied
 from tests.server.test_connections import Wire
-from tests.server.test_tls import Authority
+from tests.services.authority import Authority
 from tests.waits import until
 
 ASK = b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -256,6 +256,12 @@ class JobMetrics:
         self._failing = make.gauge(
             "seamark_service_failing_tables", "Tables whose last job of a table service failed.", "service"
         )
+        self._leading = make.gauge("seamark_services_leading", "Whether this server runs the table services.")
+        self._blocked = make.gauge(
+            "seamark_services_blocked",
+            "Whether this server cannot run table services: its worker processes do not reach it or the storage.",
+            mode="livemax",
+        )
         self._queued = make.gauge("seamark_service_queue", "Jobs of table services that wait or run.")
         self._running = make.gauge("seamark_service_running_jobs", "Jobs of a table service that run.", "service")
         self._running_bytes = make.gauge(
@@ -281,6 +287,11 @@ class JobMetrics:
         """How long the oldest job has been due, and the tables whose last job failed."""
         self._lag.labels(service).set(lag_s)
         self._failing.labels(service).set(failing)
+
+    def services_state(self, *, leading: bool, blocked: bool) -> None:
+        """Whether this server runs table services, and whether its jobs cannot reach it or the storage."""
+        self._leading.set(leading)
+        self._blocked.set(blocked)
 
     def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
         """The running jobs, and their progress."""

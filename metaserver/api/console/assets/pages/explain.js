@@ -79,7 +79,7 @@ function Plan({ plan, namespace, name, at }) {
         { title: "Removed", number: true, cell: (index) => `${count(index["files-removed"])} (${percent(index["files-removed"], index["files-in"])})` },
       ]} />`}
     <//>
-    ${plan.layouts.length > 0 && html`<${Panel} wide title="Layouts that would help" note="An estimate from the bounds and record counts of the files. Table services lay new files out so; seamark run cluster --full rewrites all."><${Layouts} plan=${plan} namespace=${namespace} name=${name} /><//>`}
+    ${plan.layouts.length > 0 && html`<${Panel} wide title="Layouts that would help" note="An estimate from rows of some files and the target size. Table services lay new files out so; seamark run cluster --full rewrites all."><${Layouts} plan=${plan} namespace=${namespace} name=${name} /><//>`}
     <${Terms} plan=${plan} all=${all} namespace=${namespace} name=${name} at=${at} />
     <${Panel} wide title="Left to check" note=${`What an engine evaluates on the rows of the files, by number of files${plan["not-used"].length ? ", besides the parts that cannot prune" : ""}.`}>
       <${Grid} label="Residuals" empty="No file is left." rows=${plan.residuals.slice(0, 20)} columns=${[

@@ -64,13 +64,16 @@ export function Services() {
         ${Object.entries(state.checks ?? {}).map(([name, value]) => html`<li>${name} <${Badge} kind=${value === "ok" ? "good" : "bad"}>${value}<//></li>`)}
       </ul>`}<//>
     <//>
+    <${Loaded} of=${jobs}>${(found) => found.services?.problem && html`<${Panel} wide title="Table services">
+      <p><${Badge} kind="bad">off<//> ${found.services.problem}</p>
+    <//>`}<//>
     <${Panel} wide title="Running jobs" note="What table services do now, on all replicas; the progress is some seconds old.">
       <${Loaded} of=${jobs}>${(found) => html`<${Jobs} jobs=${found.jobs} />`}<//>
     <//>
     <${Panel} wide title="Waiting jobs" note="What starts next. A job waits for a free worker, for the pause after the last run of its service, or for the window of its policy.">
       <${Loaded} of=${jobs}>${(found) => html`<${Waiting} jobs=${found.waiting} complete=${found.complete} />`}<//>
     <//>
-    <${Panel} wide title="Runs of table services" note="Jobs that did something or failed, newest first. A job that found nothing to do leaves no trace." actions=${html`<${Badge} kind=${runs.live ? "good live" : ""}>${runs.live ? "live" : "not live"}<//>`}>
+    <${Panel} wide title="Runs of table services" note="Jobs that did something or failed, newest first. A job that found nothing to do is listed only after a failed run." actions=${html`<${Badge} kind=${runs.live ? "good live" : ""}>${runs.live ? "live" : "not live"}<//>`}>
       <${Failure} error=${runs.error} />
       ${!runs.error && html`<${Grid} label="Runs" empty="No job has done anything yet." rows=${runs.instants.slice(0, 300)} columns=${[
         { title: "When", cell: (run) => html`<time title=${time(run["requested-ms"])}>${ago(run["requested-ms"])}</time>` },

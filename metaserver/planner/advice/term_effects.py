@@ -1,6 +1,7 @@
 """What each part of a filter does alone, and which index would help a part that partition values and bounds do not.
 
-For people who read the explanation of a plan; no plan uses it.
+An index is proposed unless a sample of the column shows that most files hold a matching row. For people who read the
+explanation of a plan; no plan uses it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from seamark.metaserver.iceberg.expressions.projection import project
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.index.files.definitions import Definitions, IndexDefinition, read_definitions
 from seamark.metaserver.index.kinds.bloom import FPP
+from seamark.metaserver.planner.advice.column_samples import NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -29,7 +31,8 @@ _UNINDEXED = ("struct", "list", "map", "variant", "boolean")
 class TermEffect(NamedTuple):
     """`files_left`: what partition values and bounds keep of `files_in`, the files of the view. `has_bounds`: whether
     some file has bounds of the column; True for types that need none. `index_name`: of an enabled index on the column;
-    `index_kind`: the kind that would help, and `index_files`, its false positives."""
+    `index_kind`: the kind that would help; `index_files`: about how many files a plan would keep with an index; None if
+    that cannot be estimated, for `index_note`, which also says why no index would help."""
 
     expression: Expression
     column: str | None
@@ -39,16 +42,17 @@ class TermEffect(NamedTuple):
     index_name: str | None
     index_kind: str | None
     index_files: int | None
+    index_note: str | None = None
 
 
-def effects_of_terms(scan: ScanPlan) -> list[TermEffect]:
+def effects_of_terms(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
     """One for each of the first parts that all rows must satisfy, in the order of the filter."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     definitions = read_definitions(scan.metadata)
-    return [_effect(scan, part, definitions) for part in parts[:_TERMS_MAX] if isinstance(part, Bound)]
+    return [_effect(scan, part, definitions, samples) for part in parts[:_TERMS_MAX] if isinstance(part, Bound)]
 
 
-def _effect(scan: ScanPlan, part: Bound, definitions: Definitions) -> TermEffect:
+def _effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samples) -> TermEffect:
     selection = Selection.everything(scan.view)
     files_in = selection.count()
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
@@ -57,6 +61,9 @@ def _effect(scan: ScanPlan, part: Bound, definitions: Definitions) -> TermEffect
     left = selection.count()
     index = next((one.name for one in _on_column(definitions, part)), None)
     kind = _kind_for(part) if index is None and left > max(1, _HELPED * files_in) else None
+    files, note = (None, None) if kind is None else _with_index(part, kind, left, samples.get(part.column_id))
+    if files is not None and files > _HELPED * left:
+        kind, note = None, "so many files hold a matching row that an index would leave out few"
     return TermEffect(
         expression=part,
         column=part.name,
@@ -65,8 +72,23 @@ def _effect(scan: ScanPlan, part: Bound, definitions: Definitions) -> TermEffect
         has_bounds=part.kind in _UNINDEXED or _has_bounds(scan, part),
         index_name=index,
         index_kind=kind,
-        index_files=None if kind is None else math.ceil(FPP * left) if kind == "bloom" else 0,
+        index_files=files,
+        index_note=note,
     )
+
+
+def _with_index(part: Bound, kind: str, left: int, sample: ColumnSample | str | None) -> tuple[int | None, str | None]:
+    """Return about how many of the `left` files a plan keeps with an index, and why that cannot be estimated."""
+    if not isinstance(sample, ColumnSample):
+        return None, NOT_SAMPLED  # the estimates of layouts have the reason
+    values = len(part.values) if part.op in (Op.EQ, Op.IN) else None
+    hits = sample.files_with(part, values)
+    if hits is None:
+        return None, "too few files of a sample hold a matching row"
+    # The sample is of the files that all conditions on the column leave.
+    hits = min(left, round(hits * left / max(1, sample.files_left)))
+    false_share = min(1.0, FPP * (values or 1)) if kind == "bloom" else 0.0
+    return hits + math.ceil(false_share * (left - hits)), None
 
 
 def _has_bounds(scan: ScanPlan, part: Bound) -> bool:

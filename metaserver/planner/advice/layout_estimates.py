@@ -1,9 +1,13 @@
 """About how many files a scan would keep if the table were sorted or clustered by columns of its filter.
 
-Nothing is read but what the planner has: the bounds of the columns and the record counts of the files that partitions
-keep. The rows of a file are taken as spread evenly over its range. From that follows which share of all rows is less
-than a value. A layout into as many files cuts the rows of each partition into equal shares; partitions are taken as
-alike. For people who read the explanation of a plan; no plan uses it.
+A clustering cuts the rows of each partition into equal shares, in files of the target size, and a large partition into
+several layers. So what a filter keeps follows from the share of the rows that match. It is measured in a sample of the
+column (`column_samples.py`). Without a sample the share of a range follows from the bounds and record counts of the
+files that partitions keep, with the rows of a file spread evenly over its range; that of a value follows from the
+number of distinct values in the statistics of the table. Without these nothing is estimated.
+
+Nothing is proposed that the clustering policy of the table asks for already, and a proposal keeps the columns of the
+policy. For people who read the explanation of a plan; no plan uses it.
 """
 
 from __future__ import annotations
@@ -13,14 +17,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.expressions.expression import And, Bound, Op
 from seamark.metaserver.iceberg.expressions.projection import project
 from seamark.metaserver.iceberg.expressions.ranges import after_prefix
+from seamark.metaserver.iceberg.metadata.clustering import COLUMNS_MAX as POLICY_COLUMNS_MAX
+from seamark.metaserver.iceberg.metadata.clustering import LAYER_BYTES, LAYER_FILES, ClusteringLayout
+from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, count_of
+from seamark.metaserver.iceberg.metadata.statistics import NDV, THETA
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, form_of, key_of
+from seamark.metaserver.planner.advice.column_samples import NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings, files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
@@ -39,47 +50,131 @@ _DIGITS = 6
 """Bytes of a string after what all have in common, as a number that a double holds exactly."""
 _WORTHWHILE = 0.5
 """A layout that keeps more than this share of the files is not proposed."""
+_BETTER = 0.9
+"""A layout has to keep less than this share of the bytes of the plan."""
+_VALUES_MAX = 32
+"""Values of a list whose rows are counted one by one."""
 _ADDED_COLUMN = 0.7
 """A column is added to a clustering if it leaves less than this share of the files."""
 
 Doubles = npt.NDArray[np.float64]
 Shares = Sequence[tuple[float, float]]
 """Of intervals: the shares of all rows below the start, and below the end."""
+_ALL: Shares = ((0.0, 1.0),)
+"""Of a column that the filter does not compare."""
 Key = int | float | bytes
 Interval = tuple[Key | None, Key | None, bool, bool]
 """(low, high, whether low belongs to it, whether high does); None: no limit."""
 
 
 class LayoutEstimate(NamedTuple):
-    """The files of `files_in` that are kept if these files were laid out again by `columns`, in as many files."""
+    """The files that the table would have if it were laid out by `columns`, and those of them that the plan would
+    keep."""
 
     columns: tuple[str, ...]
     files_in: int
     files: int
 
 
-def estimate_layouts(scan: ScanPlan) -> list[LayoutEstimate]:
-    """A sort by each column that the filter compares, fewest files first, and the clustering by several of them that
-    keeps fewest, if it keeps fewer. Only layouts that keep less than half of the files, and less than the plan."""
+class LayoutEstimates(NamedTuple):
+    """`layouts`: fewest files first. `unknown`: columns for which nothing can be estimated, and why."""
+
+    layouts: list[LayoutEstimate]
+    unknown: dict[str, str]
+
+
+class _Partitions(NamedTuple):
+    """The files of a partition after a rewrite, and the layers that they form."""
+
+    files: int
+    layers: int
+
+
+def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, str]) -> LayoutEstimates:
+    """Estimate a sort by each column that the filter compares, and the clustering by several of them that keeps fewest.
+
+    Args:
+        scan: The plan.
+        samples: Of the columns that its filter compares.
+        properties: Those of the table, with the policies of its namespaces.
+
+    Returns:
+        Only layouts that keep less than half of the files, and clearly less than the plan.
+    """
     columns = _intervals_by_column(scan)
     if not columns or scan.files <= 1:
-        return []
+        return LayoutEstimates([], {})
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, never)
     found = files_at(scan.view, selection.entry_ids())
-    shares = {name: _row_shares(found, bound, intervals) for name, (bound, intervals) in columns.items()}
-    known = {name: each for name, each in shares.items() if each is not None}
-    sizes = Counter(group_by_partition(found).files()) if known else Counter[int]()
-    singles = [LayoutEstimate((name,), found.files, _kept((each,), sizes)) for name, each in known.items()]
+    policy = _policy_columns(properties)
+    known: dict[str, Shares] = {}
+    unknown: dict[str, str] = {}
+    for name, (parts, intervals) in columns.items():
+        if name in policy:
+            continue
+        shares = _row_shares(scan, found, parts, intervals, samples.get(parts[0].column_id))
+        if isinstance(shares, str):
+            unknown[name] = shares
+        elif shares is not None:
+            known[name] = shares
+    if not known:
+        return LayoutEstimates([], unknown)
+    partitions = _partitions(found, properties)
+    files_in = sum(each.files * count for each, count in partitions.items())
+    limit = files_in * min(_WORTHWHILE, _BETTER * _share_of_bytes(scan, found))
+    if policy:
+        asked = {name: columns[name] for name in policy if name in columns}
+        ours = [_row_shares(scan, found, *asked[name], samples.get(asked[name][0][0].column_id)) for name in asked]
+        kept = [*(shares for shares in ours if shares and not isinstance(shares, str)), *known.values()]
+        kept += [_ALL] * (len(policy) + len(known) - len(kept))
+        layout = LayoutEstimate((*policy, *known), files_in, _kept(kept, partitions))
+        fits = len(layout.columns) <= POLICY_COLUMNS_MAX and layout.files <= limit
+        return LayoutEstimates([layout] if fits else [], unknown)
+    singles = [LayoutEstimate((name,), files_in, _kept((each,), partitions)) for name, each in known.items()]
     singles.sort(key=lambda one: one.files)
-    limit = min(_WORTHWHILE * found.files, scan.files - 1)
-    best = _best_clustering(singles, known, sizes)
-    return [one for one in (*([best] if best else ()), *singles) if one.files <= limit]
+    best = _best_clustering(singles, known, partitions)
+    return LayoutEstimates(
+        [one for one in (*([best] if best else ()), *singles) if one.files <= limit],
+        unknown,
+    )
+
+
+def _policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns by which the policy of the table clusters it; empty without a valid policy."""
+    try:
+        layout = ClusteringLayout.of(properties)
+    except BadRequest:
+        return ()
+    return () if layout is None else layout.columns
+
+
+def _partitions(found: FoundFiles, properties: Mapping[str, str]) -> Counter[_Partitions]:
+    """How many partitions will have so many files and layers."""
+    target_bytes = max(1, count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
+    grouped = group_by_partition(found)
+    sizes = np.bincount(
+        grouped.numbers,
+        weights=found.longs("file_size_in_bytes").clip(0).astype(np.float64),
+        minlength=len(grouped.partitions),
+    )
+    return Counter(
+        _Partitions(
+            max(1, math.ceil(size_bytes / target_bytes)),
+            max(1, math.ceil(size_bytes / LAYER_BYTES), math.ceil(files / LAYER_FILES)),
+        )
+        for size_bytes, files in zip(sizes.tolist(), grouped.files(), strict=True)
+    )
+
+
+def _share_of_bytes(scan: ScanPlan, found: FoundFiles) -> float:
+    """The part of the bytes that the plan keeps of the files that partitions keep."""
+    return min(1.0, scan.stages[-1].bytes_left / max(1, int(found.longs("file_size_in_bytes").clip(0).sum())))
 
 
 def _best_clustering(
-    singles: Sequence[LayoutEstimate], shares: Mapping[str, Shares], sizes: Mapping[int, int]
+    singles: Sequence[LayoutEstimate], shares: Mapping[str, Shares], partitions: Mapping[_Partitions, int]
 ) -> LayoutEstimate | None:
     """Columns are added, the most selective first, while each leaves clearly fewer files."""
     if len(singles) < 2:
@@ -87,21 +182,22 @@ def _best_clustering(
     best = singles[0]
     for number in range(2, min(len(singles), COLUMNS_MAX) + 1):
         names = tuple(one.columns[0] for one in singles[:number])
-        kept = _kept([shares[name] for name in names], sizes)
+        kept = _kept([shares[name] for name in names], partitions)
         if kept > _ADDED_COLUMN * best.files:
             break
         best = LayoutEstimate(names, best.files_in, kept)
     return best if len(best.columns) > 1 else None
 
 
-def _kept(columns: Sequence[Shares], sizes: Mapping[int, int]) -> int:
-    """Files of all partitions. `sizes`: the number of partitions by their number of files. Each column has equally many
-    slices, and a file is a cell."""
+def _kept(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> int:
+    """Files of all partitions. Each column has equally many slices in each layer, and a file is a cell."""
     total = 0
-    for files, partitions in sizes.items():
+    for (all_files, layers), count in partitions.items():
+        files = math.ceil(all_files / layers)
         slices = max(1, math.ceil(files ** (1 / len(columns)) - 1e-9))
         cells = math.prod(_slices(shares, slices) for shares in columns)
-        total += partitions * min(files, max(1, round(cells * files / slices ** len(columns)))) if cells else 0
+        kept = min(files, max(1, round(cells * files / slices ** len(columns)))) if cells else 0
+        total += count * min(all_files, layers * kept)
     return total
 
 
@@ -118,10 +214,10 @@ def _slices(shares: Shares, count: int) -> int:
 # What the filter compares
 
 
-def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[Bound, list[Interval]]]:
-    """By column: a part of the filter that compares it, and the intervals that all such parts leave."""
+def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[Interval]]]:
+    """By column: the parts of the filter that compare it, and the intervals that all such parts leave."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
-    found: dict[str, tuple[Bound, list[Interval]]] = {}
+    found: dict[str, tuple[list[Bound], list[Interval]]] = {}
     for part in parts:
         intervals = _intervals(part) if isinstance(part, Bound) else None
         if intervals is None:
@@ -130,7 +226,7 @@ def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[Bound, list[Interval
         before = found.get(part.name)
         if before is not None:
             intervals = [both for one in before[1] for other in intervals if (both := _intersection(one, other))]
-        found[part.name] = (part, intervals)
+        found[part.name] = ([*(() if before is None else before[0]), part], intervals)
     return found
 
 
@@ -172,14 +268,51 @@ def _tighter(one: tuple[Key | None, bool], other: tuple[Key | None, bool], *, lo
 # Where the rows are
 
 
-def _row_shares(found: FoundFiles, part: Bound, intervals: Sequence[Interval]) -> Shares | None:
-    """None if too little is known."""
+def _row_shares(
+    scan: ScanPlan,
+    found: FoundFiles,
+    parts: Sequence[Bound],
+    intervals: Sequence[Interval],
+    sample: ColumnSample | str | None,
+) -> Shares | str | None:
+    """A text says why the shares are not known; None if there is too much to compute."""
+    part = parts[0]
     if not found.files or len(intervals) * found.files > _WORK_MAX:
         return None
     axis = _Axis.read(found.stats(RequestedColumn(part.column_id, part.kind)), found.longs("record_count"))
-    if axis is None:
+    spread = None if axis is None else [axis.shares(interval) for interval in intervals]
+    if isinstance(sample, ColumnSample):
+        starts = [start for start, _ in spread] if spread else [n / len(intervals) for n in range(len(intervals))]
+        rows = max(1, int(found.longs("record_count").clip(0).sum()))
+        widths = [share * sample.rows_left / rows for share in _sampled_shares(sample, parts, len(intervals))]
+        return [(max(0.0, min(low, 1 - width)), low + width) for low, width in zip(starts, widths, strict=True)]
+    if spread is None:
         return None
-    return [axis.shares(interval) for interval in intervals]
+    if not any(low == high for low, high, *_ in intervals):
+        return spread
+    distinct = _distinct_values(scan, part.column_id)
+    if distinct is None:
+        return sample or NOT_SAMPLED
+    return [(low, max(high, min(1.0, low + 1 / distinct))) for low, high in spread]
+
+
+def _sampled_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int) -> list[float]:
+    """The share of the rows of the sample in each interval; equal shares for long lists of values."""
+    part = parts[0]
+    if len(parts) == 1 and len(part.values) == intervals <= _VALUES_MAX and part.op in (Op.EQ, Op.IN):
+        values = (msgspec.structs.replace(part, op=Op.EQ, values=(value,)) for value in part.values)
+        return [sample.share_of_rows(value) for value in values]
+    both = And(tuple(parts)) if len(parts) > 1 else part
+    return [sample.share_of_rows(both) / intervals] * intervals
+
+
+def _distinct_values(scan: ScanPlan, column_id: int) -> int | None:
+    """By the newest statistics of the table; None if they do not have the column."""
+    for file in reversed(scan.metadata.statistics):
+        for blob in file.blob_metadata:
+            if blob.type == THETA and blob.fields == (column_id,):
+                return count_of(blob.properties or {}, NDV, 0) or None
+    return None
 
 
 class _Axis(NamedTuple):

@@ -1,0 +1,77 @@
+"""Checks that this process reaches the server and the storage, as each job of table services has to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import urllib3
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import cause_text
+from seamark.connector.client.storage import Storage
+from seamark.metaserver.tls import authorities_file
+
+_CONTENT = b"Written by Seamark to check the keys of table services. It can be deleted."
+_TIMEOUT_S = 10.0
+_NO_PROPERTIES: Mapping[str, str] = {}
+
+
+def check_access(
+    client: SeamarkClient,
+    table: tuple[str, ...],
+    *,
+    location: str = "",
+    storage: Mapping[str, str] = _NO_PROPERTIES,
+    endpoint: str = "",
+    reaches_server: bool = True,
+) -> dict[str, Any]:
+    """Reach the server, and write, read and delete an object.
+
+    Args:
+        client: A client with the login of the job.
+        table: Not used; each job has one.
+        location: Where the object is written; empty: nowhere.
+        storage: The address of the store, as properties of a FileIO.
+        endpoint: The address of the objects gateway, of which only an answer is expected; empty: none.
+        reaches_server: Whether the server is asked, too.
+
+    Returns:
+        No totals, as a job that found nothing to do.
+
+    Raises:
+        RuntimeError: The storage cannot be used; the message says why.
+        ClientError: The server cannot be reached, or refuses the login.
+    """
+    if reaches_server:
+        client.ping()
+    if location:
+        _check_object(Storage(storage), location)
+    if endpoint:
+        _check_gateway(endpoint)
+    return {}
+
+
+def _check_object(storage: Storage, location: str) -> None:
+    folder = location.rpartition("/")[0]
+    try:
+        storage.write(location, [_CONTENT])
+        content = bytes(storage.read(location))
+    except OSError as error:
+        raise RuntimeError(f"a worker process cannot write and read an object in {folder}: {error}") from None
+    finally:
+        with suppress(OSError):  # most jobs need no right to delete
+            storage.delete(location)
+    if content != _CONTENT:
+        raise RuntimeError(f"an object in {folder} that a worker process reads differs from what it has written")
+
+
+def _check_gateway(endpoint: str) -> None:
+    with urllib3.PoolManager(retries=False, timeout=_TIMEOUT_S, ca_certs=authorities_file()) as pool:
+        try:
+            pool.request("GET", endpoint)
+        except urllib3.exceptions.HTTPError as error:
+            raise RuntimeError(
+                f"a worker process does not reach the objects gateway at {endpoint}: {cause_text(error, endpoint)}"
+            ) from None

@@ -1,0 +1,198 @@
+"""Rows of some files, from which explain estimates what a layout or an index would give.
+
+Bounds tell where values begin and end, and not how often a value occurs: for a column of six values each file has the
+same bounds as for a million values. So the columns that a filter compares are read in a few of the files that the
+filter leaves. Reads have limits of files, rows, bytes and time. A column that cannot be read within them has no sample,
+but a reason, and then nothing is estimated that needs one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from seamark.metaserver.errors import SeamarkError
+from seamark.metaserver.gathering import gathered
+from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression
+from seamark.metaserver.iceberg.expressions.projection import project
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.name_mapping import name_mapping_of
+from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.index.keys.keys import has_keys
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn, distinct_keys, rows_where
+from seamark.metaserver.planner.joins.dimensions import ListedFile, file_columns, listed_files
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
+from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
+from seamark.metaserver.planner.rows.data_columns import DataRows
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+from seamark.metaserver.planner.view.selection import Selection, never
+
+COLUMNS_MAX = 4
+FILES_MAX, FILES_MIN = 20, 2
+ROWS_MAX = 4_000_000
+READ_BYTES, DECODED_BYTES = 64 << 20, 128 << 20
+SAMPLE_S = 3.0
+NOT_SAMPLED = "its values are not sampled"
+_CONCURRENT = 4
+_HITS_MIN = 3
+"""With so many hits the share of a sample is about that of all files."""
+_PROBABLE = 0.05
+"""What is observed with less probability than this contradicts the assumption."""
+
+
+@dataclass(frozen=True)
+class ColumnSample:
+    """`files_left` and `rows_left`: of the files that the conditions on the column leave, by partition values and
+    bounds. `columns`: the column in some of these files."""
+
+    column: DimensionColumn
+    files_left: int
+    rows_left: int
+    columns: tuple[FileColumn, ...]
+
+    def matches(self, condition: Expression) -> list[int]:
+        """Return the number of matching rows in each sampled file. `condition`: on this column alone."""
+        masks = ((rows_where(condition, (), {self.column: column}), column) for column in self.columns)
+        return [column.rows if mask is None else int(mask.sum()) for mask, column in masks]
+
+    def share_of_rows(self, condition: Expression) -> float:
+        """Return the share of the rows in `files_left` that match."""
+        rows = sum(column.rows for column in self.columns)
+        return sum(self.matches(condition)) / rows if rows else 0.0
+
+    def files_with(self, condition: Expression, values: int | None) -> int | None:
+        """Return about how many of `files_left` hold a matching row; None if the sample is too small to tell.
+
+        Args:
+            condition: On this column alone.
+            values: How many values the condition names; None for a range.
+        """
+        sampled = len(self.columns)
+        hits = sum(count > 0 for count in self.matches(condition))
+        if sampled == self.files_left:
+            return hits
+        share = hits / sampled
+        if hits < _HITS_MIN:
+            if values is None:
+                return None
+            # Few hits tell less than what an average value of the column suggests, unless they contradict it.
+            expected = max(1.0 - (1.0 - self.held) ** values, min(hits, 1) / self.files_left)
+            share = expected if _is_probable(hits, sampled, expected) else share
+        return max(hits, round(self.files_left * share))
+
+    @cached_property
+    def held(self) -> float:
+        """The share of the files that hold an average value of the column.
+
+        If each file holds each value with the probability p, a value that some of n files hold is held by
+        n p / (1 - (1 - p)^n) of them on average. This grows with p, so p follows from the average in the sample.
+        """
+        parts = [column.keys_of_rows(None) for column in self.columns]
+        distinct = len(distinct_keys(parts, self.column.kind))
+        if not distinct:
+            return 0.0
+        average, count = sum(map(len, parts)) / distinct, len(parts)
+        low, high = 0.0, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            expected = count * middle / max(1e-12, 1.0 - (1.0 - middle) ** count)
+            low, high = (middle, high) if expected < average else (low, middle)
+        return low
+
+
+Samples = Mapping[int, ColumnSample | str]
+"""By the id of the column; a text says why there is no sample."""
+
+
+def conditions_of_columns(bound: Expression) -> dict[int, list[Bound]]:
+    """Return the conditions that all rows must satisfy, on plain columns with ordered values, by the column's id."""
+    parts = bound.children if isinstance(bound, And) else (bound,)
+    found: dict[int, list[Bound]] = {}
+    for part in parts:
+        if isinstance(part, Bound) and part.transform == IDENTITY and has_keys(part.kind) and part.kind != "boolean":
+            found.setdefault(part.column_id, []).append(part)
+    return found
+
+
+async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
+    """Read a sample of the columns that the filter of a scan compares.
+
+    Returns:
+        Nothing for a scan of one file, about which there is nothing to improve, and for columns beyond `COLUMNS_MAX`.
+    """
+    if scan.files <= 1:
+        return {}
+    wanted = list(conditions_of_columns(scan.bound).items())[:COLUMNS_MAX]
+    rows = DataRows(
+        objects,
+        asyncio.get_running_loop(),
+        name_mapping_of(scan.metadata.properties),
+        READ_BYTES,
+        DECODED_BYTES,
+    )
+    found: dict[int, ColumnSample | str] = {}
+    try:
+        async with asyncio.timeout(SAMPLE_S):
+            for column_id, parts in wanted:
+                found[column_id] = await _sample(rows, scan, parts)
+    except TimeoutError:
+        late = f"its values could not be read within {SAMPLE_S:g} s"
+        found.update({column_id: late for column_id, _ in wanted if column_id not in found})
+    return found
+
+
+async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> ColumnSample | str:
+    column = DimensionColumn(parts[0].column_id, parts[0].kind)
+    files = await asyncio.to_thread(_files_left, scan, parts)
+    chosen = _chosen(files)
+    if len(chosen) < min(FILES_MIN, len(files)):
+        return f"its files have too many rows to read some: {files[0].records:,} in one"
+
+    async def read(file: ListedFile) -> FileColumn:
+        return (await asyncio.to_thread(file_columns, rows, scan.metadata, file, [column]))[column]
+
+    try:
+        columns = await gathered([partial(read, file) for file in chosen], _CONCURRENT)
+    except Unreadable as error:
+        return f"a data file cannot be read: {error}"
+    except SeamarkError as error:
+        return f"a data file cannot be read: {error.message}"
+    return ColumnSample(column, len(files), sum(max(0, file.records) for file in files), tuple(columns))
+
+
+def _files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
+    """The files that the conditions leave, by partition values and bounds."""
+    selection = Selection.everything(scan.view)
+    specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
+    for part in parts:
+        narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, never)
+        narrow_by_stats(selection, part, never)
+    return listed_files(scan, selection.entry_ids())
+
+
+def _chosen(files: Sequence[ListedFile]) -> list[ListedFile]:
+    """Some files, drawn so that no period in their order matters, and the same for the same files."""
+    drawn = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
+    chosen, rows = [], 0
+    for number in sorted(drawn):
+        rows += max(0, files[number].records)
+        if rows > ROWS_MAX:
+            break
+        chosen.append(files[number])
+    return chosen
+
+
+def _is_probable(hits: int, count: int, share: float) -> bool:
+    """Whether so many hits, or more, and so many, or fewer, are both probable if each has the probability `share`."""
+    chances = [_binomial(number, count, share) for number in range(count + 1)]
+    return sum(chances[hits:]) >= _PROBABLE and sum(chances[: hits + 1]) >= _PROBABLE
+
+
+def _binomial(hits: int, count: int, share: float) -> float:
+    ways = float(np.prod([(count - n) / (n + 1) for n in range(hits)])) if hits else 1.0
+    return ways * share**hits * (1.0 - share) ** (count - hits)

@@ -1,0 +1,72 @@
+"""The job that tells whether the jobs of this server can work: it reaches the server, and the storage of the warehouse.
+
+It runs as they do: in a worker process, with its variables, its login and its keys. So what it meets is what they meet:
+no keys, wrong keys, an address or a certificate that the process cannot use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.objects.credentials import key_properties
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.objects.vending import store_address
+from seamark.metaserver.services.launching.launchers import JobLogin
+from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
+from seamark.metaserver.services.service import Job, JobFailed
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.wire import ACCESS_CHECK
+
+PROBE_S = 60.0
+NO_ANSWER = f"a worker process did not reach the server and the storage within {PROBE_S:g} s"
+_NAMESPACE = ("seamark:access-check",)
+"""The token of the job is for this namespace, in which there are no tables."""
+
+
+def lends_keys(settings: Settings) -> bool:
+    """Whether the server gives its keys to jobs.
+
+    With the objects gateway jobs get keys for one table from the catalog, as all clients. A folder in the place of a
+    store has no keys.
+    """
+    return settings.s3_client_access != "gateway" and not settings.s3_folder
+
+
+def access_probe(settings: Settings, clock: Clock) -> Job:
+    """Return the job."""
+    return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=probe_arguments(settings, clock))
+
+
+def probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
+    """Return what the job writes, reads and deletes, or the address that it reaches in place of it."""
+    root = parse_location(settings.warehouse_uri())
+    if root.scheme != "s3":
+        return {}
+    address = store_address(settings)
+    if settings.s3_client_access == "gateway":  # which accepts only keys for a table
+        return {"endpoint": address.get("s3.endpoint", "")}
+    return {"location": f"{root}/seamark-access-check-{clock.uuid4()}", "storage": address}
+
+
+async def storage_problem(settings: Settings, clock: Clock) -> str:
+    """Return why a worker process that these settings configure cannot use the storage; empty if it can."""
+    keys = partial(key_properties, settings) if lends_keys(settings) else None
+    login = JobLogin("http://127.0.0.1", None, None, 0o022, keys=keys)
+    probe = access_probe(settings, clock)
+    arguments = {**probe.arguments, "reaches_server": False}
+    worker = WorkerProcess(login, memory_bytes=settings.services_memory_bytes, environment=job_variables(on_s3=True))
+    try:
+        async with asyncio.timeout(PROBE_S):
+            await worker.run(msgspec.structs.replace(probe, arguments=arguments), lambda _: None)
+    except JobFailed as failed:
+        return str(failed)
+    except TimeoutError:
+        return NO_ANSWER
+    finally:
+        await worker.close()
+    return ""

@@ -1,0 +1,172 @@
+"""The numbers of explain beside what happens: a test clusters the table, or builds the index, and counts the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import change_table_properties
+from seamark.connector.client.values import Explanation
+from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.connector.jobs.statistics import compute_statistics
+from seamark.connector.write.appends import append
+from seamark.metaserver.cli.explain import advice
+from tests.connector.lake import catalog_at
+from tests.seeds import first_seed, quick
+
+COLUMNS = "seamark.clustering.columns"
+TARGET = "write.target-file-size-bytes"
+FILES, ROWS = 48, 300
+COLORS = ("red", "green", "blue", "black", "white", "grey")
+
+
+def rows(draw: np.random.Generator, number: int) -> pa.Table:
+    """Of one file. `color` has six values, `code` two hundred of which some are frequent, `amount` is skewed, `id` is
+    unique, and `day` follows the order of the files."""
+    weights = 1.0 / np.arange(1, 201)
+    return pa.table(
+        {
+            "id": draw.permutation(FILES * ROWS)[:ROWS] * FILES + number,
+            "color": [COLORS[at] for at in draw.integers(0, len(COLORS), ROWS)],
+            "code": [f"code {at:03d}" for at in draw.choice(200, ROWS, p=weights / weights.sum())],
+            "amount": np.exp(2 * draw.standard_normal(ROWS)),
+            "day": np.full(ROWS, number // 3),
+            "note": [f"{at:x}" * 4 for at in draw.integers(0, 1 << 30, ROWS)],
+        }
+    )
+
+
+def make(client: IndexClient, draw: np.random.Generator) -> pa.Table:
+    """The table `db.t`, whose target size is that of its files. Returns its rows."""
+    parts = [rows(draw, number) for number in range(FILES)]
+    with catalog_at(client.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        catalog.create_table("db.t", schema=parts[0].schema)
+    for part in parts:
+        append(client, "db.t", part)
+    sizes = client.files("db.t")["file_size_in_bytes"].to_pylist()
+    change_table_properties(client, "db.t", {TARGET: str(int(np.mean(sizes)))}, ())
+    return pa.concat_tables(parts)
+
+
+def layouts(explained: Explanation) -> dict[tuple[str, ...], tuple[int, int]]:
+    return {tuple(layout["columns"]): (layout["files"], layout["files-in"]) for layout in explained.layouts}
+
+
+def is_about(estimate: int, true: int) -> bool:
+    """Within a factor of two; small numbers within two files."""
+    return abs(estimate - true) <= 2 or true / 2 <= estimate <= 2 * true
+
+
+@pytest.mark.parametrize("case", quick(range(6), 1))
+def test_a_clustered_table_keeps_about_the_files_that_explain_promised(client: IndexClient, case: int) -> None:
+    draw = np.random.default_rng(first_seed() + case)
+    table = make(client, draw)
+    amounts = np.sort(table["amount"].to_numpy()).tolist()
+    conditions = {
+        "color": [
+            f"color = '{draw.choice(COLORS)}'",
+            "color IN ('red', 'blue')",
+            "color > 'green' AND color < 'white'",
+        ],
+        "code": ["code = 'code 000'", f"code = 'code {draw.integers(60, 200):03d}'", "code = 'code 0505'"],
+        "amount": [f"amount < {amounts[int(share * len(amounts))]!r}" for share in (0.5, 0.1, 0.01)],
+        "id": [f"id = {table['id'][int(draw.integers(len(table)))].as_py()}", "id BETWEEN 1000 AND 30000"],
+    }
+    promised: dict[str, tuple[int, int]] = {}
+    for column, wheres in conditions.items():
+        for where in wheres:
+            found = layouts(client.explain("db.t", where))
+            if (column,) in found:
+                promised[where] = found[column,]
+            else:
+                promised[where] = FILES, FILES
+    assert sum(estimate < FILES for estimate, _ in promised.values()) >= 8, promised
+    for column, wheres in conditions.items():
+        change_table_properties(client, "db.t", {COLUMNS: column}, ())
+        assert cluster_incrementally(client, "db.t", full=True).commits
+        files = len(client.files("db.t"))
+        for where in wheres:
+            explained, (estimate, files_in) = client.explain("db.t", where), promised[where]
+            if estimate < FILES:
+                assert is_about(files_in, files), (where, files_in, files)
+                assert is_about(estimate, explained.files), (where, estimate, explained.files)
+            else:
+                assert explained.files > 0.4 * files, (where, explained.files, files)
+            repeated = [columns for columns in layouts(explained) if set(columns) <= {column}]
+            assert not repeated, (where, explained.layouts)
+
+
+@pytest.mark.parametrize("case", quick(range(6), 1))
+def test_an_index_leaves_about_the_files_that_explain_promised(client: IndexClient, case: int) -> None:
+    """And none is proposed that would leave out few."""
+    draw = np.random.default_rng(first_seed() + 100 + case)
+    table = make(client, draw)
+    amounts = np.sort(table["amount"].to_numpy()).tolist()
+    conditions = {
+        "color = 'blue'": "bloom",
+        "color IN ('red', 'none')": "bloom",
+        "code = 'code 000'": "bloom",
+        f"code = 'code {draw.integers(150, 200):03d}'": "bloom",
+        "code = 'code 0505'": "bloom",
+        f"id = {table['id'][int(draw.integers(len(table)))].as_py()}": "bloom",
+        f"amount < {amounts[20]!r}": "bitmap",
+        f"amount < {amounts[len(amounts) // 2]!r}": "bitmap",
+    }
+    promised: dict[str, dict[str, Any]] = {}
+    for where in conditions:
+        terms = client.explain("db.t", where).terms
+        promised[where] = next(term for term in terms if term["filter"]["type"] != "not-null")
+    assert [promised[where]["index-kind"] for where in list(conditions)[:3]] == [None] * 3
+    assert promised["code = 'code 0505'"]["index-kind"] == "bloom"
+    for column, kind in (("color", "bloom"), ("code", "bloom"), ("id", "bloom"), ("amount", "bitmap")):
+        client.put_index("db.t", f"{kind}_{column}", kind=kind, columns=[column])
+        build(client, "db.t", f"{kind}_{column}", InProcessWorkers())
+    for where, term in promised.items():
+        true = client.explain("db.t", where).files
+        if term["index-files"] is None:
+            assert term["index-note"] or term["files-left"] <= FILES // 2, (where, term)
+        elif term["index-kind"] is None:
+            assert true > 0.3 * term["files-left"], (where, term, true)
+        else:
+            assert is_about(term["index-files"], true), (where, term, true)
+
+
+def test_a_proposal_keeps_the_columns_of_the_policy(client: IndexClient) -> None:
+    """Of the table or of its namespace: following it must not undo what was followed before."""
+    make(client, np.random.default_rng(5))
+    id_only = "id BETWEEN 1000 AND 30000"
+    assert ("id",) in layouts(client.explain("db.t", id_only))
+    change_table_properties(client, "db.t", {COLUMNS: "color"}, ())
+    assert {tuple(columns) for columns in layouts(client.explain("db.t", id_only))} == {("color", "id")}
+    assert layouts(client.explain("db.t", "color = 'red'")) == {}
+    assert not any("seamark.clustering" in line for line in advice("db.t", client.explain("db.t", "color = 'red'")))
+
+
+def test_without_a_sample_no_number_is_told_for_a_value(client: IndexClient) -> None:
+    """The files are gone; the statistics of the table say how many values there are, once it has some."""
+    make(client, np.random.default_rng(6))
+    paths = [Path(path.removeprefix("file://")) for path in client.files("db.t")["file_path"].to_pylist()]
+    content = {path: path.read_bytes() for path in paths}
+    for path in paths:
+        path.write_bytes(b"x" * len(content[path]))
+    explained = client.explain("db.t", "color = 'red'")
+    assert explained.layouts == ()
+    assert [unknown["column"] for unknown in explained.unknown_layouts] == ["color"]
+    lines = list(advice("db.t", explained))
+    assert any("What a layout by color would give is not known: a data file cannot be read" in line for line in lines)
+    assert any("How many files an index would keep is not known" in line for line in lines)
+    assert not any("about" in line for line in lines)
+    for path in paths:
+        path.write_bytes(content[path])
+    compute_statistics(client, "db.t")
+    for path in paths:
+        path.write_bytes(b"x" * len(content[path]))
+    (estimate, files_in) = layouts(client.explain("db.t", "color = 'red'"))["color",]
+    assert is_about(estimate, files_in // len(COLORS))

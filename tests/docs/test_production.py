@@ -1,0 +1,175 @@
+"""The production set-up of the README runs as printed: PostgreSQL, S3, TLS of a private authority, a token, two
+servers.
+
+Only what the README cannot know is put in its place, as for other pages. The certificate names no address, but the host
+of the clients: the workers of table services reach a server that they cannot verify by its name.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+
+from seamark.connector.client.indexes import IndexClient
+from tests.docs.pages import REPO, Block, Page
+from tests.services.authority import Authority
+from tests.services.forking_command import forking_command
+from tests.services.process import ManagedProcess, free_port, port_answers
+from tests.services.s3 import S3
+from tests.waits import block_until
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+POLICY = {"seamark.compaction.enabled": "true", "seamark.compaction.min-files": "2"}
+HOST = "localhost"
+
+
+def production_blocks() -> tuple[Block, Block, Block]:
+    """The variables, the command that creates the token, and the server, of the README."""
+    page = Page(REPO / "README.md")
+    lines = page.text.splitlines()
+    begin = lines.index("## Production")
+    end = next(number for number in range(begin + 1, len(lines)) if lines[number].startswith("## "))
+    variables, token, server = (block for block in page.blocks if begin < block.line < end)
+    return variables, token, server
+
+
+@dataclass
+class Production:
+    """`replace`: texts of the README, and what stands for them here."""
+
+    folder: Path
+    replace: dict[str, str]
+    running: ExitStack
+    environment: dict[str, str]
+    variables: str = ""
+    serve: str = ""
+    servers: list[ManagedProcess] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
+
+    def here(self, block: Block) -> str:
+        text = block.text
+        for theirs, ours in self.replace.items():
+            assert theirs in "".join(each.text for each in production_blocks()), theirs
+            text = text.replace(theirs, ours)
+        return text
+
+    def start(self, **further: str) -> str:
+        """The URL of another server, with a home and a port of its own, as on another machine."""
+        number, port = len(self.servers), free_port()
+        home = self.folder / f"server-{number}"
+        own = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), **further}
+        process = ManagedProcess(
+            ["bash", "-euc", f"unset SEAMARK_CA SEAMARK_TOKEN\n{self.variables}\n{self.serve}"],
+            log=self.folder / f"server-{number}.log",
+            env={**self.environment, **own},
+            cwd=self.folder,
+        )
+        self.running.callback(process.stop)
+        process.start(lambda: port_answers(port) and (home / "server.json").exists(), timeout_s=90)
+        self.servers.append(process)
+        self.urls.append(f"https://{HOST}:{port}")
+        return self.urls[-1]
+
+    def seamark(self, *arguments: str, url: str) -> tuple[int, str]:
+        """(exit code, output) of a command of a client."""
+        environment = {**self.environment, "SEAMARK_URL": url}
+        done = subprocess.run(
+            ["seamark", *arguments], env=environment, cwd=self.folder, capture_output=True, text=True, timeout=60
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def production(
+    tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Production]:
+    variables, token, server = production_blocks()
+    authority = Authority(tmp_path, (HOST,))
+    authority.issue("seamark")
+    replace = {
+        "postgresql://seamark:secret@db.example/seamark": postgres_url,
+        "the-encryption-key": base64.b64encode(secrets.token_bytes(32)).decode(),
+        "the-access-key": s3.access_key,
+        "the-secret-key": s3.secret_key,
+        "http://s3.example:9000": s3.endpoint,
+        "s3://lake": f"s3://{s3_bucket}",
+        "0.0.0.0": "127.0.0.1",  # tests open no port to others
+        "--workers 4": "--workers 2",
+    }
+    with ExitStack() as running:
+        commands = tmp_path / ".bin"
+        commands.mkdir()
+        running.enter_context(forking_command(commands))
+        inherited = {name: os.environ[name] for name in ("HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
+        path = f"{commands}:{os.environ['PATH']}"
+        environment = {**inherited, "PATH": path, "SEAMARK_CA": str(authority.file)}
+        made = Production(tmp_path, replace, running, environment)
+        made.variables, made.serve = made.here(variables), made.here(server)
+        create = f"{made.variables}\n{made.here(token)}"
+        done = subprocess.run(["bash", "-euc", create], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        made.environment["SEAMARK_TOKEN"] = done.stdout.split()[-1]
+        for name in ("SEAMARK_CA", "SEAMARK_TOKEN"):
+            monkeypatch.setenv(name, made.environment[name])
+        # As docs/how-to/authentication.md says for PyIceberg and s3fs.
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.file))
+        monkeypatch.setenv("FSSPEC_S3_SKIP_INSTANCE_CACHE", "true")
+        yield made
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def append(production: Production, name: str, *numbers: int) -> None:
+    properties = {"header.X-Iceberg-Access-Delegation": "remote-signing"}
+    token = production.environment["SEAMARK_TOKEN"]
+    trusted: Any = {"ssl": {"cabundle": production.environment["SEAMARK_CA"]}}
+    with closing(RestCatalog("sea", uri=production.urls[-1], token=token, **properties, **trusted)) as catalog:
+        if not catalog.namespace_exists("db"):
+            catalog.create_namespace("db")
+        if not catalog.table_exists(name):
+            catalog.create_table(name, SCHEMA, properties={"seamark.index.by_name": "bloom(name)", **POLICY})
+        table = catalog.load_table(name)
+        for number in numbers:
+            table.append(pa.table({"id": [number], "name": [f"name {number}"]}, schema=SCHEMA))
+
+
+@pytest.mark.filterwarnings("ignore")  # clients' own
+def test_the_production_block_indexes_and_maintains_tables(production: Production) -> None:
+    """Two servers; when the one that runs table services ends, the other does."""
+    production.start()
+    url = production.start()
+    append(production, "db.t", 1, 2, 3)
+    token = production.environment["SEAMARK_TOKEN"]
+    with closing(IndexClient(url, token=token)) as client:
+
+        def is_maintained(files: int) -> bool:
+            index = client.index("db.t", "by_name")
+            return (index.health, index.lag_files) == ("ok", 0) and client.health("db.t")["files"] == files
+
+        def runs() -> list[dict[str, Any]]:
+            return [run.summary for run in client.timeline("db.t", action="maintenance")]
+
+        block_until(lambda: is_maintained(1) and {run["service"] for run in runs()} >= {"indexing", "compaction"})
+        assert not any("error" in run for run in runs()), runs()
+        assert client.explain("db.t", "name = 'no such name'").files == 0
+
+        for command, told in (("services", "compaction"), ("health", "No problems found")):
+            code, text = production.seamark(command, "db.t", url=url)
+            assert (code, told in text) == (0, True), text
+        code, text = production.seamark("doctor", "--url", url, url=url)
+        assert (code, "table services: a server runs them" in text) == (0, True), text
+
+        production.servers[0].stop()
+        append(production, "db.t", 4, 5)
+        block_until(lambda: is_maintained(1) and client.health("db.t")["records"] == 5)

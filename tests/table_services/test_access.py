@@ -1,0 +1,121 @@
+"""What worker processes need: keys of the storage, and a server that they can verify."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import Unreachable
+from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.objects import credentials
+from seamark.metaserver.services.launching.access_probe import storage_problem
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.tls import Certificate
+from tests.server.rig import running
+from tests.services.authority import Authority
+from tests.services.process import free_port
+from tests.services.s3 import S3
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Of this machine, and none that an earlier test has found."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    credentials._chain.cache_clear()
+    yield
+    credentials._chain.cache_clear()
+
+
+def settings(s3: S3, bucket: str, tmp_path: Path, **given: Any) -> Settings:
+    return Settings(
+        home=tmp_path, warehouse=f"s3://{bucket}/lake", s3_endpoint=s3.endpoint, s3_region=s3.region, **given
+    )
+
+
+def keys(s3: S3) -> dict[str, str]:
+    return {"s3_access_key_id": s3.access_key, "s3_secret_access_key": s3.secret_key}
+
+
+async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
+    given = settings(s3, s3_bucket, tmp_path, s3_client_access="signing", **keys(s3))
+    assert await storage_problem(given, SystemClock()) == ""
+    client = s3.client()
+    try:
+        left = [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())]
+    finally:
+        client.close()
+    assert not [key for key in left if not key.endswith("/")]
+
+
+async def test_workers_use_what_a_profile_of_aws_gives_the_server(
+    s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The profile runs a program for the keys, as one for a role does. The worker needs no profile for it."""
+    given = f'{{"Version": 1, "AccessKeyId": "{s3.access_key}", "SecretAccessKey": "{s3.secret_key}"}}'
+    (tmp_path / "keys.json").write_text(given)
+    (tmp_path / "config").write_text(f"[profile lake]\ncredential_process = cat {tmp_path}/keys.json\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    assert await storage_problem(settings(s3, s3_bucket, tmp_path), SystemClock()) == ""
+
+
+async def test_missing_and_wrong_keys_are_told(
+    s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SystemClock()
+    assert "The server has no S3 keys" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock)
+    wrong = settings(s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong")
+    found = await storage_problem(wrong, clock)
+    assert f"cannot write and read an object in s3://{s3_bucket}/lake" in found
+    monkeypatch.setenv("AWS_PROFILE", "missing")
+    credentials._chain.cache_clear()
+    assert "missing" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock)
+
+
+async def test_a_gateway_that_does_not_answer_is_told(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
+    """Jobs get keys for one table there, so the server lends them none."""
+    url = f"http://127.0.0.1:{free_port()}"
+    given = settings(s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **keys(s3))
+    assert f"does not reach the objects gateway at {url}" in await storage_problem(given, SystemClock())
+
+
+def test_a_renewed_certificate_and_the_one_before_it_are_those_of_the_server(tmp_path: Path) -> None:
+    """Workers of a server load a renewed certificate one after the other."""
+    authority = Authority(tmp_path, ("seamark.example",))
+    authority.issue("first")
+    certificate = Certificate(authority.certificate, authority.key)
+    first = authority.certificate.read_text().strip()
+    authority.issue("second")
+    second = authority.certificate.read_text().strip()
+    assert [text in certificate.leaves() for text in (first, second)] == [True, True], "the file has the second"
+    certificate.reload()
+    assert [text in certificate.leaves() for text in (first, second)] == [True, True]
+    authority.issue("third")
+    certificate.reload()
+    assert first not in certificate.leaves()
+
+
+async def test_a_worker_accepts_the_certificate_of_its_server_and_no_other(tmp_path: Path) -> None:
+    """Whatever names it has, and also if it has the same names and the same authority."""
+    authority = Authority(tmp_path, ("seamark.example",))
+    authority.issue("server")
+    files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
+    async with running(tmp_path / "home", **files) as server:
+        own = Certificate(authority.certificate, authority.key).leaves()
+        authority.issue("another")
+        another = authority.certificate.read_text()
+        await asyncio.to_thread(SeamarkClient(server.url, certificates=own).ping)
+        for other in (another, ""):
+            client = SeamarkClient(server.url, certificates=other, retries=0)
+            with pytest.raises(Unreachable, match=r"issuer certificate|self-signed"):
+                await asyncio.to_thread(client.ping)
+        with pytest.raises(ValueError, match="cannot be read"):
+            SeamarkClient(server.url, certificates="none").ping()
