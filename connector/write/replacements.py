@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from seamark.connector.arrow.arrays import Longs
+from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, Conflict, Refused
@@ -391,7 +392,7 @@ def replace_batches(
                 report.conflicts += 1
                 report.waste(error.reason if isinstance(error, Overtaken) else ATTEMPTS_USED, size_bytes)
                 continue
-            except (Unreadable, BadRequest) as error:  # the other batches are not worse for it
+            except (Unreadable, Unwritable, BadRequest) as error:  # the other batches are not worse for it
                 report.errors.append(str(error))
                 continue
             replaced = {task.path for task in done.tasks}

@@ -24,7 +24,9 @@ import structlog
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.progress import reporting
 from seamark.connector.client.storage import confine
+from seamark.connector.jobs.failures import line_of
 from seamark.connector.jobs.jobs import JOBS
+from seamark.connector.parquet.encryption.keys import has_keys
 from seamark.connector.write.replacements import BatchRunner
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.decoding import from_json
@@ -109,8 +111,9 @@ def run(request: JobRequest, report: Report, runner: BatchRunner | None = None) 
         with reporting(lambda progress: report(JobProgress(**dataclasses.asdict(progress)))):
             return JobAnswer(totals=JOBS[request.service](client, table, **further))
     except Exception as error:  # noqa: BLE001
-        _log.debug("job failed", exc_info=True)
-        return JobAnswer(error=" ".join(f"{type(error).__name__}: {error}".split())[:_MESSAGE_MAX])
+        line = line_of(error, _MESSAGE_MAX, named=True)
+        _log.debug("job failed", error=line, exc_info=not has_keys())
+        return JobAnswer(error=line)
     finally:
         client.close()
 
