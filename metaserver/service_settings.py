@@ -109,8 +109,8 @@ class ServiceSettings:
     parquet_key_file: str = setting(
         "",
         "File with the master keys of encrypted Parquet files, for jobs: a JSON object of keys, name: base64; of "
-        "namespaces, name: list of the namespaces for whose tables jobs use this key, none by default; and of replaced, "
-        "old name: new name. With parquet_kms it has no keys. Commands and Spark read the same variable.",
+        "namespaces, name: list of the namespaces for whose tables jobs use this key, none by default; and of "
+        "replaced, old name: new name. With parquet_kms it has no keys. Commands and Spark read the same variable.",
     )
     parquet_kms: str = setting(
         "",

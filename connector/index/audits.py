@@ -110,7 +110,9 @@ def verify_sample(
     """
     rng = random.SystemRandom()
     audited_index, loaded, metadata, _ = _load(client, table, name)
-    audited = _AuditedIndex(client, table, audited_index, _task_of(audited_index, loaded, metadata), True, rng, {})
+    audited = _AuditedIndex(
+        client, table, audited_index, _task_of(table, audited_index, loaded, metadata), True, rng, {}
+    )
     pending = [index_file for index_file in audited.live if index_file["location"] not in verified]
     for number, index_file in enumerate(pending, 1):
         if not on_verdict(audited.verify(index_file, sample), index_file["size-in-bytes"]):
@@ -137,7 +139,9 @@ def audit_index(
     seed = random.SystemRandom().getrandbits(32) if seed is None else seed
     rng = random.Random(seed)  # noqa: S311 - reproducible samples, not secrets
     audited_index, loaded, metadata, is_consistent = _load(client, table, name)
-    audited = _AuditedIndex(client, table, audited_index, _task_of(table, audited_index, loaded, metadata), report, rng, {})
+    audited = _AuditedIndex(
+        client, table, audited_index, _task_of(table, audited_index, loaded, metadata), report, rng, {}
+    )
     live = audited.live
     verdicts: list[VerificationResult] = []
     for index_file in live:

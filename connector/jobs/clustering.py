@@ -213,7 +213,11 @@ def _rewrite(
     attributes: Attributes,
     policy: CompactionPolicy,
 ) -> RewrittenFiles:
-    target, origins, keys = target_of(opened.metadata, opened.storage, opened.name), OriginLog(), keys_of_table(opened.name)
+    target, origins, keys = (
+        target_of(opened.metadata, opened.storage, opened.name),
+        OriginLog(),
+        keys_of_table(opened.name),
+    )
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)

@@ -282,7 +282,7 @@ def _small_in_memory(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.Nati
 
 @contextmanager
 def _naming_file(path: str, *, hides: bool = False) -> Iterator[None]:
-    """`hides`: the rows may be those of an encrypted file, so an error of Arrow, which may quote values, is left out."""
+    """`hides`: the rows may be those of an encrypted file. An error of Arrow may quote values, and is left out."""
     try:
         yield
     except AmbiguousColumn as error:

@@ -53,7 +53,7 @@ class WriteTarget:
 
     @staticmethod
     def of(loaded: LoadedTable, name: Name | None = None) -> WriteTarget:
-        """The target for the table's current schema, spec, sort order and enabled indexes. `name`: as in `target_of`."""
+        """The target for the table's current schema, spec, sort order and enabled indexes. `name`: see `target_of`."""
         return target_of(decode_table(loaded.metadata, loaded.location), Storage(loaded.storage), name)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,7 +86,8 @@ class WriteTarget:
 
 
 def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = None) -> WriteTarget:
-    """`name`: of the table, for whose encrypted files its indexes use keys; None: they use none. Unwritable for a table with encrypted files, because encryption is not supported."""
+    """`name`: of the table, for whose encrypted files its indexes use keys; None: they use none. Unwritable for a table
+    with encrypted files, because encryption is not supported."""
     if metadata.properties.get(ENCRYPTION_KEY):
         raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); Seamark cannot write them")
     location = metadata.location.rstrip("/")

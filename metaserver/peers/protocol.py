@@ -101,8 +101,8 @@ class PeerTickets:
         return {LOCATION_HEADER: quote(location, safe="/:"), TICKET_HEADER: ticket}, key_id + mac
 
     def open(self, address: str, location: str, ticket: str) -> tuple[str, bytes]:
-        """(location, HMAC) of a request to this replica, by its headers. Unauthenticated for any other, and for one that
-        was accepted before."""
+        """(location, HMAC) of a request to this replica, by its headers. Unauthenticated for any other, and for one
+        that was accepted before."""
         try:
             if len(ticket) != _TICKET_CHARS:
                 raise ValueError

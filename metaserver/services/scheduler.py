@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from seamark.metaserver.access.principal import Role
+from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.background import report
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import SeamarkError
@@ -36,6 +38,19 @@ IDLE_S = 60.0
 _RETRY_S = 5.0
 REWRITES = frozenset(("bucket-splitting", "clustering", "column-ttl", "compaction"))
 """Services that rewrite data files: one at a time for a table, or two would rewrite the same files."""
+_PROPERTIES = {
+    "bucket-splitting": ("seamark.bucket-splitting.", "seamark.compaction."),
+    "clustering": ("seamark.clustering.", "seamark.compaction."),
+    "column-ttl": ("seamark.column-ttl.",),
+    "compaction": ("seamark.compaction.", "seamark.clustering."),
+    "expiration": ("seamark.expiration.", "history.expire."),
+    "indexing": ("seamark.index.",),
+    "manifests": ("seamark.manifests.",),
+    "orphan-files": ("seamark.orphan-files.",),
+    "statistics": ("seamark.statistics.",),
+}
+"""Prefixes of the properties that cause the jobs of a service, or steer them."""
+_PROPERTIES_OF_ALL = ("seamark.services.",)
 _REFUSED_S = 300.0
 """Time until the next look at all tables if some jobs found no place in the queue."""
 _log = structlog.get_logger("seamark.services")
@@ -68,8 +83,10 @@ class Scheduler:
         observer: JobObserver,
         *,
         queue_limit: int,
+        rights: StandingRights,
     ) -> None:
-        """`queue_limit`: of the jobs that wait."""
+        """`queue_limit`: of the jobs that wait. `rights`: of who set the policies."""
+        self._rights = rights
         self._queue_limit = queue_limit
         self._running = RunningJobs()
         self._services = services
@@ -183,6 +200,17 @@ class Scheduler:
         finally:
             await launcher.close()
 
+    async def _why_forbidden(self, job: Job) -> str | None:
+        """Why the job may not run for those who set its policy; None if it may. It has a token of the server, and who
+        set the policy may have lost the right to change the table."""
+        found = await self._watch.find(job.namespace, job.table)
+        for name, who in ({} if found is None else await self._watch.setters(found[0])).items():
+            if not name.startswith(_PROPERTIES.get(job.service, ()) + _PROPERTIES_OF_ALL):
+                continue
+            if (why := await self._rights.why_lost(who, Role.WRITER, job.namespace)) is not None:
+                return f"{who} set {name} and may not write the table now: {why}; remove the property and set it again"
+        return None
+
     async def _is_needed(self, job: Job) -> bool:
         found = await self._watch.find(job.namespace, job.table)
         if found is None or found[0].uuid != job.uuid:
@@ -204,12 +232,15 @@ class Scheduler:
             queue.finish(job, failed=False)
             queue.put(job, delay_s=closed_s)
             return
+        forbidden = await self._why_forbidden(job)
         where = launcher.name_of(job)
         log = _log.bind(service=job.service, namespace=".".join(job.namespace), table=job.table, launcher=where)
         began_s, began_ms = self._clock.monotonic(), self._clock.now_ms()
         totals: dict[str, Any] = {}
         error = ""
         try:
+            if forbidden is not None:
+                raise JobFailed(forbidden)
             with self._running.running(job, where, began_ms) as progress:
                 totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), progress)
         except JobFailed as failed:

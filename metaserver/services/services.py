@@ -8,6 +8,7 @@ from functools import partial
 
 import structlog
 
+from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import ConfigError
@@ -115,6 +116,7 @@ async def open_scheduler(
         clock,
         observer,
         queue_limit=settings.services_queue_jobs,
+        rights=StandingRights(store, clock, settings),
     )
 
 

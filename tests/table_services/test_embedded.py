@@ -142,7 +142,9 @@ def test_a_job_that_exceeds_its_memory_fails_alone(tmp_path: Path) -> None:
         catalog.create_namespace("db")
         catalog.create_table("db.t", SCHEMA, properties=INDEX)
         append(catalog, "db.t", 1, 2)
-        block_until(lambda: metric(server, 'seamark_service_jobs_total{outcome="failed",service="indexing"}') >= 1)
+        jobs = "seamark_service_jobs_total"
+        ends = [f'{jobs}{{outcome="{end}",service="indexing"}}' for end in ("failed", "completed")]
+        block_until(lambda: any(metric(server, end) >= 1 for end in ends))
         client = IndexClient(server.base_url)
         assert client.explain("db.t", "name = 'name 1'").files == 1
         assert client.index("db.t", "by_name").lag_files == 2

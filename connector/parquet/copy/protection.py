@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from seamark.connector.arrow.casting import Unwritable
-
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.leaves import Leaf
 from seamark.connector.parquet.copy.source import SourceFile
@@ -72,8 +71,8 @@ def without_values(protection: FileProtection | None) -> Iterator[None]:
 
 
 def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
-    """Unreadable if equality deletes compare these columns and the file encrypts one of them: who has no key would learn
-    from the number of the remaining rows which values the file has."""
+    """Unreadable if equality deletes compare these columns and the file encrypts one of them: the number of the
+    remaining rows would tell a writer without keys which values the file has."""
     if source.encryption is None or not column_ids:
         return
     for number, leaf in enumerate(source.leaves):

@@ -174,7 +174,7 @@ class NamespaceKms:
         if master not in self._allowed:
             raise KeyUnavailable(
                 f"the master key {master[:_NAME_SHOWN]!r} is not for tables of the namespace "
-                f"{join_name(self._namespace)}; an operator adds the namespace to `namespaces` in the file of {KEY_FILE}"
+                f"{join_name(self._namespace)}; an operator adds it to `namespaces` in the file of {KEY_FILE}"
             )
 
 

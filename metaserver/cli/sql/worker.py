@@ -48,7 +48,7 @@ from seamark.metaserver.api.sql.protocol import (
     StatementRequest,
     TableRead,
 )
-from seamark.metaserver.cli.sql import landlock
+from seamark.metaserver.cli.confinement import landlock
 from seamark.metaserver.decoding import from_json
 
 _NICE = 5
