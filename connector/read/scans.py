@@ -191,8 +191,8 @@ class TaskReader:
             return
         with SourceFile(task.path, source, keys=self._keys) as opened:
             if not self._is_private:
-                deletes = (*task.deletes, *(task.removed_by or ()))
-                check_deletes(opened, self._deletes.of(task.path, deletes).column_ids)
+                for deletes in (task.deletes, task.removed_by or ()):
+                    check_deletes(opened, self._deletes.of(task.path, deletes).column_ids)
             if self._check is not None:
                 self._check(task.path, opened)
 

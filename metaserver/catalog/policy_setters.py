@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
+from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.catalog.policies import PREFIXES, SETTERS, setters_of
 from seamark.metaserver.catalog.values import Caller
 
@@ -25,7 +26,7 @@ def with_setters(caller: Caller, properties: Mapping[str, str], before: Mapping[
     for name, value in properties.items():
         if not name.startswith(_RECORDED):
             continue
-        if value != before.get(name):
+        if value != before.get(name) and caller.who != SERVICE_PRINCIPAL:
             if caller.who != ANONYMOUS_NAME:
                 setters[name] = caller.who
         elif name in known:
