@@ -222,6 +222,8 @@ class Scheduler:
             queue.discard(job.key)
             queue.finish(job, failed=False)
             return
+        forbidden = await self._why_forbidden(job)
+        # Nothing is awaited from here to the start of the job, so that no other job of the table starts meanwhile.
         if job.service in REWRITES and any(
             other.uuid == job.uuid and other.service in REWRITES for other in self._running
         ):
@@ -232,7 +234,6 @@ class Scheduler:
             queue.finish(job, failed=False)
             queue.put(job, delay_s=closed_s)
             return
-        forbidden = await self._why_forbidden(job)
         where = launcher.name_of(job)
         log = _log.bind(service=job.service, namespace=".".join(job.namespace), table=job.table, launcher=where)
         began_s, began_ms = self._clock.monotonic(), self._clock.now_ms()

@@ -12,7 +12,7 @@ import ctypes
 import os
 import resource
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from seamark.connector.client.client import SeamarkClient
@@ -85,11 +85,11 @@ def local_folders(locations: Iterable[str]) -> Iterator[str]:
 
 def _named_files(loaded: LoadedTable) -> Iterator[str]:
     """Files that variables name: those of the keys of encrypted files, and for tables on S3 those of AWS's clients."""
-    variables: Mapping[str, str] = os.environ
-    is_on_s3 = loaded.location.partition(":")[0] in S3_SCHEMES
-    prefixes = ("SEAMARK_PARQUET_", "AWS_") if is_on_s3 else ("SEAMARK_PARQUET_",)
-    yield from (value for name, value in variables.items() if name.startswith(prefixes) and os.path.isabs(value))
-    if is_on_s3:
+    for name, value in os.environ.items():
+        if name.startswith("SEAMARK_PARQUET_") and os.path.exists(value):
+            yield os.path.abspath(value)
+    if loaded.location.partition(":")[0] in S3_SCHEMES:
+        yield from (value for name, value in os.environ.items() if name.startswith("AWS_") and os.path.isabs(value))
         yield os.path.expanduser("~/.aws")
 
 
