@@ -62,7 +62,7 @@ def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[
 
 
 def setters_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """Who set the properties of a policy, as far as it is known."""
+    """Who set the properties of a policy. Without the properties whose setter is unknown."""
     try:
         return from_json(properties.get(SETTERS) or "{}", dict[str, str])
     except msgspec.MsgspecError:

@@ -19,8 +19,8 @@ _RECORDED = (*PREFIXES, "seamark.index.")
 
 
 def with_setters(caller: Caller, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """The properties with the names of those who set them: the caller for what differs from `before`. What a client
-    gives for the names is ignored."""
+    """The properties with the names of their setters: the caller for each value that differs from `before`. Names that
+    a client gives are ignored."""
     known = setters_of(before)
     setters = {}
     for name, value in properties.items():

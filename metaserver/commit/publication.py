@@ -206,7 +206,7 @@ class Publisher:
             await check_unclaimed(self._parts, metadata.location, "The table's location", named, uuid)
         before = {} if base is None else base.properties
         await self._parts.check_properties(caller, metadata.properties, before, namespace)
-        if metadata.properties != before or base is None or not _has_same_layout(metadata, base):
+        if base is None or metadata.properties != before or not _has_same_layout(metadata, base):
             indexed, indexed_before = _indexed(metadata), () if base is None else _indexed(base)
             check_encrypted_columns(metadata, base, indexed, indexed_before)
             properties = with_setters(caller, metadata.properties, before)

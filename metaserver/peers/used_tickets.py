@@ -56,7 +56,7 @@ class UsedTickets:
             return False
         group = int.from_bytes(nonce[:4], "big") % _GROUPS
         first = _HEAD.size + group * _GROUP * _PLACE.size
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # held by another worker for microseconds
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # another worker has it for microseconds
         try:
             free = None
             for place in range(first, first + _GROUP * _PLACE.size, _PLACE.size):

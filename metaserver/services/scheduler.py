@@ -201,8 +201,8 @@ class Scheduler:
             await launcher.close()
 
     async def _why_forbidden(self, job: Job) -> str | None:
-        """Why the job may not run for those who set its policy; None if it may. It has a token of the server, and who
-        set the policy may have lost the right to change the table."""
+        """Why the setters of its policy may not have the job run; None if they may. The job has a token of the server,
+        and a setter may have lost the right to change the table."""
         found = await self._watch.find(job.namespace, job.table)
         for name, who in ({} if found is None else await self._watch.setters(found[0])).items():
             if not name.startswith(_PROPERTIES.get(job.service, ()) + _PROPERTIES_OF_ALL):

@@ -72,7 +72,7 @@ def without_values(protection: FileProtection | None) -> Iterator[None]:
 
 def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
     """Unreadable if equality deletes compare these columns and the file encrypts one of them: the number of the
-    remaining rows would tell a writer without keys which values the file has."""
+    remaining rows would show a writer without keys which values the file has."""
     if source.encryption is None or not column_ids:
         return
     for number, leaf in enumerate(source.leaves):

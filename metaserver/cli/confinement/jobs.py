@@ -37,7 +37,7 @@ _DNS = 53
 
 
 def give_up_privileges() -> None:
-    """No other process of the account reads the memory of this one, and it leaves no core dump: it may have keys."""
+    """Hides the memory of this process, which may have keys, from other processes of the account and from core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library = ctypes.CDLL(None)
     for option, value in ((_SET_DUMPABLE, 0), (_SET_NO_NEW_PRIVILEGES, 1)):
@@ -76,7 +76,7 @@ def _joined_tables(client: SeamarkClient, service: str, table: Sequence[str], me
 
 
 def local_folders(locations: Iterable[str]) -> Iterator[str]:
-    """The paths of the local ones among these locations."""
+    """The paths of those of these locations that are local."""
     for location in locations:
         path = location.strip().removeprefix("file://").removeprefix("file:")
         if path.startswith("/"):
