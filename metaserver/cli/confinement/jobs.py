@@ -37,7 +37,7 @@ _DNS = 53
 
 
 def give_up_privileges() -> None:
-    """Hides the memory of this process, which may have keys, from other processes of the account and from core dumps."""
+    """Hides the memory of this process, which may have keys, from other processes of its account and core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library = ctypes.CDLL(None)
     for option, value in ((_SET_DUMPABLE, 0), (_SET_NO_NEW_PRIVILEGES, 1)):
