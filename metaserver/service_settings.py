@@ -108,12 +108,13 @@ class ServiceSettings:
     )
     parquet_key_file: str = setting(
         "",
-        "File with the master keys of encrypted Parquet files, for jobs: a JSON object of keys, name: base64, and of "
-        "replaced, old name: new name. Commands and Spark read the same variable.",
+        "File with the master keys of encrypted Parquet files, for jobs: a JSON object of keys, name: base64; of "
+        "namespaces, name: list of the namespaces for whose tables jobs use this key, none by default; and of "
+        "replaced, old name: new name. With parquet_kms it has no keys. Commands and Spark read the same variable.",
     )
     parquet_kms: str = setting(
         "",
         "Client of a key management service for encrypted Parquet files, for jobs: module:name of a class with "
-        "wrap_key and unwrap_key, such as a subclass of pyarrow.parquet.encryption.KmsClient. Commands and Spark read "
-        "the same variable.",
+        "wrap_key and unwrap_key, such as a subclass of pyarrow.parquet.encryption.KmsClient. The file of "
+        "parquet_key_file names the namespaces of its master keys. Commands and Spark read the same variable.",
     )

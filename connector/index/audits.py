@@ -23,6 +23,7 @@ from seamark.connector.client.values import At, LoadedTable
 from seamark.connector.index.files import IndexTask
 from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
+from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
@@ -109,7 +110,9 @@ def verify_sample(
     """
     rng = random.SystemRandom()
     audited_index, loaded, metadata, _ = _load(client, table, name)
-    audited = _AuditedIndex(client, table, audited_index, _task_of(audited_index, loaded, metadata), True, rng, {})
+    audited = _AuditedIndex(
+        client, table, audited_index, _task_of(table, audited_index, loaded, metadata), True, rng, {}
+    )
     pending = [index_file for index_file in audited.live if index_file["location"] not in verified]
     for number, index_file in enumerate(pending, 1):
         if not on_verdict(audited.verify(index_file, sample), index_file["size-in-bytes"]):
@@ -136,7 +139,9 @@ def audit_index(
     seed = random.SystemRandom().getrandbits(32) if seed is None else seed
     rng = random.Random(seed)  # noqa: S311 - reproducible samples, not secrets
     audited_index, loaded, metadata, is_consistent = _load(client, table, name)
-    audited = _AuditedIndex(client, table, audited_index, _task_of(audited_index, loaded, metadata), report, rng, {})
+    audited = _AuditedIndex(
+        client, table, audited_index, _task_of(table, audited_index, loaded, metadata), report, rng, {}
+    )
     live = audited.live
     verdicts: list[VerificationResult] = []
     for index_file in live:
@@ -147,14 +152,14 @@ def audit_index(
     return Audit(audited_index, tuple(verdicts), audited.states, rows, uncounted, seed)
 
 
-def _task_of(index: Index, loaded: LoadedTable, metadata: TableMetadata) -> IndexTask:
+def _task_of(table: Name, index: Index, loaded: LoadedTable, metadata: TableMetadata) -> IndexTask:
     """A task without a folder, because nothing is written."""
     definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
         raise BadRequest(f"The table at {loaded.location} has no table-uuid; an audit requires one")
     projection = Projection(metadata.current_schema)
     storage = Storage.of_table(loaded.storage, metadata.location)
-    return IndexTask(metadata.table_uuid, definition, projection, "", storage)
+    return IndexTask(metadata.table_uuid, definition, projection, "", storage, EnvironmentKeys(table))
 
 
 def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, LoadedTable, TableMetadata, bool]:

@@ -193,7 +193,7 @@ class _Run:
         self._client = client
         self._build_key = (table, index, str(started["build-id"]))
         self._workers = workers
-        self._file_keys = EnvironmentKeys()
+        self._file_keys = EnvironmentKeys(table)
         self._limits = limits
         self._on_progress = on_progress
         self._json = started
@@ -304,7 +304,7 @@ class BuildSource:
             Projection(metadata.current_schema),
             started["folder"],
             Storage.of_table(loaded.storage, metadata.location),
-            file_keys or EnvironmentKeys(),
+            file_keys or EnvironmentKeys(table),
         )
         return BuildSource(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})
 

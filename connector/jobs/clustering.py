@@ -36,8 +36,8 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance
-from seamark.connector.parquet.copy.protection import FileProtection
-from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, keys_of_environment
+from seamark.connector.parquet.copy.protection import PUBLISHES_LAYOUT, FileProtection, SourceCheck
+from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, keys_of_table
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader
@@ -62,7 +62,7 @@ from seamark.connector.write.compaction import (
     group_by_partition,
     has_many_deletes,
 )
-from seamark.connector.write.data_files import divided_by_protection
+from seamark.connector.write.data_files import divided_by_protection, unchanged
 from seamark.connector.write.replacements import (
     BatchRunner,
     RewriteReport,
@@ -213,18 +213,25 @@ def _rewrite(
     attributes: Attributes,
     policy: CompactionPolicy,
 ) -> RewrittenFiles:
-    target, origins, keys = target_of(opened.metadata, opened.storage), OriginLog(), keys_of_environment()
+    target, origins, keys = (
+        target_of(opened.metadata, opened.storage, opened.name),
+        OriginLog(),
+        keys_of_table(opened.name),
+    )
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE, positions=True)
     suffix = layout.suffix(new_layer())
+    layout_ids = [field.id for field in opened.schema.fields if field.name in attributes.columns]
     # Files that are encrypted in different ways do not share a new file.
     divided: defaultdict[EncryptionScheme | None, list[Layer]] = defaultdict(list)
     protections: dict[EncryptionScheme | None, FileProtection | None] = {}
     for layer in layers:
         for protection, members in divided_by_protection(layer, target, keys):
             scheme = None if protection is None else protection.scheme
+            if protection is not None:
+                protection.refuse(layout_ids, PUBLISHES_LAYOUT)
             protections[scheme] = protection
             divided[scheme].append(members)
     first, rows, parts = 0, 0, list[WrittenFiles]()
@@ -232,7 +239,8 @@ def _rewrite(
         for scheme, parts_of_layers in divided.items():
             works = []
             for members in parts_of_layers:
-                works.append(_LayerWork(opened, read_plan, members, layout, attributes, policy, first, keys))
+                check = unchanged(scheme, target, keys)
+                works.append(_LayerWork(opened, read_plan, members, layout, attributes, policy, first, keys, check))
                 first += sum(task.records for task in members)
             # Strings of different partitions are taken to be alike: their bounds are as long as the first layer needs.
             properties = layer_properties(target.properties, works[0].sample[1], attributes.columns)
@@ -260,6 +268,8 @@ class _LayerWork:
     policy: CompactionPolicy
     first: int
     keys: ParquetKeys | None
+    check: SourceCheck | None
+    """Whether a file is still encrypted as when the layer was divided."""
 
     def run(self, writer: TableWriter) -> int:
         """The number of rows."""
@@ -291,14 +301,15 @@ class _LayerWork:
         share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
         narrow = plan_read(self.opened, self.attributes.columns, TRUE)
         draw, rows, taken = np.random.default_rng(1), 0, []
-        for batch in TaskReader(narrow, self.opened.storage, threads=False, keys=self.keys).read_all(self.tasks):
+        reader = TaskReader(narrow, self.opened.storage, threads=False, keys=self.keys, check=self.check)
+        for batch in reader.read_all(self.tasks):
             rows += batch.num_rows
             taken.append(batch if share >= 1 else batch.filter(pa.array(draw.random(batch.num_rows) < share)))
         return rows, pa.Table.from_batches(taken, narrow.arrow).combine_chunks()
 
     def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
         """The rows with their origins."""
-        reader = TaskReader(self.read_plan, self.opened.storage, threads=False, keys=self.keys)
+        reader = TaskReader(self.read_plan, self.opened.storage, threads=False, keys=self.keys, check=self.check)
         columns = list(range(len(self.read_plan.names)))
         first = self.first
         for task in self.tasks:

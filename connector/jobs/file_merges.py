@@ -19,7 +19,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_environment
+from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_table
 from seamark.connector.parquet.metrics import float_columns, leaves_of
 from seamark.connector.read.file_rows import partition_of, spec_of
 from seamark.connector.read.read_plan import plan_read
@@ -120,7 +120,7 @@ def drop_columns(
     dropped = _DroppedColumns.of(opened.schema, frozenset(ids))
     sorted_policy = replace(CopyPolicy.of(target.properties), least_bytes=1, keep_order=True)
     policy = CopyPolicy.of(target.properties) if target.ordering is None else sorted_policy
-    keys = keys_of_environment()
+    keys = keys_of_table(opened.name)
     select = partial(_selected, opened, where=where, utc=utc, whole_partitions=whole_partitions)
     if whole_partitions:  # most runs of a policy find nothing
         bound = bound_filter(where, opened)
@@ -223,7 +223,7 @@ class _DroppedColumns(NamedTuple):
 
 def _open(client: SeamarkClient, table: Name, branch: str) -> tuple[OpenTable, WriteTarget]:
     opened = open_rewritable(client, table, branch)
-    return opened, target_of(opened.metadata, opened.storage)
+    return opened, target_of(opened.metadata, opened.storage, opened.name)
 
 
 def _selected(

@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, ClientError
+from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
+from seamark.connector.jobs.failures import FAILURES, line_of
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
 from seamark.connector.jobs.statements import (
     MergeFiles,
@@ -27,8 +28,6 @@ from seamark.connector.jobs.statements import (
 )
 from seamark.connector.write.replacements import BatchRunner, RewriteReport, run_here
 from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.files.parquet import Unreadable
 
 _NICE = 10
 _MESSAGE_MAX = 2000
@@ -88,16 +87,10 @@ def answer_of(job: StatementJob) -> StatementAnswer:
     client = SeamarkClient(job.url, token=job.token)
     try:
         return StatementAnswer(run_statement(client, job.statement, utc=job.utc))
-    except (ClientError, SeamarkError, Unreadable, OSError) as error:
-        return StatementAnswer(error=_line(error))
     except Exception as error:  # noqa: BLE001  the client of the statement waits for an answer
-        return StatementAnswer(error=f"{type(error).__name__}: {_line(error)}")
+        return StatementAnswer(error=line_of(error, _MESSAGE_MAX, named=not isinstance(error, FAILURES)))
     finally:
         client.close()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MESSAGE_MAX] or type(error).__name__
 
 
 def main(given: Any = None) -> None:

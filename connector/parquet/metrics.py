@@ -195,14 +195,16 @@ class Metrics:
 
     def of(self, footer: pq.FileMetaData, *, secret: Collection[int] = ()) -> dict[str, Any]:
         """`column-sizes`, `value-counts` and the other metrics, in the form of a ContentFile of the REST
-        specification. `secret`: ids of columns without bounds."""
-        sizes = dict.fromkeys((leaf.id for leaf in self._leaves), 0)
+        specification. `secret`: ids of encrypted columns, which have no metrics: manifests are not encrypted."""
+        sizes = {leaf.id: 0 for leaf in self._leaves if leaf.id not in secret}
         values: dict[int, int] = {}
         nulls: dict[int, int] = {}
         nans: dict[int, int] = {}
         lower: dict[int, bytes] = {}
         upper: dict[int, bytes] = {}
         for position, leaf in enumerate(self._leaves):
+            if leaf.id in secret:
+                continue
             chunks = [footer.row_group(group).column(position) for group in range(footer.num_row_groups)]
             sizes[leaf.id] = sum(chunk.total_compressed_size for chunk in chunks)
             mode = self._modes[leaf.id]
@@ -215,7 +217,7 @@ class Metrics:
                 counted = [self._nans.get((group, leaf.id)) for group in range(len(chunks))]
                 if None not in counted:
                     nans[leaf.id] = sum(filter(None, counted))
-            has_bounds = mode.bounds and leaf.id not in secret and leaf.id in nulls
+            has_bounds = mode.bounds and leaf.id in nulls
             if has_bounds and (min_max := self._min_max(leaf, chunks)) is not None:
                 lower[leaf.id] = encode(leaf.kind, lower_bound(leaf.kind, min_max[0], mode.length))
                 upper_value = upper_bound(leaf.kind, min_max[1], mode.length)

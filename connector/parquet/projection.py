@@ -196,5 +196,5 @@ def _exact_cast(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
             plain = array.view(pa.timestamp(array.type.unit))
             return plain.cast(pa.timestamp(target.unit)).view(target)
         return array.cast(target)
-    except pa.ArrowException as error:
-        raise AmbiguousColumn(f"its column for {name} does not hold {target}: {str(error).splitlines()[0]}") from None
+    except pa.ArrowException:  # its text may quote a value, which may be that of an encrypted file
+        raise AmbiguousColumn(f"its column for {name} does not hold {target}: a value does not fit") from None

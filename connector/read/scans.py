@@ -32,6 +32,8 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import CURRENT, At
+from seamark.connector.parquet.copy.protection import SourceCheck, check_deletes
+from seamark.connector.parquet.copy.source import FOOTER_BYTES_MAX, SourceFile
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.read.deleted_rows import Deletes
@@ -40,6 +42,7 @@ from seamark.connector.read.read_plan import BATCH_ROWS, ReadCounts, ReadPlan, p
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, restrict_to_rows
 from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
 from seamark.metaserver.iceberg.expressions.residuals import Residuals
+from seamark.metaserver.iceberg.files.footer import END_BYTES
 from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable
 from seamark.metaserver.iceberg.files.parquet_reading import check_plain, plain_metadata
 from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
@@ -81,7 +84,7 @@ class TableScan:
         self._keys = keys
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        reader = TaskReader(self._read_plan, self._storage, counts=self.counts, keys=self._keys)
+        reader = TaskReader(self._read_plan, self._storage, counts=self.counts, keys=self._keys, is_private=True)
         return limit_batches(reader.read_all(self._tasks()), self._limit)
 
     def reader(self) -> pa.RecordBatchReader:
@@ -142,9 +145,14 @@ class TaskReader:
         counts: ReadCounts | None = None,
         threads: bool = True,
         keys: ParquetKeys | None = None,
+        is_private: bool = False,
+        check: SourceCheck | None = None,
     ) -> None:
-        """`threads`: decode columns concurrently. `keys`: without them, encrypted files are refused."""
+        """`threads`: decode columns concurrently. `keys`: without them, encrypted files are refused. `is_private`: only
+        the holder of the keys gets the rows; otherwise equality deletes by encrypted columns are refused. `check`: for
+        each file that is opened with keys."""
         self._decryption = None if keys is None else keys.decryption_properties()
+        self._keys, self._is_private, self._check = keys, is_private, check
         self.counts = counts or ReadCounts()
         self._read_plan, self._storage, self._threads = read_plan, storage, threads
         self._deletes = Deletes(storage, read_plan.metadata)
@@ -164,7 +172,11 @@ class TaskReader:
         chosen = _chosen_positions(task) if positions is None else positions
         if where == FALSE or (chosen is not None and not len(chosen)):
             return
-        with _naming_file(task.path), _open_file(task, self._storage, self._decryption) as (file, pages, coded):
+        hides = self._keys is not None and not self._is_private
+        with (
+            _naming_file(task.path, hides=hides),
+            _open_file(task, self._storage, self._decryption, self._check_source) as (file, pages, coded),
+        ):
             self.counts.files += 1
             rows = FileRowReader(
                 self._read_plan, task, where, file, pages, coded, self._mapping, self._deletes, self._threads
@@ -172,6 +184,17 @@ class TaskReader:
             for batch in joined(rows.batches(chosen, self.counts)):
                 self.counts.rows += batch.num_rows
                 yield batch
+
+    def _check_source(self, task: ScanTask, source: pa.NativeFile) -> None:
+        """Unreadable if rows of the file may not be used as the caller of this reader uses them."""
+        if self._keys is None or (self._is_private and self._check is None):
+            return
+        with SourceFile(task.path, source, keys=self._keys) as opened:
+            if not self._is_private:
+                for deletes in (task.deletes, task.removed_by or ()):
+                    check_deletes(opened, self._deletes.of(task.path, deletes).column_ids)
+            if self._check is not None:
+                self._check(task.path, opened)
 
     def _residual(self, task: ScanTask) -> Expression:
         """The residual of the filter for the file's partition. The residuals of the plan are not used: they refer to
@@ -192,9 +215,10 @@ def _chosen_positions(task: ScanTask) -> Longs | None:
 
 @contextmanager
 def _open_file(
-    task: ScanTask, storage: Storage, decryption: Any
+    task: ScanTask, storage: Storage, decryption: Any, check: Callable[[ScanTask, pa.NativeFile], None]
 ) -> Iterator[tuple[pq.ParquetFile, Pages, Callable[[Sequence[str]], pq.ParquetFile]]]:
-    """The file, its pages, and what opens it again with codes in the place of the strings of some columns."""
+    """The file, its pages, and what opens it again with codes in the place of the strings of some columns. `check`: is
+    called before a row is decoded."""
     kind = str(task.file.get("file-format", "")).lower()
     if kind != "parquet":
         raise Unreadable(task.path, f"data files of format {kind!r} are not supported; Seamark reads Parquet files")
@@ -218,13 +242,25 @@ def _open_file(
                 )
             )
 
+        checked = b"" if decryption is None else _footer_of(source)
+        check(task, source)
         metadata = _plain_metadata(source, task.path) if decryption is None else None
         file = parquet(metadata)
+        if checked and _footer_of(source) != checked:
+            raise Unreadable(task.path, "it was replaced while it was read")
         if file.metadata.num_rows != task.records:
             raise Unreadable(task.path, f"it has {file.metadata.num_rows} rows; its manifest says {task.records}")
         hole_bytes = _HOLE_BYTES if near else _HOLE_BYTES_REMOTE
         pages = Pages(source, file, hole_bytes=hole_bytes, encrypted=decryption is not None)
         yield file, pages, partial(parquet, metadata)
+
+
+def _footer_of(source: pa.NativeFile) -> bytes:
+    """The end of the file from the footer on, as far as the file states its length."""
+    size = source.size()
+    end = bytes(source.read_at(min(END_BYTES, size), max(0, size - END_BYTES)))
+    length = min(int.from_bytes(end[:4], "little"), FOOTER_BYTES_MAX, size - len(end))
+    return bytes(source.read_at(length, size - len(end) - length)) + end
 
 
 def _plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
@@ -244,12 +280,15 @@ def _small_in_memory(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.Nati
 
 
 @contextmanager
-def _naming_file(path: str) -> Iterator[None]:
+def _naming_file(path: str, *, hides: bool = False) -> Iterator[None]:
+    """`hides`: the rows may be those of an encrypted file. An error of Arrow may quote values, and is left out."""
     try:
         yield
     except AmbiguousColumn as error:
         raise Unreadable(path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
+        if hides:
+            raise Unreadable(path, f"it cannot be read: {type(error).__name__}") from None
         raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
 
 

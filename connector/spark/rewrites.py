@@ -20,8 +20,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
 
+from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.storage import confine, use_keys
+from seamark.connector.parquet.encryption.keys import has_keys
 from seamark.connector.read.tables import ScanTask
 from seamark.connector.write.replacements import Batches, BatchRunner, Rewrite, RewrittenFiles
 from seamark.metaserver.iceberg.files.parquet import Unreadable
@@ -106,7 +108,7 @@ def _in_task(
         os.umask(umask)
     try:
         new = rewrite()
-    except (Unreadable, BadRequest) as error:
+    except (Unreadable, Unwritable, BadRequest) as error:
         return str(error)
     # The driver has the tasks.
     return None if new is None else replace(new, tasks=())
@@ -117,7 +119,9 @@ def _result(ended: Future[_Outcome], tasks: Sequence[ScanTask]) -> RewrittenFile
         outcome = ended.result()
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise BadRequest(f"a Spark task failed: {lines[-1] if lines else type(error).__name__}") from None
+        if not lines or has_keys():  # the text may quote a value of an encrypted file
+            lines = [type(error).__name__]
+        raise BadRequest(f"a Spark task failed: {lines[-1]}") from None
     if isinstance(outcome, str):
         raise BadRequest(outcome)
     return None if outcome is None else replace(outcome, tasks=tasks)

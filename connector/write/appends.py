@@ -111,7 +111,8 @@ def open_destination(
         change = {"replace": {"filter": where} if mode == OVERWRITE else {"partitions": "written"}}
         change["schema-id"] = metadata.current_schema_id
         change["read-snapshot-id"] = None if head is None else head.snapshot_id
-    return Destination(table, target_of(metadata, Storage.of_table(loaded.storage, metadata.location)), branch, change)
+    storage = Storage.of_table(loaded.storage, metadata.location)
+    return Destination(table, target_of(metadata, storage, table), branch, change)
 
 
 def append(

@@ -32,7 +32,7 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance
 from seamark.connector.groups import divide
-from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_environment
+from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_table
 from seamark.connector.parquet.metrics import float_columns
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_ahead import read_tasks
@@ -227,7 +227,7 @@ def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | N
 
 def rewrite_batch(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles:
     """Writes the rows of the files to files of the current partition spec. Unreadable, Unwritable."""
-    target = target_of(opened.metadata, opened.storage)
+    target = target_of(opened.metadata, opened.storage, opened.name)
     # In a table with a sort order, rows of several files are sorted together.
     policy = CopyPolicy.of(target.properties) if target.ordering is None else None
     return rewrite_rows(opened, target, batch, policy)
@@ -248,7 +248,7 @@ def rewrite_rows(
     if published and has_lineage(opened.metadata):
         target = with_lineage(target)
     firsts = dict(zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False))
-    others, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), keys_of_environment()
+    others, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), keys_of_table(opened.name)
     if policy is None and keys is not None and target.ordering is not None:
         policy = replace(CopyPolicy.of(target.properties), sorts=True)
     with discarded_on_error(parts, target.storage):

@@ -10,8 +10,9 @@ every later read slower, so small row groups are encoded together. A row group i
   null. If all files of a merge do so, the merged file does, too;
 - columns that it lacks are null for readers: optional, without a default, and no source of a partition field.
 
-A new file is encrypted as its old files are; files that are encrypted differently do not share a new file. Bounds of
-encrypted columns are not written to manifests, which are not encrypted.
+A new file is encrypted as its old files are; files that are encrypted differently do not share a new file. Metrics of
+encrypted columns are not written to manifests, which are not encrypted. Partition values come from the old file's
+manifest entry, and never from its rows. Rows are not sorted by encrypted columns.
 
 Otherwise its rows are read as all readers see them, and encoded. `CopyCounts` has the reasons. With row lineage, the
 lineage columns are always encoded: they are small, and inherited values belong to the old file.
@@ -34,7 +35,13 @@ from seamark.connector.arrow.casting import UNKNOWN, conform
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
 from seamark.connector.parquet.copy.leaves import Leaf, LeafMatch, match, required_columns
-from seamark.connector.parquet.copy.protection import FileProtection, protection_of
+from seamark.connector.parquet.copy.protection import (
+    PUBLISHES_ORDER,
+    FileProtection,
+    protection_of,
+    same_scheme,
+    without_values,
+)
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys
@@ -128,13 +135,14 @@ class CopyWriter:
         self._lineage = keeps_lineage(target)
         read_names = [*self._names, *NAMES] if self._lineage else self._names
         self._read_plan = plan_read(opened, read_names, TRUE, positions=True)
-        self._reader = TaskReader(self._read_plan, opened.storage, threads=False, keys=keys)
-        narrow = plan_read(opened, NAMES if self._lineage else [], TRUE, positions=True)
-        self._lineage_reader = TaskReader(replace(narrow), opened.storage, threads=False, keys=keys)
         self._deletes = Deletes(opened.storage, opened.metadata)
         self._inspected: dict[str, _Inspected] = {}
         self._layouts: dict[frozenset[int], _Layout] = {}
         self._layout = self._layout_of(frozenset())
+        self._check = None if keys is None else same_scheme(self._scheme_of, self._layout.leaves, keys)
+        self._reader = TaskReader(self._read_plan, opened.storage, threads=False, keys=keys, check=self._check)
+        narrow = plan_read(opened, NAMES if self._lineage else [], TRUE, positions=True)
+        self._lineage_reader = TaskReader(replace(narrow), opened.storage, threads=False, keys=keys, check=self._check)
         self._indexes = IndexBuilder(target.indexes)
         self._files: list[dict[str, Any]] = []
         self._file: _OpenFile | None = None
@@ -187,6 +195,8 @@ class CopyWriter:
         self._partition = partition, list(tasks[0][0].file.get("partition") or [])
         for members in self._by_scheme(tasks):
             self._protection = None if self._keys is None else self._inspect(members[0][0]).protection
+            if self._protection is not None and self._policy.sorts:
+                self._protection.refuse(self._target.sort_order.column_ids, PUBLISHES_ORDER)
             self._sort_order = self._target.sort_order.order_id if self._policy.sorts else 0
             if not self._policy.keep_order:
                 self._layout = self._layout_of(self._required_in([task for task, _ in members]))
@@ -208,6 +218,10 @@ class CopyWriter:
         for task, first in tasks:
             schemes.setdefault(self._inspect(task).scheme, []).append((task, first))
         return schemes.values()
+
+    def _scheme_of(self, path: str) -> EncryptionScheme | None:
+        """How the file was encrypted when it was opened to choose the encryption of the new file."""
+        return self._inspected[path].scheme
 
     def _required_in(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
         """The ids of optional columns without structure that all these files store as required. Unreadable."""
@@ -231,6 +245,8 @@ class CopyWriter:
             self._encode(task, None, origin)
             return
         with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
+            if self._check is not None:
+                self._check(task.path, source)
             if source.footer.rows != task.records:
                 raise Unreadable(task.path, f"it has {source.footer.rows} rows; its manifest says {task.records}")
             matched = self._match(source)
@@ -334,7 +350,8 @@ class CopyWriter:
         columns = list(range(len(self._read_plan.names)))
         full_bytes = self._policy.target_bytes if self._policy.sorts else self._policy.row_group_bytes
         for batch in self._reader.read(task, positions):
-            rows = conform(batch.select(columns), self._target.schema, self._layout.arrow)
+            with without_values(self._protection):
+                rows = conform(batch.select(columns), self._target.schema, self._layout.arrow)
             self._waiting.append(rows)
             self._waiting_origins.append(batch.column(len(columns)).to_numpy() + origin)
             size_bytes = sum(waiting.nbytes for waiting in self._waiting)

@@ -27,7 +27,7 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
-from seamark.connector.parquet.copy.protection import FileProtection, protection_of_file
+from seamark.connector.parquet.copy.protection import FileProtection, SourceCheck, protection_of_file, same_scheme
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys
@@ -131,7 +131,7 @@ class FileWriter:
 
 
 class EncryptedFileWriter(FileWriter):
-    """As a FileWriter. `protection`: of the columns of the schema. Bounds of encrypted columns are not given."""
+    """As a FileWriter. `protection`: of the columns of the schema. Metrics of encrypted columns are not given."""
 
     def __init__(self, new: NewFile, protection: FileProtection) -> None:
         """Unreadable if a key service fails."""
@@ -186,6 +186,13 @@ def divided_by_protection(
         scheme = None if protection is None else protection.scheme
         found.setdefault(scheme, (protection, []))[1].append(task)
     return list(found.values())
+
+
+def unchanged(scheme: EncryptionScheme | None, target: WriteTarget, keys: ParquetKeys | None) -> SourceCheck | None:
+    """Refuses a file that is no longer encrypted as `divided_by_protection` found it. None without keys."""
+    if keys is None:
+        return None
+    return same_scheme(lambda _: scheme, file_without_rows(target.arrow, target.schema).leaves, keys)
 
 
 def file_without_rows(arrow: pa.Schema, schema: Schema) -> SourceFile:

@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from seamark.connector.arrow.arrays import Longs
+from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
 from seamark.connector.client.errors import BadRequest, Conflict, Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.progress import expect, part
 from seamark.connector.client.values import At
-from seamark.connector.parquet.encryption.keys import keys_of_environment
+from seamark.connector.parquet.encryption.keys import keys_of_table
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import FIRST_ROW_ID, SEQUENCE_NUMBER, has_lineage
 from seamark.connector.read.read_plan import plan_read
@@ -192,7 +193,7 @@ class RewrittenFiles:
     def _deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
         """The rows of the new files that no longer live in `current`, the old files by path. Overtaken if rows of an
         old file live that the new files lack, as after a rollback."""
-        positions, keys = plan_read(opened, [], TRUE, positions=True), keys_of_environment()
+        positions, keys = plan_read(opened, [], TRUE, positions=True), keys_of_table(opened.name)
         reader = TaskReader(positions, opened.storage, threads=False, keys=keys)
         dead, living = [_NONE], [_NONE]
         lineage = (FIRST_ROW_ID, SEQUENCE_NUMBER) if has_lineage(opened.metadata) else ()
@@ -391,7 +392,7 @@ def replace_batches(
                 report.conflicts += 1
                 report.waste(error.reason if isinstance(error, Overtaken) else ATTEMPTS_USED, size_bytes)
                 continue
-            except (Unreadable, BadRequest) as error:  # the other batches are not worse for it
+            except (Unreadable, Unwritable, BadRequest) as error:  # the other batches are not worse for it
                 report.errors.append(str(error))
                 continue
             replaced = {task.path for task in done.tasks}

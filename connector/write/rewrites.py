@@ -17,7 +17,7 @@ from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.write.data_files import divided_by_protection
+from seamark.connector.write.data_files import divided_by_protection, unchanged
 from seamark.connector.write.row_locations import MatchedRows
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discarded_on_error
 from seamark.connector.write.target import WriteTarget, with_lineage
@@ -39,7 +39,7 @@ def rewrite_files(
     names = [field.name for field in opened.schema.fields]
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
-    reader = TaskReader(plan_read(opened, names, TRUE, positions=True), opened.storage, keys=opened.keys)
+    read_plan = plan_read(opened, names, TRUE, positions=True)
     columns = list(range(len(names)))  # by position: a column of the table may have the name of the position column
     kept = {file.task.path: file for file in files if not file.is_whole}
     divided = divided_by_protection((file.task for file in kept.values()), target, opened.keys)
@@ -50,6 +50,8 @@ def rewrite_files(
     parts: list[WrittenFiles] = []
     with discarded_on_error(parts, target.storage):
         for scheme, (one, tasks) in zip(schemes, divided, strict=True):
+            check = unchanged(scheme, target, opened.keys)
+            reader = TaskReader(read_plan, opened.storage, keys=opened.keys, check=check)
             with TableWriter(target, protection=one) as writer:
                 for task in tasks:
                     gone = kept[task.path].positions

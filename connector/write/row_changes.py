@@ -130,7 +130,7 @@ def commit_row_change(
     attempt = 0
     while True:
         attempt += 1
-        target = target_of(opened.metadata, opened.storage)
+        target = target_of(opened.metadata, opened.storage, opened.name)
         try:
             change = prepare(opened, target).allowed(target)
         except Conflict:

@@ -20,7 +20,12 @@ from seamark.connector.arrow.casting import conform
 from seamark.connector.arrow.partitions import Partition, column_at, field_positions
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, IndexTask, build_entry, keys_of_file, keys_of_term, write_index_file
-from seamark.connector.parquet.copy.protection import FileProtection
+from seamark.connector.parquet.copy.protection import (
+    PUBLISHES_ORDER,
+    PUBLISHES_PARTITIONS,
+    FileProtection,
+    without_values,
+)
 from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
@@ -176,7 +181,8 @@ class TableWriter:
         protection: FileProtection | None = None,
     ) -> None:
         """`origins`: records where each row of each file comes from; then each `write` must give it. `suffix`: of the
-        files' names. `protection`: how the files are encrypted; indexes of encrypted columns are not built."""
+        files' names. `protection`: how the files are encrypted; indexes of encrypted columns are not built. Unwritable
+        if the partition spec or the sort order has an encrypted column."""
         self._target, self._limits, self._origins, self._suffix = target, limits, origins, suffix
         self._protection = protection
         self._file_bytes = max(1, as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
@@ -193,6 +199,8 @@ class TableWriter:
         indexes = target.indexes
         if protection is not None:
             indexes = tuple(task for task in indexes if not protection.secret_ids & column_ids_of(task))
+            protection.refuse(target.spec.published_ids, PUBLISHES_PARTITIONS)
+            protection.refuse(target.sort_order.column_ids, PUBLISHES_ORDER)
         self._indexes = IndexBuilder(indexes)
         column_ids = {column_id for task in indexes for column_id in column_ids_of(task)}
         self._indexed = {column_id: field_positions(column_id, target.schema) for column_id in column_ids}
@@ -211,7 +219,8 @@ class TableWriter:
         bytes_at_once = min(max(self._file_bytes // 4, _SLICE_MIN_BYTES), _SLICE_MAX_BYTES)
         rows = max(1, batch.num_rows * bytes_at_once // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, rows):
-            conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
+            with without_values(self._protection):
+                conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
             if self._origins is not None:
                 assert origins is not None
                 # A last column, which no partition and no sort order names, moves with the rows.

@@ -16,6 +16,7 @@ import pyarrow as pa
 from seamark.connector.arrow.casting import Unwritable, arrow_schema
 from seamark.connector.arrow.partitions import Partition, Partitioner
 from seamark.connector.arrow.sort_order import Ordering
+from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import LoadedTable
 from seamark.connector.index.files import IndexTask
@@ -51,10 +52,10 @@ class WriteTarget:
     indexes: tuple[IndexTask, ...] = ()
 
     @staticmethod
-    def of(loaded: LoadedTable) -> WriteTarget:
-        """The target for the table's current schema, spec, sort order and enabled indexes."""
+    def of(loaded: LoadedTable, name: Name | None = None) -> WriteTarget:
+        """The target for the table's current schema, spec, sort order and enabled indexes. `name`: see `target_of`."""
         metadata = decode_table(loaded.metadata, loaded.location)
-        return target_of(metadata, Storage.of_table(loaded.storage, metadata.location))
+        return target_of(metadata, Storage.of_table(loaded.storage, metadata.location), name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}
@@ -85,14 +86,15 @@ class WriteTarget:
         return data_location(self.location, self.properties, path, f"{''.join(buckets[:1])}{uuid.uuid4()}{suffix}")
 
 
-def target_of(metadata: TableMetadata, storage: Storage) -> WriteTarget:
-    """Unwritable for a table with encrypted files, because encryption is not supported."""
+def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = None) -> WriteTarget:
+    """`name`: of the table, for whose encrypted files its indexes use keys; None: they use none. Unwritable for a table
+    with encrypted files, because encryption is not supported."""
     if metadata.properties.get(ENCRYPTION_KEY):
         raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); Seamark cannot write them")
     location = metadata.location.rstrip("/")
     projection = Projection(metadata.current_schema)
     table_uuid = metadata.table_uuid or ""
-    folder, file_keys = f"{location}/{INDEX_FOLDER}/{uuid.uuid4()}", EnvironmentKeys()
+    folder, file_keys = f"{location}/{INDEX_FOLDER}/{uuid.uuid4()}", EnvironmentKeys(name)
     return WriteTarget(
         table_uuid=table_uuid,
         location=location,

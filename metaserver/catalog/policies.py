@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
@@ -30,12 +31,17 @@ PREFIXES = (
 )
 """Prefixes of the properties that a namespace may have for its tables."""
 
+SETTERS = "seamark.policy.set-by"
+"""A JSON object of who set each property of the policy, which the server keeps (`policy_setters.py`)."""
+
 
 class Inherited(NamedTuple):
     """A property of a namespace, and the namespace."""
 
     value: str
     namespace: NamespacePath
+    who: str = ""
+    """Who set it, if that is known."""
 
 
 Policies = Mapping[str, Inherited]
@@ -46,11 +52,21 @@ INHERITED_MAX = 200
 def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
     """The policies for the tables of a namespace with these properties, below one with the policies `above`. Of more
     than `INHERITED_MAX`, those that are set nearest to the tables count."""
-    own = {name: Inherited(value, namespace) for name, value in properties.items() if name.startswith(PREFIXES)}
-    if not own:
+    named = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
+    if not named:
         return above
+    setters = setters_of(properties)
+    own = {name: Inherited(value, namespace, setters.get(name, "")) for name, value in named.items()}
     inherited = ((name, policy) for name, policy in above.items() if name not in own)
     return dict(islice(chain(own.items(), inherited), INHERITED_MAX))
+
+
+def setters_of(properties: Mapping[str, str]) -> dict[str, str]:
+    """Who set the properties of a policy. Without the properties whose setter is unknown."""
+    try:
+        return from_json(properties.get(SETTERS) or "{}", dict[str, str])
+    except msgspec.MsgspecError:
+        return {}
 
 
 def count_policies(properties: Iterable[str]) -> int:
@@ -65,6 +81,12 @@ async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
         if namespace is not None:
             found = add_policies(found, namespace.path, namespace.properties)
     return found
+
+
+def setters_in_effect(metadata: TableMetadata, policies: Policies) -> dict[str, str]:
+    """Who set the properties that the table has and inherits, by property. Without those of whom that is unknown."""
+    inherited = {name: policy.who for name, policy in policies.items() if name not in metadata.properties}
+    return {name: who for name, who in {**inherited, **setters_of(metadata.properties)}.items() if who}
 
 
 def with_policies(metadata: TableMetadata, policies: Policies) -> TableMetadata:

@@ -7,8 +7,11 @@ import contextlib
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.dropped import drop_operations
+from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
 from seamark.metaserver.catalog.large_requests import indexed
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, claim
 from seamark.metaserver.catalog.ownership.own_files import allow, replace_allowed_locations
@@ -22,6 +25,7 @@ from seamark.metaserver.catalog.pointers import (
     swap_of,
     table_uuid,
 )
+from seamark.metaserver.catalog.policy_setters import with_setters
 from seamark.metaserver.catalog.purge import check_purgeable
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableIdentifier
 from seamark.metaserver.errors import (
@@ -202,7 +206,9 @@ class Tables:
             properties=request.properties or {},
             now_ms=self._parts.clock.now_ms(),
         )
-        return await self._parts.large.run_by_size(caller.who, caller.request_bytes, lambda: indexed(work()))
+        metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, lambda: indexed(work()))
+        check_encrypted_columns(metadata, None)
+        return structs.replace(metadata, properties=with_setters(caller, metadata.properties, {}))
 
     async def _registrable(self, location: str) -> TableMetadata:
         # Checked in the storage, because the cache may still contain a file that is gone.

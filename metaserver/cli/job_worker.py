@@ -1,5 +1,8 @@
 """The worker process of table services: runs the jobs that arrive on standard input (`services/launching/`).
 
+The process has imported everything, and forks a child for each job, because a child restricts itself to the table of
+its job and cannot lift that (`confinement/jobs.py`). It ends with its input, and its child with it.
+
 python -m seamark.metaserver.cli.job_worker <memory limit in bytes>
 """
 
@@ -7,15 +10,18 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import os
 import platform
-import queue
 import resource
+import select
 import signal
 import sys
-import threading
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -24,9 +30,12 @@ import structlog
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.progress import reporting
 from seamark.connector.client.storage import confine, use_keys
+from seamark.connector.jobs.failures import line_of
 from seamark.connector.jobs.jobs import JOBS
+from seamark.connector.parquet.encryption.keys import has_keys
 from seamark.connector.write.replacements import BatchRunner
 from seamark.metaserver.api.http.observability.logs import configure_logging
+from seamark.metaserver.cli.confinement.jobs import confine_job
 from seamark.metaserver.decoding import from_json
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
 from seamark.metaserver.services.service import JobProgress, Report
@@ -37,6 +46,7 @@ _NICE = 15
 _IO_CLASS_IDLE, _IO_CLASS_SHIFT = 3, 13
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 """The number of the system call ioprio_set, which has no function in the C library."""
+_SET_PDEATHSIG = 1
 _MESSAGE_MAX = 1000
 _log = structlog.get_logger("seamark.jobs")
 
@@ -57,16 +67,65 @@ def main() -> None:
             log_format=environment.get("SEAMARK_LOG_FORMAT", "auto"),
         )
     )
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    gc.collect()
+    gc.freeze()  # pages that no child writes are shared
+    for line in _lines(sys.stdin.fileno()):
+        _run_in_child(from_json(line, JobRequest), answers)
 
-    def answer(answer: JobAnswer) -> None:
-        answers.write(msgspec.json.encode(answer) + b"\n")
-        answers.flush()
 
-    while True:
-        request = from_json(requests.get(), JobRequest)
-        answer(run(request, lambda progress: answer(JobAnswer(progress=progress))))
+def _lines(descriptor: int) -> Iterator[bytes]:
+    """The lines of the input. Unbuffered, so that `_run_in_child` sees its end."""
+    with os.fdopen(os.dup(descriptor), "rb", buffering=0) as source:
+        yield from iter(source.readline, b"")
+
+
+def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
+    """Waits for the child. If it ends without an answer, this process ends with its code: the server then knows that
+    the job has failed, and starts another worker."""
+    with tempfile.TemporaryDirectory(prefix="seamark-job-", ignore_cleanup_errors=True) as scratch:
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            _end_with_parent(parent)
+            _answer(request, answers, scratch)
+        code = _ended(child)
+    if code:
+        sys.exit(code if code > 0 else 128 - code)
+
+
+def _ended(child: int) -> int:
+    """The exit code of the child, negative for a signal. It is killed if the input of this process ends before."""
+    handle = os.pidfd_open(child)
+    try:
+        waiting = select.poll()
+        waiting.register(handle, select.POLLIN)
+        waiting.register(sys.stdin.fileno(), 0)  # only for its end: the server sends no job before the answer
+        while not any(descriptor == handle for descriptor, _ in waiting.poll()):
+            os.kill(child, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        os.close(handle)
+
+
+def _end_with_parent(parent: int) -> None:
+    """The kernel kills this process when the parent ends, also if that is killed."""
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
+    """Runs the job in this process, which ends with it."""
+    try:
+
+        def answer(answer: JobAnswer) -> None:
+            answers.write(msgspec.json.encode(answer) + b"\n")
+            answers.flush()
+
+        answer(run(request, lambda progress: answer(JobAnswer(progress=progress)), scratch=scratch))
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 
 def yield_to_requests() -> None:
@@ -89,16 +148,12 @@ def yield_to_requests() -> None:
     pa.set_cpu_count(1)
 
 
-def _read(requests: queue.SimpleQueue[bytes]) -> None:
-    """The input ends when the server stops or dies: then the process ends, even in the middle of a job."""
-    for line in sys.stdin.buffer:
-        requests.put(line)
-    os._exit(0)
-
-
-def run(request: JobRequest, report: Report, runner: BatchRunner | None = None) -> JobAnswer:
+def run(
+    request: JobRequest, report: Report, runner: BatchRunner | None = None, *, scratch: str | None = None
+) -> JobAnswer:
     """Runs a job, with the rewrites where `runner` runs them. An error of any kind is an answer, because the next job
-    may succeed. `report` receives the progress from time to time."""
+    may succeed. `report` receives the progress from time to time. `scratch`: this process is for the job alone, and is
+    restricted to its table and this folder for temporary files."""
     os.umask(request.umask)
     if request.folders is not None:
         confine(request.folders)
@@ -107,11 +162,14 @@ def run(request: JobRequest, report: Report, runner: BatchRunner | None = None) 
     further = request.arguments if runner is None else {**request.arguments, "runner": runner}
     table = (*request.namespace, request.table)
     try:
+        if scratch is not None:
+            confine_job(client, request.url, request.service, table, scratch)
         with reporting(lambda progress: report(JobProgress(**dataclasses.asdict(progress)))):
             return JobAnswer(totals=JOBS[request.service](client, table, **further))
     except Exception as error:  # noqa: BLE001
-        _log.debug("job failed", exc_info=True)
-        return JobAnswer(error=" ".join(f"{type(error).__name__}: {error}".split())[:_MESSAGE_MAX])
+        line = line_of(error, _MESSAGE_MAX, named=True)
+        _log.debug("job failed", error=line, exc_info=not has_keys())
+        return JobAnswer(error=line)
     finally:
         client.close()
 

@@ -17,10 +17,12 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from seamark.metaserver.catalog.documents import compress
+from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, claimed, moves
 from seamark.metaserver.catalog.ownership.own_files import allow
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.pointers import created_entry, metadata_location, swap_of, uuid_of
+from seamark.metaserver.catalog.policy_setters import with_setters
 from seamark.metaserver.catalog.purge import owned
 from seamark.metaserver.catalog.values import Caller, LoadedTable
 from seamark.metaserver.errors import CommitUnknown, ObjectExists, RetryLater, SeamarkError
@@ -28,6 +30,7 @@ from seamark.metaserver.iceberg.metadata.metadata import TableMetadata, with_pre
 from seamark.metaserver.iceberg.metadata.properties import as_bool
 from seamark.metaserver.iceberg.metadata.replacement import difference
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.index.files.definitions import read_definitions
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.store.model import Entry, NamespacePath
 from seamark.metaserver.store.operations import CreateEntry, EndPriority, Operation, RecordInstant, TakePriority
@@ -267,6 +270,11 @@ class Publisher:
             await check_unclaimed(self._parts, metadata.location, "The table's location", named, uuid)
         before = {} if base is None else base.properties
         await self._parts.check_properties(caller, metadata.properties, before, namespace)
+        if base is None or metadata.properties != before or not _has_same_layout(metadata, base):
+            indexed, indexed_before = _indexed(metadata), () if base is None else _indexed(base)
+            check_encrypted_columns(metadata, base, indexed, indexed_before)
+            properties = with_setters(caller, metadata.properties, before)
+            metadata = msgspec.structs.replace(metadata, properties=properties)
         forgotten: list[str] = []
         if entry is not None and base is not None:
             metadata, forgotten = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
@@ -407,6 +415,19 @@ def _difference(metadata: TableMetadata, snapshot_id: int) -> str | None:
     parent_id = None if snapshot is None else snapshot.parent_snapshot_id
     parent = None if parent_id is None else metadata.snapshot(parent_id)
     return None if snapshot is None else difference(snapshot, parent)
+
+
+def _has_same_layout(metadata: TableMetadata, base: TableMetadata) -> bool:
+    return (metadata.default_spec_id, metadata.default_sort_order_id) == (
+        base.default_spec_id,
+        base.default_sort_order_id,
+    )
+
+
+def _indexed(metadata: TableMetadata) -> list[int]:
+    """The columns of the indexes that the table defines."""
+    definitions = read_definitions(metadata).by_name.values()
+    return [term.column_id for definition in definitions for term in definition.terms]
 
 
 def _shortened(value: object) -> object:

@@ -7,10 +7,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
-from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.gateway_keys import ObjectGrant
-from seamark.metaserver.access.principal import OIDC_PREFIX, Principal, Role
-from seamark.metaserver.access.tokens import is_live
+from seamark.metaserver.access.principal import Role
+from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.catalog.ownership.claims import with_folders
 from seamark.metaserver.clock import Clock
@@ -36,10 +35,9 @@ class Ownership:
     def __init__(self, store: PointerStore, clock: Clock, settings: Settings) -> None:
         self._store = store
         self._mode = settings.auth
-        self._has_foreign_roles = bool(settings.oidc_roles_claim)
+        self._rights = StandingRights(store, clock, settings)
         self._clock = clock
         self._recheck_s = settings.rights_recheck_s
-        self._authorizer = Authorizer()
         self._known: OrderedDict[_Checked, float] = OrderedDict()
         self._forgotten = 0
 
@@ -76,21 +74,11 @@ class Ownership:
     async def _check_rights(self, grant: ObjectGrant) -> None:
         """Forbidden if the principal has lost its login or its rights. Not checked: rights by roles that only an OIDC
         token states, and keys without a namespace, which are those of preloads and of earlier versions."""
-        who, is_foreign = grant.who, grant.who.startswith(OIDC_PREFIX)
-        if self._mode == "none" or not grant.namespace or who == SERVICE_PRINCIPAL:
+        if self._mode == "none" or not grant.namespace or grant.who == SERVICE_PRINCIPAL:
             return
-        if ("oidc" if is_foreign else "token") not in self._mode:
-            raise Forbidden("The server no longer accepts logins of the kind that the keys were issued for")
-        if not is_foreign:
-            token = await self._store.token_named(who)
-            if token is None or not is_live(token, self._clock.now_ms()):
-                raise Forbidden("The token that the keys were issued for has ended; log in again")
-        elif self._has_foreign_roles:
-            return
-        principal = Principal(who, tuple(await self._store.grants(who)))
         role = Role.WRITER if grant.writable else Role.READER
-        if not self._authorizer.holds(principal, role, grant.namespace):
-            raise Forbidden("The rights of the keys were withdrawn; load the table again")
+        if (why := await self._rights.why_lost(grant.who, role, grant.namespace)) is not None:
+            raise Forbidden(f"The keys are refused: {why}; log in and load the table again")
 
     async def _check_name(self, grant: ObjectGrant) -> None:
         uuid, namespace = grant.table_uuid, grant.namespace or None

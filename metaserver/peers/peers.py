@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from importlib import metadata
 
 from seamark.metaserver.access.keyring import Keyring
@@ -21,9 +21,12 @@ from seamark.metaserver.peers.files import PeerObjects
 from seamark.metaserver.peers.membership import Membership
 from seamark.metaserver.peers.protocol import VERSION, PeerTickets
 from seamark.metaserver.peers.serving import PeerServer, RequestObserver, serving_peers
+from seamark.metaserver.peers.used_tickets import UsedTickets
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.port import PointerStore
+
+USED_TICKETS_NAME = "peer-tickets"
 
 
 def bind_peer_socket(settings: Settings) -> socket.socket:
@@ -96,6 +99,19 @@ class Peers:
                 await self.membership.leave()
 
 
+def _open_used_tickets(settings: Settings, clock: Clock) -> UsedTickets:
+    """In the home folder, which belongs to one server. ConfigError if the file cannot be opened."""
+    path = settings.home / USED_TICKETS_NAME
+    try:
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return UsedTickets(path, clock.now_ms())
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot open {path}, the record of the requests of other replicas: {error.strerror}; delete it, or choose "
+            "another home folder with --home"
+        ) from None
+
+
 @asynccontextmanager
 async def open_peers(
     settings: Settings,
@@ -120,7 +136,8 @@ async def open_peers(
             started_ms=clock.now_ms(),
         )
         warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
-        tickets = PeerTickets(keyring, clock, leeway_s=settings.clock_leeway_s)
+        used = stack.enter_context(closing(_open_used_tickets(settings, clock)))
+        tickets = PeerTickets(keyring, clock, used, leeway_s=settings.clock_leeway_s)
         membership = Membership(store, clock, replica, lease_s=settings.peer_lease_s)
         cache = await stack.enter_async_context(open_file_cache(settings, stored))
         client = await stack.enter_async_context(open_peer_client(settings, tickets))

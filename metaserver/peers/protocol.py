@@ -17,7 +17,8 @@ the replica reads the file first. The head, all numbers big-endian:
     bytes 48–79  HMAC-SHA256 of bytes 0–47 and the request's HMAC
 
 Both HMACs use a key of the keyring. The request's covers the address of the replica that receives it and the location,
-so that a ticket is of no use elsewhere; the answer's covers the nonce, so that no earlier answer can be repeated. An
+so that a ticket is of no use elsewhere; a replica accepts a ticket once (`used_tickets.py`), so that no request can be
+repeated; the answer's covers the nonce, so that no earlier answer can be repeated. An
 attacker who can write to the network between replicas can therefore neither read files by requests nor change answers;
 TLS also keeps the content secret. A version is a path: a replica of another version answers 404, and the storage is
 read.
@@ -39,6 +40,7 @@ import msgspec
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import Unauthenticated
+from seamark.metaserver.peers.used_tickets import NONCE_BYTES, TicketRecord
 
 VERSION = 1
 FILE_PATH = f"/peers/v{VERSION}/file"
@@ -49,9 +51,9 @@ TICKET_S = 10.0
 """How long a request is valid, beside the allowed difference of clocks."""
 HEAD_BYTES = 80
 _PURPOSE = "peer"
-_NONCE_BYTES, _MAC_BYTES = 16, 32
+_MAC_BYTES = 32
 _HEAD = struct.Struct(">QQ32s")
-_TICKET = struct.Struct(f">{ID_BYTES}sQ{_NONCE_BYTES}s{_MAC_BYTES}s")
+_TICKET = struct.Struct(f">{ID_BYTES}sQ{NONCE_BYTES}s{_MAC_BYTES}s")
 _TICKET_CHARS = -(-_TICKET.size // 3) * 4
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 
@@ -82,22 +84,25 @@ def is_immutable(location: str) -> bool:
 class PeerTickets:
     """Signs and verifies requests and answers with the keyring of all replicas."""
 
-    def __init__(self, keyring: Keyring, clock: Clock, *, leeway_s: int) -> None:
+    def __init__(self, keyring: Keyring, clock: Clock, used: TicketRecord, *, leeway_s: int) -> None:
+        """`used`: the tickets that this replica has accepted."""
         self._keyring = keyring
         self._clock = clock
+        self._used = used
         self._leeway_ms = leeway_s * 1000
 
     def issue(self, address: str, location: str) -> tuple[dict[str, str], bytes]:
         """(headers, HMAC) of a request to the replica at `address`."""
         key_id, key = self._keyring.signing(_PURPOSE)
         expires_ms = self._clock.now_ms() + int(TICKET_S * 1000)
-        nonce = self._clock.random_bytes(_NONCE_BYTES)
+        nonce = self._clock.random_bytes(NONCE_BYTES)
         mac = _request_mac(key, expires_ms, nonce, address, location)
         ticket = base64.urlsafe_b64encode(_TICKET.pack(key_id, expires_ms, nonce, mac)).decode()
         return {LOCATION_HEADER: quote(location, safe="/:"), TICKET_HEADER: ticket}, key_id + mac
 
     def open(self, address: str, location: str, ticket: str) -> tuple[str, bytes]:
-        """(location, HMAC) of a request to this replica, by its headers. Unauthenticated for any other."""
+        """(location, HMAC) of a request to this replica, by its headers. Unauthenticated for any other, and for one
+        that was accepted before."""
         try:
             if len(ticket) != _TICKET_CHARS:
                 raise ValueError
@@ -109,9 +114,13 @@ class PeerTickets:
                 raise ValueError
         except (binascii.Error, UnicodeError, struct.error, ValueError):
             raise Unauthenticated("The request is not one of a replica of this catalog") from None
-        left_ms = expires_ms - self._clock.now_ms()
+        now_ms = self._clock.now_ms()
+        left_ms = expires_ms - now_ms
         if not -self._leeway_ms < left_ms <= TICKET_S * 1000 + self._leeway_ms:
             raise Unauthenticated("The request of the replica has expired; compare the clocks of the machines")
+        issued_ms, until_ms = expires_ms - int(TICKET_S * 1000), expires_ms + self._leeway_ms
+        if not self._used.accept(nonce, issued_ms, until_ms, now_ms):
+            raise Unauthenticated("The request of the replica was sent before, or is older than this replica")
         return decoded, key_id + mac
 
     def seal(self, request: bytes, head: AnswerHead) -> bytes:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from seamark.metaserver.access.principal import Role
+from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.background import report
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import SeamarkError
@@ -37,6 +39,19 @@ IDLE_S = 60.0
 _RETRY_S = 5.0
 REWRITES = frozenset(("bucket-splitting", "clustering", "column-ttl", "compaction"))
 """Services that rewrite data files: one at a time for a table, or two would rewrite the same files."""
+_PROPERTIES = {
+    "bucket-splitting": ("seamark.bucket-splitting.", "seamark.compaction."),
+    "clustering": ("seamark.clustering.", "seamark.compaction."),
+    "column-ttl": ("seamark.column-ttl.",),
+    "compaction": ("seamark.compaction.", "seamark.clustering."),
+    "expiration": ("seamark.expiration.", "history.expire."),
+    "indexing": ("seamark.index.",),
+    "manifests": ("seamark.manifests.",),
+    "orphan-files": ("seamark.orphan-files.",),
+    "statistics": ("seamark.statistics.",),
+}
+"""Prefixes of the properties that cause the jobs of a service, or steer them."""
+_PROPERTIES_OF_ALL = ("seamark.services.",)
 _REFUSED_S = 300.0
 """Time until the next look at all tables if some jobs found no place in the queue."""
 _log = structlog.get_logger("seamark.services")
@@ -73,11 +88,13 @@ class Scheduler:
         queue_limit: int,
         probe: Callable[[], Job] | None = None,
         status: ServicesStatus | None = None,
+        rights: StandingRights,
     ) -> None:
         """`queue_limit`: of the jobs that wait. `probe`: a job that must succeed before this replica runs others.
-        `status` receives why it runs none."""
+        `status` receives why it runs none. `rights`: of who set the policies."""
         self._probe = probe
         self._status = status or ServicesStatus(enabled=True)
+        self._rights = rights
         self._queue_limit = queue_limit
         self._running = RunningJobs()
         self._services = services
@@ -243,6 +260,17 @@ class Scheduler:
         finally:
             await launcher.close()
 
+    async def _why_forbidden(self, job: Job) -> str | None:
+        """Why the setters of its policy may not have the job run; None if they may. The job has a token of the server,
+        and a setter may have lost the right to change the table."""
+        found = await self._watch.find(job.namespace, job.table)
+        for name, who in ({} if found is None else await self._watch.setters(found[0])).items():
+            if not name.startswith(_PROPERTIES.get(job.service, ()) + _PROPERTIES_OF_ALL):
+                continue
+            if (why := await self._rights.why_lost(who, Role.WRITER, job.namespace)) is not None:
+                return f"{who} set {name} and may not write the table now: {why}; remove the property and set it again"
+        return None
+
     async def _is_needed(self, job: Job) -> bool:
         found = await self._watch.find(job.namespace, job.table)
         if found is None or found[0].uuid != job.uuid:
@@ -254,6 +282,8 @@ class Scheduler:
             queue.discard(job.key)
             queue.finish(job, failed=False)
             return
+        forbidden = await self._why_forbidden(job)
+        # Nothing is awaited from here to the start of the job, so that no other job of the table starts meanwhile.
         if job.service in REWRITES and any(
             other.uuid == job.uuid and other.service in REWRITES for other in self._running
         ):
@@ -270,6 +300,8 @@ class Scheduler:
         totals: dict[str, Any] = {}
         error = ""
         try:
+            if forbidden is not None:
+                raise JobFailed(forbidden)
             with self._running.running(job, where, began_ms) as progress:
                 totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), progress)
         except JobFailed as failed:

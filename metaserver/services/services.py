@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
+from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import ConfigError
@@ -125,6 +126,7 @@ async def open_scheduler(
         queue_limit=settings.services_queue_jobs,
         probe=partial(access_probe, settings, clock),
         status=status,
+        rights=StandingRights(store, clock, settings),
     )
 
 

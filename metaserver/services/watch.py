@@ -9,7 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import structlog
 
 from seamark.metaserver.background import report
-from seamark.metaserver.catalog.policies import Policies, add_policies, load_policies, with_policies
+from seamark.metaserver.catalog.policies import (
+    Policies,
+    add_policies,
+    load_policies,
+    setters_in_effect,
+    with_policies,
+)
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -104,6 +110,14 @@ class TableWatch:
         except SeamarkError as error:
             report(_log.warning, "table not examined", namespace=namespace, table=name, reason=error.message)
             return None
+
+    async def setters(self, entry: Entry) -> dict[str, str]:
+        """Who set the properties of the table's policy, by property; empty if its metadata cannot be read."""
+        try:
+            metadata = await self._load(entry.metadata_location)
+            return setters_in_effect(metadata, await load_policies(self._store, entry.namespace))
+        except SeamarkError:
+            return {}
 
     async def _examine(self, entry: Entry, policies: Policies, examine: Examine) -> float:
         table = {"namespace": entry.namespace, "table": entry.name}

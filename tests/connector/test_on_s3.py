@@ -24,7 +24,7 @@ from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.jobs.statement_runs import run_statement
 from seamark.connector.jobs.statements import DropColumns, MergeFiles, StatementJob
 from seamark.connector.parquet.copy.source import BLOCK_BYTES, SourceFile
-from seamark.connector.parquet.encryption.keys import KMS_CLASS
+from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import open_table, plan
@@ -216,8 +216,11 @@ def encrypt_all(lake: Lake, configuration: Any) -> None:
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_statements_merge_and_trim_objects(lake: Lake, monkeypatch: pytest.MonkeyPatch, is_encrypted: bool) -> None:
+def test_statements_merge_and_trim_objects(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_encrypted: bool
+) -> None:
     """By ranged reads, and in several parts; the rows of a column that is left out are not read."""
+    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
     table_of_parts(lake, 3 if is_encrypted else 2)
     for number in range(2):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import random
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.clock import SimulatedClock, SystemClock
 from seamark.metaserver.errors import Unauthenticated
+from seamark.metaserver.peers.peers import USED_TICKETS_NAME
 from seamark.metaserver.peers.protocol import (
     FILE_PATH,
     HEAD_BYTES,
@@ -25,6 +28,7 @@ from seamark.metaserver.peers.protocol import (
     PeerTickets,
     is_immutable,
 )
+from seamark.metaserver.peers.used_tickets import UsedTickets
 from seamark.metaserver.tls import CA_VARIABLE
 from tests.access.keyrings import fixed_keyring
 from tests.peers.rig import Node, meet, open_node
@@ -33,6 +37,13 @@ from tests.services.authority import Authority
 
 ADDRESS = "10.0.0.1:8183"
 LOCATION = "s3://lake/w/t/metadata/snap-1-3f2504e0-4f89-41d3-9a0c-0305e82c3301.avro"
+
+
+class NeverUsed:
+    """Accepts a ticket any number of times: for tests of the other checks."""
+
+    def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
+        return True
 
 
 @dataclass
@@ -66,7 +77,7 @@ async def test_a_request_with_a_valid_ticket_is_answered_and_any_other_is_not(se
     ticket = headers[TICKET_HEADER]
     raw = base64.urlsafe_b64decode(ticket)
     other = served.location.replace("/t/", "/u/")
-    forged = PeerTickets(fixed_keyring(b"x"), SystemClock(), leeway_s=30)
+    forged = PeerTickets(fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
     for bad in (
         {},
         {LOCATION_HEADER: headers[LOCATION_HEADER]},
@@ -85,6 +96,52 @@ async def test_a_request_with_a_valid_ticket_is_answered_and_any_other_is_not(se
             bad = {**bad, TICKET_HEADER: "x" * 8000}
         assert (await served.ask(bad))[0] == 401, bad
     assert served.node.stored.reads.total() == reads
+
+
+async def test_a_ticket_is_accepted_once_also_after_a_restart(tmp_path: Path) -> None:
+    """Who reads the network between replicas repeats what it saw, also to another worker of the replica."""
+    repeated: list[dict[str, str]] = []
+    async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
+        location = next(iter(await create([node], 1, 100)))
+        served = Served(node, node.peers.client._tickets, http, location)
+        for _ in range(20):
+            headers, _ = served.tickets.issue(node.address, location)
+            assert (await served.ask(headers))[0] == 200
+            assert await served.ask(headers) == (401, b"")
+            repeated.append(headers)
+        reads = node.stored.reads.total()
+        with closing(UsedTickets(node.settings.home / USED_TICKETS_NAME, SystemClock().now_ms())) as worker:
+            other = PeerTickets(served.tickets._keyring, SystemClock(), worker, leeway_s=30)
+            with pytest.raises(Unauthenticated, match="was sent before"):
+                other.open(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
+        assert await asyncio.gather(*(served.ask(headers) for headers in repeated)) == [(401, b"")] * 20
+        assert node.stored.reads.total() == reads
+        address = node.address
+    async with open_node(tmp_path, "a", peer_address=address) as node, aiohttp.ClientSession() as http:
+        again = Served(node, node.peers.client._tickets, http, location)
+        for headers in repeated:
+            assert await again.ask(headers) == (401, b"")
+        assert (await again.ask(again.tickets.issue(address, location)[0]))[0] == 200
+
+
+def test_the_record_of_tickets_is_bounded_and_refuses_what_it_cannot_remember(tmp_path: Path) -> None:
+    """A ticket is remembered until it has ended by its age, and its place is used again."""
+    with closing(UsedTickets(tmp_path / "used", now_ms=1000)) as used:
+        group = [bytes(4) + number.to_bytes(12, "big") for number in range(17)]
+        assert [used.accept(nonce, 1000, 5000, 2000) for nonce in group] == [True] * 16 + [False]
+        assert not any(used.accept(nonce, 1000, 5000, 5000) for nonce in group)
+        assert used.accept(group[16], 6000, 9000, 5001)
+        assert not used.accept(bytes(3) + b"\1" * 13, 999, 5000, 2000)  # older than the record
+    assert (tmp_path / "used").stat().st_mode & 0o777 == 0o600
+    with closing(UsedTickets(tmp_path / "used", now_ms=7000)) as used:
+        assert not used.accept(group[16], 6000, 9000, 7000)
+        assert used.accept(bytes(16), 6000, 9000, 7000)
+    size = (tmp_path / "used").stat().st_size
+    (tmp_path / "used").write_bytes(b"damaged")
+    with closing(UsedTickets(tmp_path / "used", now_ms=8000)) as used:
+        assert not used.accept(group[16], 6000, 9000, 8000)
+        assert used.accept(group[16], 8000, 9000, 8000)
+    assert (tmp_path / "used").stat().st_size == size
 
 
 def _flipped(raw: bytes, at: int) -> bytes:
@@ -151,7 +208,7 @@ async def test_replicas_with_a_certificate_speak_https_and_verify_each_other(
 def test_a_ticket_is_valid_for_seconds_whatever_the_clocks_of_both_say_within_the_leeway() -> None:
     clock = SimulatedClock(seed=1)
     keyring = fixed_keyring(b"s", clock)
-    tickets = PeerTickets(keyring, clock, leeway_s=30)
+    tickets = PeerTickets(keyring, clock, NeverUsed(), leeway_s=30)
     headers, mac = tickets.issue(ADDRESS, LOCATION)
     given = headers[LOCATION_HEADER], headers[TICKET_HEADER]
     assert tickets.open(ADDRESS, *given) == (LOCATION, mac)
@@ -168,7 +225,7 @@ def test_a_ticket_is_valid_for_seconds_whatever_the_clocks_of_both_say_within_th
 def test_a_ticket_of_a_retired_key_is_refused() -> None:
     clock = SimulatedClock(seed=1)
     keyring = fixed_keyring(b"s", clock)
-    tickets = PeerTickets(keyring, clock, leeway_s=30)
+    tickets = PeerTickets(keyring, clock, NeverUsed(), leeway_s=30)
     headers, mac = tickets.issue(ADDRESS, LOCATION)
     keyring.replace(fixed_keyring(b"n", clock).keys)
     with pytest.raises(Unauthenticated):
@@ -179,7 +236,7 @@ def test_a_ticket_of_a_retired_key_is_refused() -> None:
 
 def test_an_answer_belongs_to_one_request() -> None:
     clock = SimulatedClock(seed=1)
-    tickets = PeerTickets(fixed_keyring(b"s", clock), clock, leeway_s=30)
+    tickets = PeerTickets(fixed_keyring(b"s", clock), clock, NeverUsed(), leeway_s=30)
     macs = [tickets.issue(ADDRESS, LOCATION)[1] for _ in range(2)]
     head = AnswerHead(Outcome.FOUND, 5, bytes(range(32)))
     sealed = tickets.seal(macs[0], head)

@@ -13,7 +13,7 @@ from seamark.connector.write.appends import append
 from seamark.metaserver.timeline.instants import MAINTENANCE
 from tests.connector.jobs.test_encrypted_merges import CONFIGURATIONS, encrypt, paths, protections, read
 from tests.connector.jobs.test_file_merges import BY_PART, PROPERTIES, SCHEMA, rows
-from tests.connector.parquet.encrypted import CONFIGURATION
+from tests.connector.parquet.encrypted import CONFIGURATION, key_file
 from tests.services.seamark import Seamark
 from tests.waits import block_until
 
@@ -50,7 +50,7 @@ def errors(client: IndexClient) -> list[str]:
 def test_a_worker_merges_and_indexes_encrypted_files_by_the_key_service_of_its_settings(tmp_path: Path) -> None:
     """The variables of the service reach it, those with the prefix of the settings. Without them the table stays, and
     the run says why."""
-    env = {**KMS, "SEAMARK_SERVICES_WORKERS": "1"}
+    env = {**KMS, "SEAMARK_PARQUET_KEY_FILE": key_file(tmp_path, "db"), "SEAMARK_SERVICES_WORKERS": "1"}
     with Seamark(tmp_path / "home", env=env) as server:
         client = fill(server)
         before, files = read(client), paths(client)

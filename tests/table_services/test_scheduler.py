@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
@@ -109,7 +110,12 @@ class Recorder:
 
 @asynccontextmanager
 async def scheduled(
-    server: Running, recorder: Recorder, lasts_s: float = 30.0, services: Sequence[EveryTable] = (), launchers: int = 1
+    server: Running,
+    recorder: Recorder,
+    lasts_s: float = 30.0,
+    services: Sequence[EveryTable] = (),
+    launchers: int = 1,
+    rights: StandingRights | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     parts = server.parts
     lease = Lease(parts.store, parts.clock, "services", new_holder(parts.clock), lasts_s=lasts_s)
@@ -125,6 +131,7 @@ async def scheduled(
         parts.clock,
         recorder,
         queue_limit=1000,
+        rights=rights or StandingRights(parts.store, parts.clock, parts.settings),
     )
     task = asyncio.create_task(leader.run())
     try:

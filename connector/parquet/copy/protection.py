@@ -1,10 +1,16 @@
-"""How new files are encrypted: as the file whose rows they get."""
+"""How new files are encrypted: as the file whose rows they get.
+
+What is derived from an encrypted column may be in no file that is not encrypted, and may not decide which rows are next
+to each other: partition values and metrics are in manifests, and an order can be read from the other columns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.leaves import Leaf
 from seamark.connector.parquet.copy.source import SourceFile
@@ -35,6 +41,48 @@ class FileProtection(NamedTuple):
         paths = (leaf.ids for leaf, how in protected if how is not Protection.PLAIN)
         return frozenset(number for path in paths for number in path if number is not None)
 
+    def refuse(self, column_ids: Iterable[int], use: str) -> None:
+        """Unwritable if one of these columns is encrypted. `use`: what the writer would publish of it."""
+        secret = self.secret_ids
+        for column_id in column_ids:
+            if column_id in secret:
+                paths = (leaf.path for leaf in self.leaves if column_id in leaf.ids)
+                raise Unwritable(
+                    f"the files encrypt the column {next(paths, column_id)}, and {use}; choose a column that the files "
+                    "do not encrypt"
+                )
+
+
+PUBLISHES_PARTITIONS = "the partition spec of the table would publish its values in manifests"
+PUBLISHES_ORDER = "the sort order of the table would publish the order of its values"
+PUBLISHES_LAYOUT = "the clustering of the table would publish the order of its values"
+
+
+@contextmanager
+def without_values(protection: FileProtection | None) -> Iterator[None]:
+    """Hides what an error says about rows of encrypted files, because it may quote values: errors of jobs are shown to
+    all readers of the table."""
+    try:
+        yield
+    except Unwritable:
+        if protection is None:
+            raise
+        raise Unwritable("rows of an encrypted file do not fit the columns of the table") from None
+
+
+def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
+    """Unreadable if equality deletes compare these columns and the file encrypts one of them: the number of the
+    remaining rows would show a writer without keys which values the file has."""
+    if source.encryption is None or not column_ids:
+        return
+    for number, leaf in enumerate(source.leaves):
+        is_secret = any(ciphers[number] is not None for ciphers in source.encryption.ciphers)
+        if is_secret and (None in leaf.ids or not set(column_ids).isdisjoint(leaf.ids)):
+            raise source.unreadable(
+                f"equality deletes compare its encrypted column {leaf.path}, and their effect would show values of it; "
+                "remove these deletes with an engine that has the keys"
+            )
+
 
 def protection_of(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys) -> FileProtection | None:
     """How a new file with these leaf columns is encrypted if it gets rows of `source`; None: not at all. Unreadable if
@@ -55,6 +103,24 @@ def protection_of(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys)
     except KeyUnavailable as error:
         raise source.unreadable(str(error)) from None
     return FileProtection(scheme, leaves, keys)
+
+
+SourceCheck = Callable[[str, SourceFile], None]
+"""Raises Unreadable for a file, by its path, whose rows may not go to the new file."""
+
+
+def same_scheme(
+    schemes: Callable[[str], EncryptionScheme | None], leaves: Sequence[Leaf], keys: ParquetKeys
+) -> SourceCheck:
+    """Refuses a file that is now encrypted otherwise than when it was opened to choose the encryption of the new file:
+    who can write to the folder of the table could replace it meanwhile. `schemes`: by path."""
+
+    def check(path: str, source: SourceFile) -> None:
+        found = protection_of(source, leaves, keys)
+        if (None if found is None else found.scheme) != schemes(path):
+            raise source.unreadable("it was replaced while it was read: its encryption has changed")
+
+    return check
 
 
 def protection_of_file(

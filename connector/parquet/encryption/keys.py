@@ -1,6 +1,9 @@
 """Keys of files, which a key management service unwraps.
 
 A new file is encrypted as the files whose rows it has: the same columns, algorithm and master keys. Its keys are new.
+
+A process that works for others, such as a job, uses a master key only for tables of the namespaces that the key file
+names for this key (`keys_of_table`). A program that reads its own files uses all its keys (`keys_of_environment`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import msgspec
 import pyarrow.parquet.encryption as pe
 
 from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.names import Name, join_name, split_name, split_table
 from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey, OpenedFooter
 from seamark.connector.parquet.encryption.key_material import KeyMaterial, KeyReference, unwrapped, wrapped
 from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper, Kms, MasterKeyFile
@@ -27,6 +31,9 @@ KEY_FILE = "SEAMARK_PARQUET_KEY_FILE"
 """Environment variable: the path of a file with master keys."""
 KMS_CLASS = "SEAMARK_PARQUET_KMS"
 """Environment variable: `module:name` of the client of a key management service; it is called without arguments."""
+EVERY_NAMESPACE = "*"
+"""In the key file, instead of the names of namespaces: a master key is for all tables."""
+_NAME_SHOWN = 200
 
 
 class Protection(Enum):
@@ -119,41 +126,102 @@ class ParquetKeys:
 
 
 class EnvironmentKeys:
-    """The keys that `keys_of_environment` finds when a file first needs them: a client of a key management service may
-    log in when it is made. Pickled without them, because another process has other variables."""
+    """The keys that `keys_of_table` finds when a file first needs them: a client of a key management service may log in
+    when it is made. Pickled without them, because another process has other variables."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: Name | None = None) -> None:
+        """`table`: the table whose files need the keys; None: there are no keys."""
+        self._table = table
         self._found: list[ParquetKeys | None] = []
 
     def __call__(self) -> ParquetKeys | None:
         """BadRequest."""
         if not self._found:
-            self._found.append(keys_of_environment())
+            self._found.append(None if self._table is None else keys_of_table(self._table))
         return self._found[0]
 
-    def __reduce__(self) -> tuple[type[EnvironmentKeys], tuple[()]]:
-        return EnvironmentKeys, ()
+    def __reduce__(self) -> tuple[type[EnvironmentKeys], tuple[Name | None]]:
+        return EnvironmentKeys, (self._table,)
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
     keys: dict[str, str] = {}
     replaced: dict[str, str] = {}
+    namespaces: dict[str, list[str]] = {}
+    """By master key: the namespaces whose tables it is for, or `EVERY_NAMESPACE`."""
+
+
+class NamespaceKms:
+    """A key service that wraps and unwraps keys for the tables of one namespace: only with the master keys that the
+    operator names for it, or for a namespace above it."""
+
+    def __init__(self, kms: Kms, namespace: Sequence[str], namespaces: Mapping[str, Sequence[str]]) -> None:
+        """`namespaces`: as in the key file. BadRequest for a name that is not one of a namespace."""
+        self._kms, self._namespace = kms, tuple(namespace)
+        self._allowed = frozenset(
+            master for master, names in namespaces.items() if any(_is_within(self._namespace, name) for name in names)
+        )
+
+    def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str | bytes:
+        self._check(master_key_identifier)
+        return self._kms.wrap_key(key_bytes, master_key_identifier)
+
+    def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> str | bytes:
+        self._check(master_key_identifier)
+        return self._kms.unwrap_key(wrapped_key, master_key_identifier)
+
+    def _check(self, master: str) -> None:
+        if master not in self._allowed:
+            raise KeyUnavailable(
+                f"the master key {master[:_NAME_SHOWN]!r} is not for tables of the namespace "
+                f"{join_name(self._namespace)}; an operator adds it to `namespaces` in the file of {KEY_FILE}"
+            )
+
+
+def _is_within(namespace: tuple[str, ...], name: str) -> bool:
+    if name == EVERY_NAMESPACE:
+        return True
+    try:
+        levels = split_name(name)
+    except ValueError as error:
+        raise BadRequest(f"The key file has an invalid namespace: {error}") from None
+    return namespace[: len(levels)] == levels
 
 
 def keys_of_environment(environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
-    """By the variables of this process; None without them. BadRequest, without what the file contains."""
+    """The keys of the variables of this process, for all files that the caller names; None without the variables.
+    BadRequest, without what the file contains."""
+    found = _read_environment(os.environ if environment is None else environment)
+    return None if found is None else ParquetKeys(found[0], found[1].replaced)
+
+
+def keys_of_table(table: Name, environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
+    """As `keys_of_environment`, but only with the master keys that are for the namespace of the table: so a job does
+    not decrypt the copy of a file of another namespace. BadRequest."""
+    found = _read_environment(os.environ if environment is None else environment)
+    if found is None:
+        return None
+    kms, file = found
+    return ParquetKeys(NamespaceKms(kms, split_table(table)[:-1], file.namespaces), file.replaced)
+
+
+def has_keys(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether the variables name a key file or a key service."""
     environment = os.environ if environment is None else environment
+    return bool(environment.get(KEY_FILE) or environment.get(KMS_CLASS))
+
+
+def _read_environment(environment: Mapping[str, str]) -> tuple[Kms, _KeyFile] | None:
     path, name = environment.get(KEY_FILE), environment.get(KMS_CLASS)
     if not path and not name:
         return None
     file = _read_key_file(Path(path)) if path else _KeyFile()
     if name:
-        return ParquetKeys(_client(name), file.replaced)
+        return _client(name), file
     try:
-        kms = MasterKeyFile({key: _decoded(text, path or "") for key, text in file.keys.items()})
+        return MasterKeyFile({key: _decoded(text, path or "") for key, text in file.keys.items()}), file
     except ValueError as error:
         raise BadRequest(f"The key file {path} is invalid: {error}") from None
-    return ParquetKeys(kms, file.replaced)
 
 
 def _read_key_file(path: Path) -> _KeyFile:
@@ -164,7 +232,7 @@ def _read_key_file(path: Path) -> _KeyFile:
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BadRequest(
             f'The key file {path} is not a JSON object such as {{"keys": {{"name": "16, 24 or 32 bytes in base64"}}, '
-            '"replaced": {"old name": "name"}}'
+            '"replaced": {"old name": "name"}, "namespaces": {"name": ["namespace"]}}'
         ) from None
 
 

@@ -101,7 +101,7 @@ def cluster(
     if files is not None and (files < 1 or target_file_bytes is not None):
         raise ValueError("give files, at least 1, or target_file_bytes")
     opened = open_rewritable(client, table, branch)
-    target = target_of(opened.metadata, opened.storage)
+    target = target_of(opened.metadata, opened.storage, opened.name)
     names = [field.name for field in opened.schema.fields]
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)

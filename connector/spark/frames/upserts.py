@@ -149,7 +149,7 @@ def commit_change(
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
     batch_of([nothing], opened.schema, request.named, request.precombine, request.columns)
     if request.strategy == EQUALITY:
-        check_table(opened, target_of(opened.metadata, opened.storage), request.named)
+        check_table(opened, target_of(opened.metadata, opened.storage, opened.name), request.named)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     selected = df.select(*map(backquoted, needed))
     given = None if _copies_much(opened, request, 1) else _collected(selected, driver_rows)
@@ -184,7 +184,7 @@ def _collected(df: DataFrame, most: int) -> pa.Table | None:
 
 def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
     """Whether so many rows are likely to be in files of many bytes that must be rewritten."""
-    if _mode(request, target_of(opened.metadata, opened.storage)) != COPY_ON_WRITE:
+    if _mode(request, target_of(opened.metadata, opened.storage, opened.name)) != COPY_ON_WRITE:
         return False
     head = next((snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id), None)
     totals = {} if head is None else head.summary_map()

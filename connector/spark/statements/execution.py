@@ -211,7 +211,7 @@ class _LocatedStatement:
     def plan(self) -> StatementPlan:
         with _unprepared():
             opened = open_table(self._client, self.target.levels, At())
-            mode = self._checked(opened, target_of(opened.metadata, opened.storage))
+            mode = self._checked(opened, target_of(opened.metadata, opened.storage, opened.name))
             found = self._located_by(opened)
             if isinstance(found, KeyValues):
                 index = self._index(opened, found)

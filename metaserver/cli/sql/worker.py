@@ -11,7 +11,6 @@ python -m seamark.metaserver.cli.sql.worker <socket> <memory limit in bytes> <ti
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import os
@@ -48,7 +47,8 @@ from seamark.metaserver.api.sql.protocol import (
     StatementRequest,
     TableRead,
 )
-from seamark.metaserver.cli.sql import landlock
+from seamark.metaserver.cli.confinement import landlock
+from seamark.metaserver.cli.confinement.jobs import PATHS, give_up_privileges
 from seamark.metaserver.decoding import from_json
 
 _NICE = 5
@@ -57,8 +57,6 @@ _IMPORTED_BY_DUCKDB = ("pandas", "pyarrow.dataset", "zoneinfo", "encodings.idna"
 _FILES_MAX = 1024
 _FLUSH_BYTES = 256 << 10
 _MESSAGE_MAX = 2000
-_SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 4, 38
-_LOCATIONS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
 
 
 class StatementAnswers:
@@ -185,16 +183,13 @@ def restrict(*, memory_bytes: int, time_s: float) -> None:
         (resource.RLIMIT_DATA, _mapped_bytes() + memory_bytes),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, _FILES_MAX),
     ):
         hard = resource.getrlimit(what)[1]
-        if limit or what in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        if limit or what == resource.RLIMIT_FSIZE:
             least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             resource.setrlimit(what, (least, least))
-    library = ctypes.CDLL(None)
-    for option, value in ((_SET_DUMPABLE, 0), (_SET_NO_NEW_PRIVILEGES, 1)):
-        library.prctl(option, value, 0, 0, 0)
+    give_up_privileges()
     landlock.forbid_changes()
 
 
@@ -257,7 +252,7 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
     folders = []
     for table in tables:
         properties = table.metadata.properties
-        locations = [table.metadata.location, *(properties[name] for name in _LOCATIONS if name in properties)]
+        locations = [table.metadata.location, *(properties[name] for name in PATHS if name in properties)]
         if locations[0].partition(":")[0] in S3_SCHEMES and "s3.access-key-id" not in table.storage.properties:
             raise BadRequest(
                 f"The statement cannot read {'.'.join(table.name)}: the server hands out no keys for its storage; an "

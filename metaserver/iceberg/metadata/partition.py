@@ -50,6 +50,11 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
     def last_field_id(self) -> int:
         return max((field.field_id or 0 for field in self.fields), default=FIELD_ID_START - 1)
 
+    @property
+    def published_ids(self) -> frozenset[int]:
+        """The columns from which the partition values in manifests are derived."""
+        return frozenset(source for field in self.fields if not field.is_void for source in field.sources)
+
     def fields_of(self, column_id: int) -> tuple[PartitionField, ...]:
         """The fields that have an id and this column as their only source."""
         return self._by_source.get(column_id, ())

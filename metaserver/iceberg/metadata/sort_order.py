@@ -34,6 +34,11 @@ class SortOrder(msgspec.Struct, frozen=True, rename="kebab"):
     order_id: Int32
     fields: tuple[SortField, ...]
 
+    @property
+    def column_ids(self) -> frozenset[int]:
+        """The columns that decide the order of rows."""
+        return frozenset(source for field in self.fields for source in field.sources)
+
 
 UNSORTED = SortOrder(0, ())
 

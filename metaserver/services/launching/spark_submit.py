@@ -41,6 +41,8 @@ _PROCESS_BYTES_MIN = 1 << 30
 """A JVM with Spark, and a task, need about as much."""
 _HEAP = 0.6
 """Part of the memory of the JVM that is its heap; the rest is for classes, threads and buffers."""
+_KEY_VARIABLES = ("SEAMARK_PARQUET_KEY_FILE", "SEAMARK_PARQUET_KMS")
+"""With one of them, the driver decrypts files, and the failure of a job is shown to all readers of the table."""
 _QUIET = ("spark.ui.enabled=false", "spark.ui.showConsoleProgress=false", "spark.log.level=ERROR")
 
 
@@ -156,8 +158,10 @@ class SparkSubmit:
         try:
             return from_json((folder / ANSWER).read_bytes(), JobAnswer)
         except FileNotFoundError:
-            last = (folder / "output").read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
-            why = " ".join(last.split())[-500:]
+            why = "its output is left out, because it may quote values of encrypted files"
+            if not any(self._environment.get(name) for name in _KEY_VARIABLES):
+                last = (folder / "output").read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
+                why = " ".join(last.split())[-500:]
             raise JobFailed(f"The Spark driver ended with code {code} and without an answer: {why}") from None
 
 

@@ -18,7 +18,7 @@ from seamark.connector.client.values import At
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
 from seamark.connector.jobs.statements import MergeFiles, StatementJob
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.parquet.encryption.keys import KMS_CLASS, keys_of_environment
+from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS, keys_of_environment
 from seamark.connector.read.lineage import NAMES
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader, scan
@@ -42,11 +42,16 @@ CONFIGURATIONS: list[Any] = [
     {"columns": {"k1": ["payload"], "k2": ["price", "place.city"]}, "plaintext_footer": True},
     {"columns": {"k1": ["id", "payload"]}, "encryption_algorithm": "AES_GCM_CTR_V1", "double_wrapping": False},
 ]
+METRICS = (
+    *("column-sizes", "value-counts", "null-value-counts", "nan-value-counts"),
+    *("lower-bounds", "upper-bounds"),
+)
 
 
 @pytest.fixture
-def kms(monkeypatch: pytest.MonkeyPatch) -> None:
+def kms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
+    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
 
 
 def encrypt(path: str, configuration: Any) -> None:
@@ -121,7 +126,8 @@ def test_rows_stay_in_files_that_are_protected_as_before(
 
 
 def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], has: dict[str, bool]) -> None:
-    """Each row is in a file whose columns have the keys that they had; manifests have no bounds of these columns."""
+    """Each row is in a file whose columns have the keys that they had; manifests have no metrics of these columns, but
+    that those which were dropped are null."""
     tasks = {task.path: task for task in plan(client, open_table(client, "db.t", At(ref=MAIN)), stats=ARROW.names)}
     for path, task in tasks.items():
         local = path.removeprefix("file://")
@@ -133,11 +139,14 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
             assert found == {(name, key) for name, key in owners[number] if name not in lacks}
         if found:
             secret = {"id": 1, "payload": 3, "price": 4, "place.city": 7}
-            bounds = {*(task.file.get("lower-bounds") or {"keys": []})["keys"]}
-            assert not bounds & {secret[name] for name, _ in found if name in secret}
+            for metric in METRICS:
+                known = {*(task.file.get(metric) or {"keys": []})["keys"]}
+                assert not known & {secret[name] for name, _ in found if name in secret}, metric
 
 
-def test_the_process_of_a_statement_takes_its_keys_from_its_environment(client: IndexClient, served: Served) -> None:
+def test_the_process_of_a_statement_takes_its_keys_from_its_environment(
+    client: IndexClient, served: Served, tmp_path: Path
+) -> None:
     """Without them the table stays."""
     create(served, 2)
     for number in range(3):
@@ -150,7 +159,11 @@ def test_the_process_of_a_statement_takes_its_keys_from_its_environment(client: 
     assert refused is not None
     assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refused.error
     assert read(client) == before
-    done = killed_at(NEVER, job, {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms"})
+    done = killed_at(
+        NEVER,
+        job,
+        {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms", KEY_FILE: encrypted.key_file(tmp_path, "db")},
+    )
     assert done is not None
     assert done.error == ""
     assert done.result is not None
@@ -184,7 +197,7 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_together(
     """And stay encrypted; files without encryption are merged apart from them."""
     create(served, version)
     with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
-        update.desc("price", IdentityTransform(), NullOrder.NULLS_LAST)
+        update.desc("fixed", IdentityTransform(), NullOrder.NULLS_LAST)
     rng, known, secret = random.Random(first_seed() + version), set[str](), set[int]()
     for number in range(6):
         append(client, "db.t", rows(rng, range(number * 400, number * 400 + 400)))
@@ -203,9 +216,9 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_together(
     encrypted_ids = set()
     for path in paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
-            table = file.read(["id", "price"])
-        prices = table["price"].to_pylist()
-        assert prices == sorted(prices, reverse=True)
+            table = file.read(["id", "fixed"])
+        numbers = table["fixed"].to_pylist()
+        assert numbers == sorted(numbers, reverse=True)
         if protections(path):
             assert protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
             encrypted_ids.update(table["id"].to_pylist())
@@ -239,7 +252,7 @@ def test_a_key_that_is_missing_leaves_the_table_and_no_file(
     for path in paths(client):
         encrypt(path, CONFIGURATIONS[3])
     key_file = tmp_path / "keys.json"
-    key_file.write_text('{"keys": {"kf": "AAAAAAAAAAAAAAAAAAAAAA=="}}')
+    key_file.write_text('{"keys": {"kf": "AAAAAAAAAAAAAAAAAAAAAA=="}, "namespaces": {"kf": ["*"]}}')
     monkeypatch.setenv("SEAMARK_PARQUET_KEY_FILE", str(key_file))
     before = sorted(tmp_path.rglob("*.parquet"))
     report = merge_files(client, "db.t")

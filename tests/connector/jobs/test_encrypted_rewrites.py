@@ -22,7 +22,7 @@ from seamark.connector.index.builds import GroupLimits, InProcessWorkers, build
 from seamark.connector.jobs import clustering
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.jobs import run_clustering
-from seamark.connector.parquet.encryption.keys import KMS_CLASS
+from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS
 from seamark.connector.read.tables import open_table
 from seamark.connector.write.appends import append
 from seamark.connector.write.target import WriteTarget
@@ -38,11 +38,14 @@ from tests.seeds import first_seed
 
 SECRET = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
 """Of CONFIGURATIONS[2]."""
+PLAIN_PARTS = [CONFIGURATIONS[number] for number in (0, 2, 3)]
+"""Those that do not encrypt the column of the partition spec."""
 
 
 @pytest.fixture
-def kms(monkeypatch: pytest.MonkeyPatch) -> None:
+def kms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
+    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
 
 
 def fill(client: IndexClient, rng: random.Random, configurations: list[Any], size: int) -> dict[int, Any]:
@@ -85,11 +88,11 @@ def test_clustered_rows_stay_in_files_that_are_protected_as_before(
     monkeypatch.setattr(clustering._Spill, "ranges", kept)
     monkeypatch.setattr(clustering, "RANGE_ROWS", 300)
     rng = random.Random(first_seed() + version)
-    properties = {"format-version": str(version), **PROPERTIES, "seamark.clustering.columns": "id, price"}
+    properties = {"format-version": str(version), **PROPERTIES, "seamark.clustering.columns": "fixed, part"}
     with catalog_at(served.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
-    configurations = [*CONFIGURATIONS, *CONFIGURATIONS]
+    configurations = [*PLAIN_PARTS, *PLAIN_PARTS]
     rng.shuffle(configurations)
     owners = fill(client, rng, configurations, 700)
     model = read(client, lineage=version == 3)
@@ -203,7 +206,7 @@ def test_new_rows_of_differently_encrypted_files_are_refused(client: IndexClient
     """Those of each alone, and rows of encrypted files and of others, are written."""
     create(served, 2)
     rng = random.Random(first_seed())
-    owners = fill(client, rng, [None, CONFIGURATIONS[1], CONFIGURATIONS[2]], 50)
+    owners = fill(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
     keys, before = encrypted.keys(), read(client)
     files = sorted(paths(client))
 
@@ -242,7 +245,7 @@ def new_file(client: IndexClient, number: int) -> str:
 
 
 def test_indexes_have_the_plain_columns_of_encrypted_files(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Those that jobs and writers build. A build makes one client of the key service, for all its files and groups; a
     task that is sent elsewhere has none."""
@@ -254,6 +257,7 @@ def test_indexes_have_the_plain_columns_of_encrypted_files(
 
     monkeypatch.setattr(encrypted, "counted", counted, raising=False)
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:counted")
+    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
     create(served, 2)
     rng = random.Random(first_seed())
     fill(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
@@ -268,7 +272,7 @@ def test_indexes_have_the_plain_columns_of_encrypted_files(
     assert all("it encrypts its column payload" in reason for _, reason in refused.skipped)
     upsert(client, "db.t", rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.keys())
     by_name = {index.name: index for index in client.indexes("db.t")}
-    target = WriteTarget.of(client.load_table("db.t"))
+    target = WriteTarget.of(client.load_table("db.t"), "db.t")
     del made[:]
     keys = target.indexes[0].file_keys
     assert keys() is keys() is target.indexes[1].file_keys() is not None

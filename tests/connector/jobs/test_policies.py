@@ -45,7 +45,7 @@ def test_the_nearest_namespace_counts(levels: list[dict[str, str]]) -> None:
         if not setting or not name.startswith(PREFIXES):
             assert name not in found
         else:
-            assert found[name] == (levels[setting[-1]][name], path[: setting[-1] + 1])
+            assert found[name][:2] == (levels[setting[-1]][name], path[: setting[-1] + 1])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -39,6 +40,13 @@ class ConfiguredKms(PyArrowKms):
         super().__init__()
         if os.environ[CONFIGURATION] != "the service's address":
             raise ValueError("the address of the key service is wrong")
+
+
+def key_file(folder: Path, *namespaces: str) -> str:
+    """The path of a key file that names these namespaces for all master keys of the service."""
+    path = folder / "keys.json"
+    path.write_text(json.dumps({"namespaces": dict.fromkeys(MASTER_KEYS, namespaces)}))
+    return str(path)
 
 
 def keys(replaced: Mapping[str, str] | None = None) -> ParquetKeys:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.client.values import At
-from seamark.connector.parquet.encryption.keys import KMS_CLASS
+from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import open_table, plan
@@ -142,6 +142,7 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
         catalog = tables.db.partition(".")[0]
         kms = "tests.connector.parquet.encrypted:PyArrowKms"
         monkeypatch.setitem(spark.sparkContext.environment, KMS_CLASS, kms)
+        monkeypatch.setitem(spark.sparkContext.environment, KEY_FILE, encrypted.key_file(tmp_path, "db"))
         done = sql(spark, f"ALTER TABLE {catalog}.db.t MERGE FILES").collect()[0]
         assert (done.files_before, done.files_after) == (3, 1)
         opened = open_table(tables.client, "db.t", At())

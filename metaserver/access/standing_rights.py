@@ -1,0 +1,35 @@
+"""Whether a principal that is not here still has a login and a right: for keys and jobs that act for it later."""
+
+from __future__ import annotations
+
+from seamark.metaserver.access.authorizer import Authorizer
+from seamark.metaserver.access.principal import OIDC_PREFIX, Principal, Role
+from seamark.metaserver.access.tokens import is_live
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.store.port import PointerStore
+
+
+class StandingRights:
+    def __init__(self, store: PointerStore, clock: Clock, settings: Settings) -> None:
+        self._store, self._clock, self._mode = store, clock, settings.auth
+        self._has_foreign_roles = bool(settings.oidc_roles_claim)
+        self._authorizer = Authorizer()
+
+    async def why_lost(self, who: str, role: Role, namespace: NamespacePath) -> str | None:
+        """Why the principal has the right no longer; None if it has. Not checked: rights by roles that only an OIDC
+        token states."""
+        is_foreign = who.startswith(OIDC_PREFIX)
+        if self._mode == "none":
+            return None
+        if ("oidc" if is_foreign else "token") not in self._mode:
+            return "the server no longer accepts logins of its kind"
+        if not is_foreign:
+            token = await self._store.token_named(who)
+            if token is None or not is_live(token, self._clock.now_ms()):
+                return "its token has ended"
+        elif self._has_foreign_roles:
+            return None
+        principal = Principal(who, tuple(await self._store.grants(who)))
+        return None if self._authorizer.holds(principal, role, namespace) else "its rights were withdrawn"

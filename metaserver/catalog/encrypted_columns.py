@@ -1,0 +1,123 @@
+"""The encrypted columns that a table declares, and uses of columns that would publish their values.
+
+The server has no keys, so it knows encrypted columns by properties alone: its own, and those by which parquet-java
+encrypts files. Jobs, which have keys, look at the files (`connector/parquet/copy/protection.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.metadata import clustering, statistics
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.metadata.properties import as_bool, as_names
+
+ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
+"""Names of columns, separated by commas."""
+_COLUMN_KEYS, _UNIFORM_KEY = "parquet.encryption.column.keys", "parquet.encryption.uniform.key"
+_COMPLETE = "parquet.encryption.complete.columns"
+Use = tuple[str, int]
+"""What publishes values of a column, and the id of the column."""
+
+
+def encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
+    """The ids of the declared columns, of what they contain, and of what contains them."""
+    properties, columns = metadata.properties, metadata.current_schema.index.by_id
+    if properties.get(_UNIFORM_KEY) or as_bool(properties, _COMPLETE, False):
+        return frozenset(columns)
+    names = {*_declared(metadata), *_named_by_keys(properties.get(_COLUMN_KEYS, ""))}
+    declared = {column_id for column_id, column in columns.items() if column.name in names}
+    if not declared:
+        return frozenset()
+    found = set(declared)
+    for column_id in columns:
+        above = list(_above(metadata, column_id))
+        if declared.intersection(above):
+            found.add(column_id)
+        if column_id in declared:
+            found.update(above)
+    return frozenset(found)
+
+
+def _declared(metadata: TableMetadata) -> tuple[str, ...]:
+    try:
+        return as_names(metadata.properties, ENCRYPTED_COLUMNS, "different columns")
+    except BadRequest:
+        return ()
+
+
+def _named_by_keys(text: str) -> Iterator[str]:
+    """The columns of a text like `key1: a, b.c; key2: d`."""
+    for part in text.split(";"):
+        yield from (name.strip() for name in part.partition(":")[2].split(",") if name.strip())
+
+
+def _above(metadata: TableMetadata, column_id: int) -> Iterator[int]:
+    columns = metadata.current_schema.index.by_id
+    parent = columns[column_id].parent
+    while parent is not None:
+        yield parent
+        parent = columns[parent].parent
+
+
+def check_encrypted_columns(
+    metadata: TableMetadata, base: TableMetadata | None, indexed: Iterable[int] = (), indexed_before: Iterable[int] = ()
+) -> None:
+    """BadRequest if a commit adds a use of an encrypted column that publishes its values, or declares a column that is
+    used so. What the table had before stays, and jobs refuse it. `indexed`: the columns of indexes."""
+    properties = metadata.properties
+    if not (ENCRYPTED_COLUMNS in properties or _COLUMN_KEYS in properties or _UNIFORM_KEY in properties):
+        return
+    if base is None or properties.get(ENCRYPTED_COLUMNS) != base.properties.get(ENCRYPTED_COLUMNS):
+        names = {column.name for column in metadata.current_schema.index.by_id.values()}
+        for name in as_names(properties, ENCRYPTED_COLUMNS, "different columns"):
+            if name not in names:
+                raise BadRequest(f"{ENCRYPTED_COLUMNS} names {name[:200]!r}, which is no column of the table")
+    known = set() if base is None else set(_published(base, indexed_before))
+    for use, column_id in sorted(set(_published(metadata, indexed)) - known):
+        column = metadata.current_schema.index.by_id[column_id].name
+        raise BadRequest(
+            f"The column {column} is encrypted, and {use} would publish its values or their order; choose another "
+            "column"
+        )
+
+
+def _published(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
+    """The uses of encrypted columns."""
+    secret = encrypted_ids(metadata)
+    if secret:
+        yield from ((use, column_id) for use, column_id in _uses(metadata, indexed) if column_id in secret)
+
+
+def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
+    yield from (("the partition spec", column_id) for column_id in metadata.default_spec.published_ids)
+    order = metadata.sort_order(metadata.default_sort_order_id)
+    if order is not None:
+        yield from (("the sort order", column_id) for column_id in order.column_ids)
+    yield from (("an index", column_id) for column_id in indexed)
+    for use, names in (
+        (clustering.COLUMNS, _clustered(metadata)),
+        (statistics.COLUMNS, _names(metadata, statistics.COLUMNS)),
+    ):
+        for name in names:
+            column = metadata.current_schema.column_named(name)
+            if column is not None:
+                yield use, column.id
+
+
+def _clustered(metadata: TableMetadata) -> Iterator[str]:
+    """The columns of a clustering, and those by which it joins."""
+    yield from _names(metadata, clustering.COLUMNS)
+    try:
+        joins = clustering.joins_of(metadata.properties)
+    except BadRequest:
+        return
+    yield from (name for join in joins.values() for name in join.on)
+
+
+def _names(metadata: TableMetadata, name: str) -> tuple[str, ...]:
+    try:
+        return as_names(metadata.properties, name, "columns")
+    except BadRequest:
+        return ()

@@ -1,0 +1,1 @@
+"""What worker processes may open: the folders of their tables, and what Python and the system need."""

@@ -1,0 +1,78 @@
+"""The tickets that a replica has accepted, each once: a file that the workers of a machine share, and that survives a
+restart.
+
+A ticket is kept until it has ended. The file has a fixed size; a ticket for which it has no room is refused, and the
+other replica then reads the storage. Tickets that are older than the file are refused, too: what the replica accepted
+before it had the file is unknown.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+NONCE_BYTES = 16
+_GROUPS, _GROUP = 8192, 16
+"""A nonce, which is random, has a place in one group: 131,072 tickets at a time, about 3 MB."""
+_PLACE = struct.Struct(f">{NONCE_BYTES}sQ")
+"""The nonce, and the end of its ticket in milliseconds; 0: free."""
+_HEAD = struct.Struct(">Q")
+_FILE_BYTES = _HEAD.size + _GROUPS * _GROUP * _PLACE.size
+
+
+class TicketRecord(Protocol):
+    def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
+        """Whether the ticket is used for the first time; then it is used. `until_ms`: when it is refused by its age."""
+
+
+class UsedTickets:
+    """A `TicketRecord`. Belongs to one thread; processes share the file."""
+
+    def __init__(self, path: Path, now_ms: int) -> None:
+        """OSError if the file cannot be opened. A file of another size is replaced by an empty one."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            is_new = os.fstat(self._descriptor).st_size != _FILE_BYTES
+            if is_new:
+                os.ftruncate(self._descriptor, 0)
+                os.ftruncate(self._descriptor, _FILE_BYTES)
+            self._map = mmap.mmap(self._descriptor, _FILE_BYTES)
+            if is_new:
+                _HEAD.pack_into(self._map, 0, now_ms)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._created_ms = int(_HEAD.unpack_from(self._map)[0])
+
+    def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
+        if issued_ms < self._created_ms:
+            return False
+        group = int.from_bytes(nonce[:4], "big") % _GROUPS
+        first = _HEAD.size + group * _GROUP * _PLACE.size
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # another worker has it for microseconds
+        try:
+            free = None
+            for place in range(first, first + _GROUP * _PLACE.size, _PLACE.size):
+                used, end_ms = _PLACE.unpack_from(self._map, place)
+                if end_ms < now_ms:
+                    free = place if free is None else free
+                elif used == nonce:
+                    return False
+            if free is None:
+                return False
+            _PLACE.pack_into(self._map, free, nonce, until_ms)
+            return True
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        with suppress(BufferError):
+            self._map.close()
+        os.close(self._descriptor)

@@ -1,0 +1,114 @@
+"""Policies of tables and namespaces: who set them, and that none publishes an encrypted column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.catalog.policies import SETTERS, load_policies, setters_in_effect, setters_of
+from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
+from seamark.metaserver.errors import BadRequest
+from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
+
+WENDY, OTTO = Caller(who="wendy", request_id="r"), Caller(who="otto", request_id="r")
+COLUMNS, SWITCH = "seamark.clustering.columns", "seamark.compaction.enabled"
+FORGED = {SETTERS: f'{{"{SWITCH}": "admin"}}'}
+ENCRYPTED = "seamark.encrypted-columns"
+
+
+async def commit(it: Rig, caller: Caller, *updates: dict[str, Any]) -> dict[str, str]:
+    change = TableChange(namespace=("db",), name="t", requirements=[], updates=list(updates))
+    (loaded,) = await it.commits.commit(caller, [change], single=True)
+    return loaded.metadata.properties
+
+
+async def test_the_server_knows_who_set_each_property_of_a_policy(tmp_path: Path) -> None:
+    """And no client says who it was: neither in a new table, nor in a change, nor in a namespace."""
+    async with rig(tmp_path) as it:
+        await it.catalog.namespaces.create(OTTO, ("db",), {"history.expire.max-snapshot-age-ms": "1", **FORGED})
+        request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", "comment": "c", **FORGED})
+        created = await it.catalog.tables.create(WENDY, ("db",), request)
+        assert setters_of(created.metadata.properties) == {COLUMNS: "wendy"}
+        changed = await commit(it, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED}})
+        assert setters_of(changed) == {COLUMNS: "wendy", SWITCH: "otto"}
+        changed = await commit(it, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED}})
+        assert setters_of(changed) == {COLUMNS: "wendy", SWITCH: "otto"}
+        removal = {"action": "remove-properties", "removals": [SETTERS, COLUMNS]}
+        assert setters_of(await commit(it, OTTO, removal)) == {SWITCH: "otto"}
+        loaded = await it.catalog.tables.load(("db",), "t")
+        policies = await load_policies(it.store, ("db",))
+        assert setters_in_effect(loaded.metadata, policies) == {
+            SWITCH: "otto",
+            "history.expire.max-snapshot-age-ms": "otto",
+        }
+        await it.catalog.namespaces.update_properties(WENDY, ("db",), [], {SWITCH: "false", **FORGED})
+        policies = await load_policies(it.store, ("db",))
+        assert policies[SWITCH].who == "wendy"
+        assert setters_in_effect(loaded.metadata, policies)[SWITCH] == "otto"  # that of the table counts
+
+
+async def test_without_logins_no_names_are_kept(tmp_path: Path) -> None:
+    async with rig(tmp_path) as it:
+        anonymous = Caller(who="anonymous", request_id="r")
+        await it.catalog.namespaces.create(anonymous, ("db",), {})
+        request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", **FORGED})
+        assert SETTERS not in (await it.catalog.tables.create(anonymous, ("db",), request)).metadata.properties
+
+
+FIELD = {"source-id": 2, "field-id": 1000, "name": "leak", "transform": "bucket[4]"}
+ORDER = {"source-id": 2, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
+USES: list[list[dict[str, Any]]] = [
+    [
+        {"action": "add-spec", "spec": {"spec-id": 1, "fields": [FIELD]}},
+        {"action": "set-default-spec", "spec-id": -1},
+    ],
+    [
+        {"action": "add-sort-order", "sort-order": {"order-id": 1, "fields": [ORDER]}},
+        {"action": "set-default-sort-order", "sort-order-id": -1},
+    ],
+    [{"action": "set-properties", "updates": {COLUMNS: "id, data"}}],
+    [
+        {
+            "action": "set-properties",
+            "updates": {
+                COLUMNS: "other.x",
+                "seamark.clustering.joins": '{"other": {"table": "db.o", "on": {"data": "x"}}}',
+            },
+        }
+    ],
+    [{"action": "set-properties", "updates": {"seamark.statistics.columns": "data"}}],
+    [{"action": "set-properties", "updates": {"seamark.index.i": "bloom(lower(data))"}}],
+]
+
+
+@pytest.mark.parametrize("declaration", [{ENCRYPTED: "data"}, {"parquet.encryption.column.keys": "k1: data"}])
+async def test_no_commit_uses_a_declared_encrypted_column_where_its_values_are_published(
+    tmp_path: Path, declaration: dict[str, str]
+) -> None:
+    async with rig(tmp_path) as it:
+        await it.catalog.namespaces.create(CALLER, ("db",), {})
+        await it.catalog.tables.create(CALLER, ("db",), CreateTable(name="t", schema=SCHEMA, properties=declaration))
+        for updates in USES:
+            with pytest.raises(BadRequest, match=r"The column data is encrypted, and .* would publish its values"):
+                await commit(it, CALLER, *updates)
+        await commit(it, CALLER, {"action": "set-properties", "updates": {COLUMNS: "id"}})
+        both = CreateTable(name="u", schema=SCHEMA, properties={**declaration, COLUMNS: "data"})
+        with pytest.raises(BadRequest, match="data is encrypted"):
+            await it.catalog.tables.create(CALLER, ("db",), both)
+
+
+async def test_a_column_that_is_published_is_not_declared_as_encrypted(tmp_path: Path) -> None:
+    """A table that has both already is changed otherwise as before; its jobs refuse the column."""
+    async with rig(tmp_path) as it:
+        await it.catalog.namespaces.create(CALLER, ("db",), {})
+        await it.catalog.tables.create(
+            CALLER, ("db",), CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "data"})
+        )
+        with pytest.raises(BadRequest, match="data is encrypted"):
+            await commit(it, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "data"}})
+        with pytest.raises(BadRequest, match="'dat', which is no column"):
+            await commit(it, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "id, dat"}})
+        changed = await commit(it, CALLER, {"action": "set-properties", "updates": {ENCRYPTED: "id"}})
+        assert changed[COLUMNS] == "data"

@@ -1,0 +1,321 @@
+"""Attacks on encrypted columns by who may write a table and has no keys: jobs, which have the keys, publish nothing."""
+
+from __future__ import annotations
+
+import base64
+import random
+import shutil
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.table.sorting import NullOrder
+from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform, VoidTransform
+
+from seamark.connector.arrow.casting import Unwritable
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.client.values import At
+from seamark.connector.jobs import clustering
+from seamark.connector.jobs.bucket_splitting import split_buckets
+from seamark.connector.jobs.failures import line_of
+from seamark.connector.jobs.file_merges import drop_columns, merge_files
+from seamark.connector.jobs.statistics import compute_statistics
+from seamark.connector.parquet.copy.source import SourceFile
+from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS, EnvironmentKeys, keys_of_table
+from seamark.connector.parquet.encryption.kms import KeyUnavailable
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import TaskReader, scan
+from seamark.connector.read.tables import open_table, plan
+from seamark.connector.write import compaction
+from seamark.connector.write.appends import append
+from seamark.connector.write.compaction import CompactionPolicy
+from seamark.connector.write.copies import CopyWriter
+from seamark.connector.write.upserts import MODES, upsert
+from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from tests.connector.jobs.test_encrypted_merges import CONFIGURATIONS, METRICS, encrypt, paths, read
+from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, create, rows
+from tests.connector.lake import catalog_at
+from tests.connector.parquet import encrypted
+from tests.connector.served import Served
+from tests.seeds import first_seed
+
+cluster_incrementally = partial(clustering.cluster_incrementally, full=True)
+compact = partial(compaction.compact, policy=CompactionPolicy(min_files=2))
+SECRET_IDS = {3, 4, 7}
+"""Of CONFIGURATIONS[2]: payload, price and place.city."""
+
+
+@pytest.fixture(autouse=True)
+def kms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
+    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
+
+
+def fill(client: IndexClient, files: int = 3, size: int = 60) -> None:
+    for number in range(files):
+        append(client, "db.t", rows(random.Random(first_seed() + number), range(number * size, number * size + size)))
+    for path in paths(client):
+        encrypt(path, CONFIGURATIONS[2])
+
+
+def change(served: Served, **properties: str) -> None:
+    with catalog_at(served.url) as catalog, catalog.load_table("db.t").transaction() as transaction:
+        transaction.set_properties({name.replace("_", "."): value for name, value in properties.items()})
+
+
+def paths_of(client: IndexClient, table: str) -> list[str]:
+    listed = client.files(table, content="data")["file_path"].to_pylist()
+    return [str(path).removeprefix("file://") for path in listed]
+
+
+def published(client: IndexClient, folder: Path) -> list[bytes]:
+    """All files of the table that are not encrypted: manifests, metadata, Puffin files."""
+    return [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"]
+
+
+@pytest.mark.parametrize("transform", [IdentityTransform(), TruncateTransform(3), BucketTransform(16)])
+def test_a_job_derives_no_partition_values_of_encrypted_columns(
+    client: IndexClient, served: Served, tmp_path: Path, transform: Any
+) -> None:
+    """Also not the hash of a bucket. Of files that have partition values already, a merge copies them."""
+    create(served, 2)
+    fill(client)
+    before, files = read(client), sorted(paths(client))
+    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+        update.add_field("payload", transform, "leak")
+    change(served, seamark_clustering_columns="fixed")
+    for job in (cluster_incrementally, split_buckets, merge_files, compact):
+        report = job(client, "db.t")
+        assert report.commits == 0, job
+    clustered = cluster_incrementally(client, "db.t")
+    assert "encrypt the column payload, and the partition spec of the table would publish" in clustered.errors[0]
+    assert sorted(paths(client)) == files
+    texts = [row["payload"].encode() for row in before.values() if row["payload"]]
+    assert not any(text in data for data in published(client, tmp_path) for text in texts)
+    for mode in MODES:
+        new = pa.Table.from_pylist([{**before[5], "payload": "mine"}], schema=ARROW)
+        with pytest.raises(Unwritable, match="encrypt the column payload, and the partition spec"):
+            upsert(client, "db.t", new, keys=["id"], mode=mode, file_keys=encrypted.keys())
+    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+        update.remove_field("leak")
+    assert cluster_incrementally(client, "db.t").commits == 1
+    assert read(client) == before
+
+
+def test_a_partition_field_without_values_publishes_nothing(client: IndexClient, served: Served) -> None:
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        catalog.create_table("db.t", SCHEMA, properties=PROPERTIES)
+    fill(client)
+    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+        update.add_field("payload", VoidTransform(), "nothing")
+    change(served, seamark_clustering_columns="fixed")
+    before = read(client)
+    assert cluster_incrementally(client, "db.t").errors == []
+    assert read(client) == before
+
+
+@pytest.mark.parametrize("columns", ["price", "fixed, payload", "customer.city"])
+def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, served: Served, columns: str) -> None:
+    """Nor by what a join by an encrypted column finds."""
+    create(served, 2)
+    fill(client)
+    with catalog_at(served.url) as catalog:
+        catalog.create_table("db.customers", pa.schema([("name", pa.string()), ("city", pa.string())]))
+    append(client, "db.customers", pa.table({"name": ["a"], "city": ["b"]}))
+    change(
+        served,
+        seamark_clustering_columns=columns,
+        seamark_clustering_joins='{"customer": {"table": "db.customers", "on": {"payload": "name"}}}',
+    )
+    before = sorted(paths(client))
+    report = cluster_incrementally(client, "db.t")
+    assert report.commits == 0
+    assert "would publish the order of its values" in report.errors[0]
+    assert sorted(paths(client)) == before
+
+
+def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, served: Served) -> None:
+    create(served, 2)
+    fill(client)
+    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
+        update.asc("price", IdentityTransform(), NullOrder.NULLS_FIRST)
+    change(served, seamark_clustering_columns="fixed")
+    before = sorted(paths(client))
+    for job in (merge_files, compact, cluster_incrementally):
+        report = job(client, "db.t")
+        assert report.commits == 0
+        if report.errors:
+            assert "encrypt the column price, and the sort order" in report.errors[0]
+    assert merge_files(client, "db.t").errors
+    assert sorted(paths(client)) == before
+
+
+def test_equality_deletes_by_encrypted_columns_tell_nothing(client: IndexClient, served: Served) -> None:
+    """The number of rows that a job leaves would say whether a file has the value. Who has the keys reads the rows."""
+    create(served, 3)
+    fill(client)
+    before = read(client)
+    guess = next(row["payload"] for row in before.values() if row["payload"])
+    guessed = pa.table({"payload": [guess], "part": [1], "id": [1]})
+    for part in (0, 1):
+        given = guessed.set_column(1, "part", pa.array([part]))
+        upsert(client, "db.t", _filled(given), keys=["payload", "part"], strategy="equality")
+    known = sorted(paths(client))
+    for job in (merge_files, compact):
+        report = job(client, "db.t")
+        assert report.commits == 0
+        assert any("equality deletes compare its encrypted column payload" in error for error in report.errors)
+    assert sorted(paths(client)) == known
+    found = scan(client, "db.t", ["id"], keys=encrypted.keys()).to_arrow()
+    assert found.num_rows == len(before) + 2 - 1
+
+
+def _filled(given: pa.Table) -> pa.Table:
+    return pa.Table.from_pylist([{**row, "fixed": 1} for row in given.to_pylist()], schema=ARROW)
+
+
+def test_statistics_and_dropped_columns_publish_no_metrics(client: IndexClient, served: Served) -> None:
+    create(served, 2)
+    fill(client)
+    with pytest.raises(Unreadable, match="encrypted"):
+        compute_statistics(client, "db.t")
+    assert drop_columns(client, "db.t", ["id"], where="TRUE").commits == 1
+    assert merge_files(client, "db.t").errors == []
+    for task in plan(client, open_table(client, "db.t", At(ref=MAIN)), stats=ARROW.names):
+        for metric in METRICS:
+            assert not SECRET_IDS & {*(task.file.get(metric) or {"keys": []})["keys"]}, metric
+
+
+def test_a_copy_of_the_file_of_another_namespace_is_not_decrypted(
+    client: IndexClient, served: Served, tmp_path: Path
+) -> None:
+    """A writer puts the bytes into a table of his own."""
+    create(served, 2)
+    fill(client)
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace("mine")
+        properties = {**PROPERTIES, "seamark.clustering.columns": "fixed"}
+        catalog.create_table("mine.t", SCHEMA, properties=properties)
+    for number in range(2):
+        append(client, "mine.t", rows(random.Random(number), range(number * 30, number * 30 + 30)))
+    stolen = next(path for path in paths(client))
+    mine = [
+        str(path).removeprefix("file://") for path in client.files("mine.t", content="data")["file_path"].to_pylist()
+    ]
+    for path in mine:
+        shutil.copy(stolen, path)
+    opened = open_table(client, "mine.t", At(ref=MAIN))
+    reader = TaskReader(plan_read(opened, None, TRUE), opened.storage, keys=keys_of_table("mine.t"))
+    for task in plan(client, opened):
+        with pytest.raises(Unreadable, match="the master key 'kf' is not for tables of the namespace mine"):
+            list(reader.read(task))
+    for job in (merge_files, compact, cluster_incrementally):
+        report = job(client, "mine.t")
+        assert report.commits == 0
+        assert all("is not for tables of the namespace mine" in error for error in report.errors)
+    assert sorted(map(str, (tmp_path).rglob("mine/**/*.parquet"))) == sorted(mine)
+
+
+def test_master_keys_are_for_the_namespaces_that_the_key_file_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And for those below them. Without names, a key is for no table."""
+    path = tmp_path / "bound.json"
+    key = base64.b64encode(bytes(16)).decode()
+    path.write_text(
+        f'{{"keys": {{"a": "{key}", "b": "{key}", "c": "{key}"}}, "namespaces": {{"a": ["hr", "x.y"], "b": ["*"]}}}}'
+    )
+    monkeypatch.delenv(KMS_CLASS)
+    monkeypatch.setenv(KEY_FILE, str(path))
+
+    def usable(*table: str) -> str:
+        keys = keys_of_table(table)
+        assert keys is not None
+        found = ""
+        for master in "abc":
+            with suppress(KeyUnavailable):
+                keys._wrapper.unwrap(keys._wrapper.wrap(bytes(16), master), master)
+                found += master
+        return found
+
+    assert usable("hr", "t") == usable("hr", "below", "t") == usable("x", "y", "t") == "ab"
+    assert usable("hrx", "t") == usable("x", "t") == usable("x.y", "t") == usable("other", "hr", "t") == "b"
+    assert EnvironmentKeys()() is None
+
+
+@pytest.mark.parametrize("size", [40, 700])
+def test_a_file_that_is_replaced_while_a_job_runs_is_not_decrypted_to_a_file_without_encryption(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The job has chosen the encryption of the new file by another file at the same place."""
+    create(served, 2)
+    for number in range(3):
+        append(client, "db.t", rows(random.Random(number), range(number * size, number * size + size)))
+    chosen, kept = CopyWriter._by_scheme, paths(client)
+
+    def replaced(writer: CopyWriter, tasks: Any) -> Any:
+        groups = list(chosen(writer, tasks))
+        while kept:
+            encrypt(kept.pop(), CONFIGURATIONS[2])
+        return groups
+
+    monkeypatch.setattr(CopyWriter, "_by_scheme", replaced)
+    monkeypatch.setattr(CopyWriter, "_is_encrypted", lambda *_: True)
+    report = merge_files(client, "db.t")
+    assert report.commits == 0
+    assert any("its encryption has changed" in error for error in report.errors)
+
+
+def test_the_error_of_a_job_quotes_no_value_of_an_encrypted_file(
+    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value that does not fit the type which the writer of the table gave its column."""
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        catalog.create_table("db.t", pa.schema([("at", pa.timestamp("us")), ("n", pa.int64())]), properties=PROPERTIES)
+    secret = 1_234_567_890_123_456_789
+    for number in range(2):
+        append(client, "db.t", pa.table({"at": pa.array([0], pa.timestamp("us")), "n": [number]}))
+    for path in paths(client):
+        table = pa.table({"at": pa.array([secret], pa.timestamp("ns")), "n": [1]})
+        ids = {"at": "1", "n": "2"}
+        fields = [field.with_metadata({"PARQUET:field_id": ids[field.name]}) for field in table.schema]
+        properties = encrypted.encryption_of(encrypted.configuration({"k1": ["at"]}, plaintext_footer=True))
+        pq.write_table(table.cast(pa.schema(fields)), path, version="2.6", encryption_properties=properties)
+    report = merge_files(client, "db.t")
+    assert report.commits == 0
+    assert "does not hold timestamp" in report.errors[0]
+    assert "1234567890123456789" not in report.errors[0]
+    assert "secret" not in line_of(pa.ArrowInvalid("Failed to parse string: 'secret'"), 500, named=True)
+    assert line_of(OSError("No space left"), 500, named=True) == "OSError: No space left"
+    monkeypatch.delenv(KMS_CLASS)
+    monkeypatch.delenv(KEY_FILE)
+    assert line_of(pa.ArrowInvalid("bad value 5"), 500, named=True) == "ArrowInvalid: bad value 5"
+
+
+def test_the_copy_of_a_file_keeps_its_encryption(client: IndexClient, served: Served) -> None:
+    """Under another table of the same namespace, by a job of that table."""
+    create(served, 2)
+    fill(client, files=1, size=700)
+    with catalog_at(served.url) as catalog:
+        catalog.create_table("db.other", SCHEMA, properties=PROPERTIES)
+    for number in range(2):
+        append(client, "db.other", rows(random.Random(number), range(350)))
+    others = [
+        str(path).removeprefix("file://") for path in client.files("db.other", content="data")["file_path"].to_pylist()
+    ]
+    for path in others:
+        shutil.copy(paths(client)[0], path)
+    report = merge_files(client, "db.other")
+    assert report.commits + len(report.errors) > 0
+    for path in paths_of(client, "db.other"):
+        with SourceFile(path, Storage(), keys=encrypted.keys()) as source:
+            assert source.encryption is not None

@@ -1,0 +1,124 @@
+"""What the process of a job may open, although it has the rights of the server's account."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from seamark.metaserver.cli.confinement import landlock
+
+SCRIPT = """
+import json, os, socket, subprocess, sys, tempfile, threading
+from seamark.connector.client.storage import Storage
+from seamark.connector.client.values import LoadedTable
+from seamark.metaserver.cli.confinement import jobs
+from seamark.metaserver.iceberg.metadata.new_table import new_table
+from seamark.metaserver.iceberg.metadata.table_json import encode_table
+
+folder, url, other_port = sys.argv[1:]
+fields = [{"id": 1, "name": "id", "required": False, "type": "long"}]
+kinds = {
+    "own": {"seamark.allowed-locations": f"file://{folder}/allowed", "write.data.path": f"file://{folder}/data/own"},
+    "joined": {},
+}
+
+class Client:
+    def load_table(self, name):
+        name = name if isinstance(name, str) else name[-1]
+        name = name.rpartition(".")[2]
+        metadata = new_table(
+            uuid="3f2504e0-4f89-41d3-9a0c-0305e82c3301", location=f"file://{folder}/{name}", partition_spec=None,
+            schema={"type": "struct", "fields": fields}, sort_order=None, properties=kinds[name], now_ms=1,
+        )
+        return LoadedTable(encode_table(metadata), metadata.location, {})
+
+jobs.effective_properties = lambda client, table: {
+    "seamark.clustering.joins": '{"j": {"table": "db.joined", "on": {"id": "id"}}}'
+}
+scratch = f"{folder}/scratch"
+os.mkdir(scratch)
+jobs.confine_job(Client(), url, "clustering", ("db", "own"), scratch)
+told = {}
+
+def attempt(name, action):
+    try:
+        action()
+        told[name] = "done"
+    except OSError as error:
+        told[name] = type(error).__name__
+
+def connect(port):
+    with socket.create_connection(("127.0.0.1", port), 5):
+        pass
+
+def attempts(where):
+    for name in ("own", "joined", "allowed", "other"):
+        attempt(f"{where}read {name}", lambda: open(f"{folder}/{name}/a").read())
+        attempt(f"{where}write {name}", lambda: open(f"{folder}/{name}/b", "w").write("b"))
+        attempt(f"{where}remove {name}", lambda: os.remove(f"{folder}/{name}/b"))
+    attempt(where + "read through a link", lambda: open(f"{folder}/own/link").read())
+    attempt(where + "read the account's files", lambda: open(f"{folder}/keys.json").read())
+    attempt(where + "make a temporary file", lambda: tempfile.TemporaryFile().write(b"x"))
+    attempt(where + "write the data path", lambda: open(f"{folder}/data/own/b", "w").write("b"))
+    attempt(where + "start", lambda: subprocess.run(["/bin/true"]))
+    attempt(where + "reach the server", lambda: connect(int(url.rpartition(":")[2])))
+    attempt(where + "reach another port", lambda: connect(int(other_port)))
+    attempt(where + "listen", lambda: socket.create_server(("127.0.0.1", 0)).close())
+    attempt(where + "signal another process", lambda: os.kill(os.getppid(), 0))
+
+attempts("")
+thread = threading.Thread(target=attempts, args=("thread: ",))
+thread.start()
+thread.join()
+import sqlite3, csv  # Python still finds its modules
+told["storage"] = Storage().open(f"{folder}/own/a")[1]
+attempt("storage elsewhere", lambda: Storage().open(f"{folder}/other/a"))
+told["dumps"] = open("/proc/self/limits").read().split("Max core file size")[1].split()[0]
+print(json.dumps(told))
+"""
+ALLOWED = {
+    *("read own", "write own", "remove own", "read joined", "read allowed"),
+    *("make a temporary file", "write the data path", "reach the server"),
+}
+
+
+@pytest.mark.skipif(landlock._abi() < 6, reason="this kernel has no Landlock, or one without ports and signals")
+def test_a_job_opens_the_files_of_its_table_and_reaches_the_hosts_that_it_needs(tmp_path: Path) -> None:
+    for name in ("own", "joined", "allowed", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text("a")
+    (tmp_path / "keys.json").write_text("secret")
+    (tmp_path / "own" / "link").symlink_to(tmp_path / "other" / "a")
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as server,
+        closing(socket.create_server(("127.0.0.1", 0))) as it,
+    ):
+        url, other = f"http://127.0.0.1:{server.getsockname()[1]}", str(it.getsockname()[1])
+        argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told.pop("storage") == f"{tmp_path}/own/a"
+    assert told.pop("storage elsewhere") == "PermissionError"
+    assert told.pop("dumps") == "0"
+    done_by = {name for name, what in told.items() if what == "done"}
+    assert done_by == ALLOWED | {f"thread: {name}" for name in ALLOWED}
+    refused = {what for name, what in told.items() if what != "done" and "remove" not in name}
+    assert refused == {"PermissionError"}
+
+
+def test_a_kernel_without_landlock_refuses_nothing() -> None:
+    """Then our code alone refuses other files."""
+    script = (
+        "from seamark.metaserver.cli.confinement import landlock\n"
+        "landlock._abi = lambda: 0\n"
+        "print(landlock.confine_files(readable=[], writable=[]), open('/etc/hostname', 'rb').close())\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "None"], done.stderr

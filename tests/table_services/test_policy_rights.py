@@ -1,0 +1,55 @@
+"""A job that a policy causes runs while those who set the policy may change the table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seamark.metaserver.access.standing_rights import StandingRights
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.catalog.values import Caller, CreateTable
+from seamark.metaserver.services.proposals import Indexing
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.operations import RemoveGrant
+from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.timeline.instants import MAINTENANCE
+from tests.catalog.rig import SCHEMA
+from tests.server.rig import running
+from tests.table_services.test_scheduler import Recorder, scheduled
+from tests.waits import until
+
+WENDY = Grant("wendy", "writer", ("db",))
+
+
+@pytest.mark.parametrize("on_namespace", [False, True])
+async def test_a_job_does_not_run_for_a_setter_whose_rights_were_withdrawn(tmp_path: Path, on_namespace: bool) -> None:
+    """The run is recorded as failed, and says whose policy it is. Policies of others are not concerned."""
+    async with running(tmp_path) as server:
+        parts = server.parts
+        for name in ("wendy", "otto"):
+            await create_token(parts.store, parts.clock, name, None, [Grant(name, "writer", ("db",))])
+        policy = {"seamark.services.priority": "high"} if on_namespace else {}
+        wendy, otto = (Caller(who=name, request_id="r") for name in ("wendy", "otto"))
+        await parts.catalog.namespaces.create(wendy, ("db", "hers"), policy)
+        await parts.catalog.namespaces.create(otto, ("db", "his"), {})
+        index = {"seamark.index.i": "bloom(id)"}
+        for caller, namespace in ((otto if on_namespace else wendy, "hers"), (otto, "his")):
+            request = CreateTable(name=f"of_{namespace}", schema=SCHEMA, properties=index)
+            await parts.catalog.tables.create(caller, ("db", namespace), request)
+        recorder = Recorder()
+        rights = StandingRights(parts.store, parts.clock, replace(parts.settings, auth="token"))
+        async with scheduled(server, recorder, services=[Indexing()], rights=rights):  # type: ignore[list-item]
+            await until(lambda: len(recorder.ran) >= 2)
+        assert sorted(recorder.ran) == ["of_hers", "of_his"]
+        await parts.store.transact([RemoveGrant(WENDY)])
+        recorder = Recorder()
+        async with scheduled(server, recorder, services=[Indexing()], rights=rights):  # type: ignore[list-item]
+            await until(lambda: "failed" in recorder.outcomes and recorder.ran)
+        assert set(recorder.ran) == {"of_his"}
+        runs = await parts.store.instants(InstantFilter(action=MAINTENANCE), 10)
+        errors = [str(run.summary["error"]) for run in runs]
+        assert all(run.name == "of_hers" for run in runs)
+        assert "wendy set seamark." in errors[0]
+        assert "its rights were withdrawn; remove the property and set it again" in errors[0]
