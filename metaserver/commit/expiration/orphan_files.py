@@ -15,7 +15,6 @@ listing of files has. Uploads of that age, of files with such names, are aborted
 from __future__ import annotations
 
 import asyncio
-import unicodedata
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Annotated, Any
@@ -44,7 +43,7 @@ from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.port import ObjectInfo, Upload
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
-from seamark.metaserver.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, show
+from seamark.metaserver.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, fold_path, show
 
 ACTION = "orphan-files"
 AGE, AGE_DEFAULT_MS = "seamark.orphan-files.min-age-ms", 3 * 24 * 3_600_000
@@ -332,7 +331,7 @@ def _name_hash(location: str) -> int:
         if "%" not in location:
             break
         location = unquote(location)
-    return hash(unicodedata.normalize("NFC", location.rpartition("/")[2]).casefold())
+    return hash(fold_path(location.rpartition("/")[2]))
 
 
 def _name_hashes(locations: Iterable[str]) -> npt.NDArray[np.int64]:
