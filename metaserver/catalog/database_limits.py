@@ -43,6 +43,8 @@ _ADDS_NOTHING = (
 )
 """Beginnings of the names of operations that add no rows."""
 _RETRY_S = 60
+_UNKNOWN_BYTES = 128 << 10
+"""What an operation counts that cannot be encoded: as much as the largest report."""
 
 
 class DatabaseShares:
@@ -67,7 +69,7 @@ class DatabaseShares:
             for who, part in parts:
                 if who and who != ANONYMOUS.name:
                     self._rows.add(who, now_s, now_s + WINDOW_S)
-                    self._bytes.add(who, now_s, now_s + WINDOW_S, len(msgspec.msgpack.encode(part, enc_hook=repr)))
+                    self._bytes.add(who, now_s, now_s + WINDOW_S, _size_bytes(part))
 
     def require_room(self, who: str) -> None:
         """TooManyRequests if the principal has written its share of this hour."""
@@ -84,6 +86,14 @@ class DatabaseShares:
                     "later, or ask the operator for a higher limit",
                     _RETRY_S,
                 )
+
+
+def _size_bytes(part: object) -> int:
+    """About the size of a value in the database. Never raises: the transaction has succeeded."""
+    try:
+        return len(msgspec.msgpack.encode(part, enc_hook=repr))
+    except (ValueError, TypeError, OverflowError, RecursionError):  # an engine's report may have integers of any length
+        return _UNKNOWN_BYTES
 
 
 class _Size(msgspec.Struct):

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from seamark.metaserver.access.principal import answering
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.catalog import database_limits as module
 from seamark.metaserver.catalog.database_limits import DatabaseShares, NamespaceSizes
 from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import Forbidden, TooManyRequests
 from seamark.metaserver.settings import Settings
-from seamark.metaserver.store.model import AuditRecord, Grant
-from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, SaveAudit
+from seamark.metaserver.store.model import AuditRecord, Grant, MetricsReport
+from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, SaveAudit, SaveMetricsReport
 from tests.api.client import Answer, Api, new_key
 from tests.attacks.world import SCHEMA
 from tests.server.rig import Running, running
@@ -134,6 +135,21 @@ def test_bytes_count_for_those_who_caused_them_and_end_after_an_hour() -> None:
     shares.require_room("anonymous")
     clock.advance(1000 * (int(module.WINDOW_S) + 10))
     shares.require_room("ann")
+
+
+def test_whatever_an_operation_has_in_it_can_be_counted() -> None:
+    shares = DatabaseShares(Settings(database_bytes_limit=10_000), SimulatedClock(0))
+    deep: list[Any] = []
+    for _ in range(50):
+        deep = [deep]
+    report = MetricsReport(
+        id="1", uuid="u", namespace=(), name="t", report_type="scan-report", snapshot_id=1, received_ms=0, who="ann",
+        report={"number": 10**60, "text": "é\ud800", "deep": deep},
+    )  # fmt: skip
+    with answering("ann"):
+        shares.charge([SaveMetricsReport(report, keep=1)])
+    with pytest.raises(TooManyRequests):
+        shares.require_room("ann")
 
 
 class _Store:
