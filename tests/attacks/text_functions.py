@@ -13,10 +13,16 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from types import GeneratorType
 from typing import Any
 
+from seamark.metaserver.decoding import from_json
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.wire import encode_json
 from tests.attacks.patterns import PACKAGES, REPO, by_size, grows_too_fast, shown
+from tests.attacks.world import SCHEMA
 
 NOT_CALLED = (
     "cache/disk.py",
@@ -50,7 +56,10 @@ _AROUND = (
 
 
 def functions() -> Iterator[tuple[str, Callable[[str], object]]]:
-    """Yield (its place, a call with one text) of each function whose required arguments are texts or plain values."""
+    """Yield (its place, a call with one text) of each function whose required arguments are texts or plain values, and
+    of the reader of predicates, which also needs a schema."""
+    schema = from_json(encode_json(SCHEMA), Schema)
+    yield "parse_sql", _call(partial(parse_sql, schema=schema), ["str"], {})
     for package in PACKAGES:
         for path in sorted((REPO / package).rglob("*.py")):
             file = path.relative_to(REPO).as_posix()
