@@ -1,4 +1,4 @@
-"""Settings of servers that share a catalog: how replicas read files through each other."""
+"""Settings of what is shared: files among the replicas of a catalog, and a server among tenants."""
 
 from __future__ import annotations
 
@@ -76,3 +76,31 @@ def split_address(address: str, name: str = "peer_address") -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{name} is {address!r}; write host:port, such as 10.0.0.5:8183")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantSettings:
+    namespace_entries_limit: int = setting(
+        1_000_000,
+        "Namespaces, tables, views and functions, live and dropped, in a namespace of the first level and below it; "
+        "more receive 403.",
+        least=1,
+    )
+    namespace_properties_limit: int = setting(
+        1 << 30,
+        "Characters of the properties of the namespaces in a namespace of the first level, with itself; more receive "
+        "403.",
+        least=1,
+    )
+    database_rows_limit: int = setting(
+        1_000_000,
+        "Rows that a principal can add to the database in an hour per worker (instants, idempotency keys, audit "
+        "records, entries, index files and others); further changes receive 429, but not drops.",
+        least=1,
+    )
+    database_bytes_limit: int = setting(
+        1 << 30, "Bytes of these rows; further changes receive 429, but not drops.", least=1
+    )
+    sql_queue_s: float = setting(
+        10.0, "Seconds that a SQL statement waits for others to end; then it receives 503.", least=0, most=600
+    )

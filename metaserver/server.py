@@ -39,6 +39,7 @@ from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.background import running, running_once
 from seamark.metaserver.catalog.catalog import open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
+from seamark.metaserver.catalog.database_limits import DatabaseShares
 from seamark.metaserver.catalog.ownership.claims import claimed
 from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.commit.expiration.expiration import Expiration
@@ -118,6 +119,8 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
         timeline = await enter(open_timeline(settings, store, clock))
         catalog = await enter(open_catalog(settings, store, objects, clock, timeline, keyring, stored=stored))
         registry, usage = Registry(store, clock), Usage()
+        database_shares = DatabaseShares(settings, clock)
+        store.observe(database_shares.charge)
         indexes = await enter(open_indexes(settings, objects, registry, clock, stored=stored))
         # Without authentication there is one tenant, who may read everything.
         location_checker = None if settings.auth == "none" else LocationChecker(store, catalog.parts.warehouse)
@@ -149,6 +152,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             indexes=indexes,
             housekeeping=Housekeeping(settings, store, catalog, timeline, cleaner, expiration, clock),
             usage=usage,
+            database_shares=database_shares,
             planner=planner,
             stock_commits=StockCommits(catalog, publisher),
             commits=await enter(open_commits(catalog, publisher, planner, metrics.commits)),

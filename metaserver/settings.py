@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from seamark.metaserver.fleet_settings import FleetSettings
+from seamark.metaserver.fleet_settings import FleetSettings, TenantSettings
 from seamark.metaserver.gateway_settings import GatewaySettings
 from seamark.metaserver.service_settings import ServiceSettings, setting
 
@@ -21,7 +21,7 @@ ENVIRONMENT_PREFIX = "SEAMARK_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(GatewaySettings, ServiceSettings, FleetSettings):
+class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
     home: Path = setting(
         Path("seamark-home"),
         "Folder of the server's own files: the SQLite database, its keys and, by default, the warehouse. "
@@ -365,8 +365,8 @@ class Settings(GatewaySettings, ServiceSettings, FleetSettings):
     )
     sql_statements_limit: int = setting(
         4,
-        "Concurrent SQL statements per worker; more receive 503. A principal can use half of them and receives 429 "
-        "beyond.",
+        "Concurrent SQL statements per worker; more wait for sql_queue_s. A principal can use half of them and "
+        "receives 429 beyond. A quarter of them, and at least one, is for principals that run nothing.",
         least=1,
         most=1000,
     )
@@ -493,7 +493,7 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_PARTS = (GatewaySettings, FleetSettings, ServiceSettings)
+_PARTS = (TenantSettings, GatewaySettings, FleetSettings, ServiceSettings)
 _LAST = {field.name: position for position, part in enumerate(_PARTS, 1) for field in dataclasses.fields(part)}
 FIELDS: dict[str, dataclasses.Field[Any]] = {
     field.name: field for field in sorted(dataclasses.fields(Settings), key=lambda field: _LAST.get(field.name, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import unicodedata
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -48,6 +49,8 @@ PATH_CHARACTERS_MAX = 6000
 """Of all levels of a namespace, as a URL has them: no request could name a longer namespace."""
 _SHORT = PATH_CHARACTERS_MAX // 12
 """Text of this length has at most `PATH_CHARACTERS_MAX` characters in a URL."""
+_FOLDED_CHARACTERS = 64
+"""Characters of a name that are folded together: more than any name that the server looks for."""
 _PLAN_NAME = re.compile(r"(?s:.+)~plan~[0-9a-f]{32}")
 
 T = TypeVar("T")
@@ -69,6 +72,31 @@ def decode_as(body: bytes, shape: type[T], what: str) -> T:
         return from_json(body, shape)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadRequest(f"{what} is malformed: {error}") from None
+
+
+def fold_name(name: str) -> str:
+    """Return a name as a reader sees it who ignores case, surrounding blanks and the width of letters (NFKC).
+
+    `unicodedata` sorts a run of combining marks by insertion, so its time grows with the square of the run. This
+    function folds the name in parts. The result can differ from NFKC of the whole name only in marks, not in letters.
+    """
+    name = name.strip()
+    parts = range(0, len(name), _FOLDED_CHARACTERS)
+    folded = "".join(unicodedata.normalize("NFKC", name[at : at + _FOLDED_CHARACTERS]) for at in parts)
+    return folded.strip().casefold()
+
+
+def fold_path(path: str) -> str:
+    """Return a path of files as a file system sees it that ignores case and the composition of letters.
+
+    A segment with more than 255 characters stays unchanged: it is the name of no file.
+    """
+    return "/".join(
+        unicodedata.normalize("NFC", unicodedata.normalize("NFC", segment).casefold())
+        if len(segment) <= NAME_MAX
+        else segment
+        for segment in path.split("/")
+    )
 
 
 def to_base64url(data: bytes) -> str:

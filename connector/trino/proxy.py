@@ -29,6 +29,7 @@ from multidict import CIMultiDict
 
 from seamark.connector.client.names import check_url
 from seamark.connector.plans.async_client import check_audience, open_seamark
+from seamark.connector.trino.protocol.accepted_logins import AcceptedLogins
 from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision, check_access
 from seamark.connector.trino.protocol.column_reports import ColumnReports
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator, Coordinators, UnknownCoordinator
@@ -142,6 +143,7 @@ class Proxy:
         self._answered = {number: counts.requests.labels(f"{number}xx") for number in range(1, 10)}
         self._logs_all = structlog.get_logger("seamark.trino-proxy").bind().is_enabled_for(logging.DEBUG)
         self._tables, self._reports = tables, reports
+        self._logins = AcceptedLogins(forwarder.send)
         self._waiting = QueuedStatements(settings.lease_s)
         self._cancelling: set[asyncio.Task[None]] = set()
         self.answering = 0
@@ -159,6 +161,8 @@ class Proxy:
         finally:
             self.answering -= 1
         self._answered[response.status // 100].inc()
+        if not response.prepared:
+            response.headers.setdefault("Server", "seamark")  # otherwise aiohttp sends its version and that of Python
         if summary or self._logs_all:  # while the answer is being sent
             ended_s = time.monotonic() - begun_s
             asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, ended_s)
@@ -245,7 +249,7 @@ class Proxy:
         if self._tables.may_be(body) and (answered := await self._table_statement(request, body, candidates[0])):
             return answered
         begun_s = time.monotonic()
-        rewriting = await self._rewritten(request, body)
+        rewriting = await self._rewritten(request, body, candidates[0])
         self._counts.plan_seconds.observe(time.monotonic() - begun_s)
         summary = rewriting.summary
         if rewriting.statement is None:
@@ -294,14 +298,18 @@ class Proxy:
         base = base_url(self._forwarder.request_headers(request, first), first)
         return await self._tables.answer(request.method, number, base)
 
-    async def _rewritten(self, request: web.BaseRequest, body: bytes) -> RewriteResult:
+    async def _rewritten(self, request: web.BaseRequest, body: bytes, coordinator: Coordinator) -> RewriteResult:
         if request.headers.get("Content-Encoding") or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
             return RewriteResult(None, "unchanged; not plain UTF-8")
         try:
             statement = body.decode()
         except UnicodeDecodeError:
             return RewriteResult(None, "unchanged; not plain UTF-8")
-        return await self._rewriter.rewrite_request(statement, request.headers, request.remote)
+
+        async def is_accepted() -> bool:
+            return await self._logins.accepts(coordinator, self._headers_of_followers(request, coordinator))
+
+        return await self._rewriter.rewrite_request(statement, request.headers, request.remote, is_accepted)
 
     async def _unchanged(
         self,
@@ -437,6 +445,7 @@ class Proxy:
 
     async def close(self) -> None:
         """Waits for pending cancellations, which take at most seconds each."""
+        await self._logins.close()
         await asyncio.gather(*self._cancelling, return_exceptions=True)
 
 

@@ -23,7 +23,7 @@ import asyncio
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import quote
@@ -92,6 +92,7 @@ _EXECUTES = re.compile(r"\bexecute\b", re.IGNORECASE)
 _NO_TABLE = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """In names of Trino's system tables, and of plans."""
 _OFF, _NOT_IN_TIME = "unchanged; switched off", "unchanged; not read in time"
+IsAccepted = Callable[[], Awaitable[bool]]
 _log = structlog.get_logger("seamark.trino-proxy")
 
 
@@ -163,7 +164,11 @@ class Rewriter:
         await self._withdrawing.close()
 
     async def rewrite_request(
-        self, statement: str, headers: CIMultiDictProxy[str], address: str | None
+        self,
+        statement: str,
+        headers: CIMultiDictProxy[str],
+        address: str | None,
+        is_accepted: IsAccepted | None = None,
     ) -> RewriteResult:
         """As `rewrite`, with the session of the headers. `address`: of the client."""
         until_s = asyncio.get_running_loop().time() + self._limits.budget_s
@@ -173,10 +178,11 @@ class Rewriter:
                 session = await self._reader.run(characters, partial(session_of, headers), until_s)
             except TimeoutError:
                 return RewriteResult(None, _NOT_IN_TIME)
-            return await self.rewrite(statement, session)
+            return await self.rewrite(statement, session, is_accepted)
 
-    async def rewrite(self, statement: str, session: Session) -> RewriteResult:
-        """Raises no error, and ends within the budget."""
+    async def rewrite(self, statement: str, session: Session, is_accepted: IsAccepted | None = None) -> RewriteResult:
+        """Raises no error, and ends within the budget. `is_accepted` says whether Trino accepts the sender's login. It
+        is called before a request to Seamark, and its time does not count."""
         if session.off:
             return RewriteResult(None, _OFF)
         if session.in_transaction:
@@ -191,6 +197,10 @@ class Rewriter:
             text, seen = await self._reader.run(characters, glance, begun_s + self._limits.budget_s)
         except TimeoutError:
             return RewriteResult(None, _NOT_IN_TIME)
+        if seen.why and not seen.lists:
+            return RewriteResult(None, seen.why)
+        if is_accepted is not None and not await is_accepted():
+            return RewriteResult(None, "unchanged; Trino has not accepted the login")
         if seen.lists:
             await self._withdraw_idle()
         if seen.why:

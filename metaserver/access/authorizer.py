@@ -153,6 +153,19 @@ class Authorizer:
             return None
         return tuple(grant.namespace for grant in principal.grants if RANKS.get(grant.role, 0) >= Role.WRITER.rank)
 
+    def visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
+        """The names in `parent` that a listing may include, whether they exist or not; None for all names."""
+        depth = len(parent)
+        names = set()
+        for grant in principal.grants:
+            if grant.role not in RANKS:
+                continue
+            if parent[: len(grant.namespace)] == grant.namespace:
+                return None
+            if grant.namespace[:depth] == parent:
+                names.add(grant.namespace[depth])
+        return frozenset(names)
+
     def visible(self, principal: Principal, namespace: NamespacePath) -> bool:
         """Whether a listing may include this namespace: there is a grant on it, above it or below it."""
         return any(

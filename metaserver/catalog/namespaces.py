@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from seamark.metaserver.catalog.ownership.claims import check_outside
@@ -15,6 +15,7 @@ from seamark.metaserver.errors import CommitConflict, TooLarge, Unprocessable
 from seamark.metaserver.iceberg.metadata.properties import check_client_properties
 from seamark.metaserver.store.model import Namespace, NamespacePath
 from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, ReplaceNamespaceProperties
+from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX
 from seamark.metaserver.wire import check_namespace, encode_json
 
 PROPERTIES_CHARACTERS_MAX, DEEP_CHARACTERS_MAX, _DEEP = 1 << 20, 16 << 10, 8
@@ -56,21 +57,25 @@ class Namespaces:
         parent: NamespacePath,
         page_token: str | None,
         page_size: int | None,
-        visible: Callable[[NamespacePath], bool] = lambda path: True,
+        visible: Collection[str] | None = None,
     ) -> Page[NamespacePath]:
-        """The direct children that are `visible`; the empty parent is the catalog. NoSuchNamespace for an unknown
-        parent. Pages are filled with visible children, so that they do not reveal the number of the others."""
+        """The direct children whose names are in `visible`, or all; the empty parent is the catalog. NoSuchNamespace
+        for an unknown parent. Only visible names are looked up, so neither the pages nor their time reveal the number
+        of the others."""
         if parent:
             await self._parts.require_namespace(parent)
 
         async def read(after: str | None, limit: int) -> list[NamespacePath]:
+            if visible is None:
+                return await self._parts.store.namespaces(parent, after, limit)
+            names = sorted(name for name in visible if after is None or name > after)
             children: builtins.list[NamespacePath] = []
-            while len(children) < limit:
-                paths = await self._parts.store.namespaces(parent, after, limit)
-                children += filter(visible, paths)
-                if len(paths) < limit:
+            for start in range(0, len(names), NAMED_NAMESPACES_MAX):
+                children += await self._parts.store.named_namespaces(
+                    parent, names[start : start + NAMED_NAMESPACES_MAX]
+                )
+                if len(children) >= limit:
                     break
-                after = paths[-1][-1]
             return children[:limit]
 
         return await self._parts.page(read, lambda child: child[-1], page_token, page_size)

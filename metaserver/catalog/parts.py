@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from seamark.metaserver.access.page_tokens import PageTokens
+from seamark.metaserver.catalog.database_limits import NamespaceSizes
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.catalog.large_requests import LargeRequests
 from seamark.metaserver.catalog.values import Caller, Page
@@ -88,6 +89,7 @@ class CatalogContext:
     pages: PageTokens
     unclaimed: Unclaimed = field(default_factory=Unclaimed)
     large: LargeRequests = field(default_factory=LargeRequests)
+    sizes: NamespaceSizes = field(default_factory=NamespaceSizes)
 
     async def require_namespace(self, path: NamespacePath) -> Namespace:
         namespace = await self.store.namespace(path)
@@ -139,8 +141,10 @@ class CatalogContext:
         """Runs the operations in one transaction and wakes watchers of the timeline. After a lost reply, the instant
         among the operations decides the outcome.
 
+        Forbidden for an addition to a namespace that has as much as it may have.
         CommitUnknown when the database does not answer that query either; then no file may be deleted.
         """
+        await self.sizes.require_room(self.store, self.settings, self.clock, operations)
         instant = next((operation.instant for operation in operations if isinstance(operation, RecordInstant)), None)
         try:
             await self.store.transact(operations)

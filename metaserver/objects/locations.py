@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import unicodedata
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from urllib.parse import unquote
 from seamark.metaserver.errors import BadRequest, ConfigError
 from seamark.metaserver.memoization import memoized
 from seamark.metaserver.root_folder import RootFolder
+from seamark.metaserver.wire import fold_path
 
 LOCATION_CHARS_MAX = 4096
 """Maximum length of a location: a Linux path's limit, and four times that of an S3 key."""
@@ -162,7 +162,7 @@ def _key(location: Location, path: str) -> str:
     for _ in range(_DECODE_ROUNDS):
         path = unquote(path)
     if location.scheme == "file":
-        path = unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+        path = fold_path(path)
     return f"{location.scheme}://{location.bucket}/{path}".rstrip("/")
 
 

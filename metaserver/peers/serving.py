@@ -120,7 +120,9 @@ class PeerServer:
         reading.add_done_callback(self._finished)
         await asyncio.wait((reading,), timeout=_CACHE_WAIT_S)
         source = FROM_CACHE if reading.done() else FROM_STORAGE
-        response = web.StreamResponse(headers={SOURCE_HEADER: source, "Content-Type": "application/octet-stream"})
+        response = web.StreamResponse(
+            headers={SOURCE_HEADER: source, "Content-Type": "application/octet-stream", "Server": "seamark"}
+        )
         found = self._result(reading) if reading.done() else None
         if found is not None:
             # A known length spares the content the framing in chunks, which copies it on both sides.

@@ -10,7 +10,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -38,6 +38,9 @@ from seamark.metaserver.store.model import (
     Token,
 )
 from seamark.metaserver.store.operations import Operation
+
+NAMED_NAMESPACES_MAX = 100
+"""Names of one look at namespaces by their names."""
 
 
 class IdempotencyTaken(Exception):
@@ -71,6 +74,9 @@ class PointerStore(Protocol):
         CommitUnknown: the connection was lost during the commit; read the instant back.
         RetryLater: the queue is full or the database is unavailable."""
 
+    def observe(self, observer: Callable[[Sequence[Operation]], None]) -> None:
+        """Calls `observer` after each transaction that succeeds, in the context of its caller."""
+
     @property
     def transacting(self) -> int:
         """Transactions that wait or run in this process; for metrics."""
@@ -83,6 +89,14 @@ class PointerStore(Protocol):
     async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
         """The paths of direct children of `parent` after `after`, in code-point order of their last level. Without
         their properties, which may have a megabyte each."""
+
+    async def named_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
+        """The paths of the direct children of `parent` that exist and have one of these names, in code-point order of
+        their last level. At most `NAMED_NAMESPACES_MAX` names."""
+
+    async def namespace_size(self, top: str) -> tuple[int, int]:
+        """The number of namespaces, and of entries, live and dropped, in a namespace of the first level and below it,
+        with itself; and the characters of the namespaces' properties."""
 
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None: ...
 

@@ -80,6 +80,17 @@ def test_a_namespace_is_visible_exactly_where_something_on_its_line_is_granted(
     assert AUTHORIZER.visible(Principal("p", tuple(held)), namespace) is expected
 
 
+@given(grants, st.sampled_from(PATHS))
+def test_the_visible_children_are_those_that_are_visible_one_by_one(
+    held: list[Grant], namespace: NamespacePath
+) -> None:
+    principal = Principal("p", tuple(held))
+    for parent in (namespace, namespace[:-1], ()):
+        names = AUTHORIZER.visible_children(principal, parent)
+        for name in {"a", "b", "c", "no-grant", *(path[len(parent)] for path in PATHS if len(path) > len(parent))}:
+            assert AUTHORIZER.visible(principal, (*parent, name)) is (names is None or name in names)
+
+
 @given(grants, grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
 def test_more_grants_never_allow_less(
     held: list[Grant], more: list[Grant], operation: str, namespace: NamespacePath

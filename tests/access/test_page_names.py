@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import CreateNamespace
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.server.rig import running
 
 
@@ -30,3 +34,37 @@ async def test_no_page_or_token_tells_of_namespaces_that_one_may_not_see(tmp_pat
                 assert b"db" not in base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
         # Neither a name nor how many there are: pages hold what is visible, one after the other.
         assert pages == [[["db"]], [["zoo"]]]
+
+
+async def test_a_page_takes_no_work_for_namespaces_that_one_may_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as admin:
+        paths = [
+            *((f"hidden-{number:04}",) for number in range(300)),
+            *((f"seen-{number:03}",) for number in range(250)),
+        ]
+        await admin.parts.store.transact([CreateNamespace(path=path, properties={}) for path in paths])
+        grants = [Grant("ann", "reader", (f"seen-{number:03}",)) for number in range(260)]
+        secret = await create_token(admin.parts.store, admin.parts.clock, "ann", None, grants)
+    async with running(tmp_path, auth="token") as server:
+        reads: list[int] = []
+        listed = GeneratorStore._list
+
+        async def counted(store: GeneratorStore, make_steps: Any) -> Any:
+            rows = await listed(store, make_steps)
+            reads.append(len(rows) if isinstance(rows, list) else 0)
+            return rows
+
+        for opened in (type(server.parts.store), GeneratorStore):
+            if "_list" in vars(opened):
+                listed = vars(opened)["_list"]
+                monkeypatch.setattr(opened, "_list", counted)
+                break
+        headers = {"Authorization": f"Bearer {secret}"}
+        for query, expected in (("?pageSize=1&pageToken=", 1), ("?pageSize=100&pageToken=", 100), ("", 250)):
+            reads.clear()
+            _, page = await server.get(f"/v1/namespaces{query}", headers=headers)
+            assert len(page["namespaces"]) == expected
+            assert len(reads) <= 4, query
+            assert sum(reads) <= 300, query

@@ -6,7 +6,12 @@ each of them would take minutes to hours.
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import unicodedata
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -14,11 +19,29 @@ from seamark.connector.client.errors import BadRequest as StatementRefused
 from seamark.connector.jobs.statements import TEXT_MAX, parse_statement
 from seamark.connector.trino.statements.lexer import UnsupportedStatement, tokens_of
 from seamark.connector.trino.statements.scans import STATEMENT_MAX
+from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
+from seamark.metaserver.iceberg.expressions.literals import parse_literal
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
 from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS, TtlPolicy
+from seamark.metaserver.iceberg.metadata.properties import (
+    PROPERTY_NAME_CHARACTERS_MAX,
+    check_client_properties,
+    configures_client,
+    without_client_properties,
+)
+from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.iceberg.types.types import canonical_primitive
+from seamark.metaserver.iceberg.types.values import DECIMAL_CHARACTERS_MAX
+from seamark.metaserver.store.operations import CreateNamespace
+from seamark.metaserver.wire import encode_json, fold_name, fold_path
+from tests.attacks.patterns import Use, by_size, grows_too_fast, superlinear
+from tests.attacks.world import SCHEMA
+from tests.server.rig import running
 
 pytestmark = pytest.mark.timeout(60)
+REPO = Path(__file__).resolve().parents[2]
+MARKS = "\u0300\u0316"
 BLANKS = " " * 1_000_000
 
 
@@ -53,3 +76,106 @@ def test_statements(part: str) -> None:
     for read, given in ((tokens_of, text), (parse_statement, f"ALTER TABLE t {text[: TEXT_MAX - 100]}")):
         with suppress(UnsupportedStatement, StatementRefused):
             read(given)
+
+
+def _printed(module: str, timeout_s: float) -> list[str]:
+    """What a module prints that measures CPU times, from a process of its own, which a text without end cannot hold."""
+    done = subprocess.run(
+        [sys.executable, "-m", module], cwd=REPO, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.timeout(600)
+def test_no_regular_expression_takes_more_than_linear_time() -> None:
+    *faults, count = _printed("tests.attacks.patterns", 500)
+    assert faults == []
+    assert int(count.split()[0]) > 150
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_function_of_text_takes_more_than_linear_time() -> None:
+    *faults, count = _printed("tests.attacks.text_functions", 1700)
+    assert faults == []
+    assert int(count.split()[0]) > 300
+
+
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        (r"[+-]?(\d+\.?\d*|\.\d+)", "fullmatch"),
+        (r"\s*(\d+)\s*(Z)?\s*", "fullmatch"),
+        (r"\s+$", "search"),
+        (r"<.*?>!", "search"),
+    ],
+)
+def test_the_measure_finds_expressions_that_are_not_linear(pattern: str, method: str) -> None:
+    assert list(superlinear(Use("here", re.compile(pattern), frozenset([method]))))
+    linear = Use("here", re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)"), frozenset([method]))
+    assert not list(superlinear(linear))
+
+
+def test_numbers_of_filters_are_short() -> None:
+    assert parse_literal("long", "1" * 30) is not None
+    assert parse_literal("double", "0." + "0" * 1_000 + "1") == 1e-1001
+    for text in ("1" * (DECIMAL_CHARACTERS_MAX + 1), "1" * 1_000_000 + "x", "." * 1_000_000):
+        for kind in ("int", "long", "float", "double", "decimal(38, 2)"):
+            with pytest.raises(BadRequest) as refused:
+                parse_literal(kind, text)
+            assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("number", ["1", "1.", ".1", "1.5", "-1.5", "+0", "1E5", "1.e+5", ".5E-3"])
+def test_numbers_are_read_as_before(number: str) -> None:
+    assert parse_literal("double", number) == float(number)
+
+
+@pytest.mark.parametrize("text", ["", ".", "1x", "1..2", "1.2.3", "E5", "1E", "1 ", "--1", "+"])
+def test_other_texts_are_no_numbers(text: str) -> None:
+    with pytest.raises(BadRequest):
+        parse_literal("double", text)
+
+
+@pytest.mark.parametrize("name", ["a" + MARKS * 50_000, "\u0f73" * 50_000, "\ufdfa" * 50_000, "x" * 100_000])
+def test_names_are_folded_in_linear_time(name: str) -> None:
+    for fold in (fold_name, fold_path):
+        texts = by_size(lambda size: [name[:size]], len(name) // 2)
+        assert grows_too_fast(fold, next(texts)) is None
+    with pytest.raises(BadRequest, match=f"{PROPERTY_NAME_CHARACTERS_MAX:,} characters"):
+        check_client_properties({name: "x"}, "A namespace")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Ｓ３.endpoint", " s3.endpoint\u3000", "cafe\u0301", "\u212b", "ﬁle", "İx", "write.Ｘ", "x" * 200 + "-impl"],
+)
+def test_names_are_folded_as_before(name: str) -> None:
+    assert fold_name(name) == unicodedata.normalize("NFKC", name).strip().casefold()
+
+
+def test_properties_of_clients_are_recognised_in_long_names() -> None:
+    marks = MARKS * 500
+    for name in (f"s3.endpoint{marks}", f"{marks}-impl", f"  ｒｅｓｔ-x{marks}"):
+        assert configures_client(name), name
+    assert not configures_client(f"note{marks}")
+    assert without_client_properties({f"s3.{marks}": "x", "note": "y"}) == {"note": "y"}
+
+
+@pytest.mark.parametrize("part", ["[0]", "[a]", "[f(1)]"])
+def test_chains_of_brackets_are_refused_before_they_take_long(part: str) -> None:
+    schema = from_json(encode_json(SCHEMA), Schema)
+    assert parse_sql("id = ARRAY[1, 2][1] AND data = 'x'", schema).unused
+    with pytest.raises(BadRequest, match="too many ways"):
+        parse_sql(f"id = a{part * 3_000}", schema)
+
+
+async def test_a_stored_name_does_not_stop_a_server_that_starts(tmp_path: Path) -> None:
+    stored = {"a" + MARKS * 200_000: "x", "note": "y", "s3.endpoint": "http://elsewhere"}
+    async with running(tmp_path) as server:
+        await server.parts.store.transact([CreateNamespace(path=("old",), properties=stored)])
+    async with running(tmp_path) as server:
+        status, answer = await server.get("/v1/namespaces/old")
+        assert status == 200
+        assert answer["properties"]["note"] == "y"

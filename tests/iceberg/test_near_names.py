@@ -22,7 +22,7 @@ def test_a_name_is_compared_with_few_short_names_however_many_columns_there_are(
 ) -> None:
     compared: list[Sequence[str]] = []
 
-    def get_close_matches(name: str, others: Any, n: int) -> list[str]:
+    def get_close_matches(name: str, others: Any, n: int, cutoff: float) -> list[str]:
         compared.append([name, *others])
         return []
 
@@ -33,3 +33,15 @@ def test_a_name_is_compared_with_few_short_names_however_many_columns_there_are(
     assert near_names("x" * 1000, columns) == []
     assert [len(names) for names in compared] == [COMPARED_MAX + 1, 1]
     assert all(len(name) <= 2 * CHARACTERS_MAX for names in compared for name in names)
+
+
+def test_long_similar_names_are_compared_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+
+    def get_close_matches(name: str, others: Any, n: int, cutoff: float) -> list[str]:
+        steps.append(sum(len(name) * len(other) for other in others))
+        return []
+
+    monkeypatch.setattr(module, "get_close_matches", get_close_matches)
+    near_names("a" * 99, [f"{'a' * 95}{number:03}" for number in range(5_000)])
+    assert 0 < steps[0] <= 250_000

@@ -76,6 +76,11 @@ class NamesContract(OpenedStores):
         assert await store.namespaces((), None, 10) == [NS, ("ns2",)]
         assert await store.namespaces((), "ns", 10) == [("ns2",)]
         assert await store.namespaces(("nowhere",), None, 10) == []
+        named = await store.named_namespaces(NS, ["none", *reversed(leaves), "deep", "a"])
+        assert [child[-1] for child in named] == sorted(leaves)
+        assert await store.named_namespaces((), ["ns2", "a"]) == [("ns2",)]
+        assert await store.named_namespaces(NS, []) == []
+        assert len(await store.named_namespaces(NS, [f"x{number}" for number in range(99)] + ["a"])) == 1
 
     async def test_properties_are_replaced_only_at_the_expected_version(self, store: GeneratorStore) -> None:
         await store.transact([ReplaceNamespaceProperties(NS, 1, {"a": "1"})])

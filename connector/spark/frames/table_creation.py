@@ -41,6 +41,8 @@ _TRANSFORMS |= {"hour": "hour", "hours": "hour", "identity": "identity", "date":
 _WIDE = ("bucket", "truncate")
 _NAME, _WIDTH = r"(`[^`]+`|\w+)", r"([0-9]{1,9})"
 _TERM = re.compile(rf"(\w+)\s*\(\s*(?:{_WIDTH}\s*,\s*)?{_NAME}\s*(?:,\s*{_WIDTH}\s*)?\)|{_NAME}")
+_TERM_TEXT = re.compile(r"(?:[^,(]|\([^)]*+\)?+)++")
+"""A term of a list. Commas in parentheses do not separate terms."""
 _FIRST_FIELD = 1000
 
 
@@ -98,7 +100,7 @@ def create_for_frame(
 
 def split_terms(text: str) -> list[str]:
     """`bucket(16, id), day` → the two terms."""
-    return [term.strip() for term in re.split(r",(?![^(]*\))", text) if term.strip()]
+    return [term.strip() for term in _TERM_TEXT.findall(text) if term.strip()]
 
 
 def _partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str, Any]:

@@ -48,7 +48,8 @@ _ORIGIN = re.compile(r"Origin\([^,]*,[^,]*,Some\(([0-9]+)\),Some\(([0-9]+)\),")
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*", re.IGNORECASE | re.ASCII)
 _GAP = r"(?:\s|--[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*+"
 _NESTED_COMMENT = re.compile(r"/\*(?:[^*/]|\*(?!/)|/(?!\*))*+/\*")
-_COMMENT_AT_DOT = re.compile(r"\.\s*+(?:--|/\*)|[\n/]\s*+\.")
+_COMMENT_AT_DOT = re.compile(r"\.\s*+(?:--|/\*)|/\s*+\.|(?<!\s)[^\S\n]*+\n\s*+\.")
+"""A comment beside a dot, or an end of a line before it. A run of blanks is read from its beginning alone."""
 _HIDDEN_NAME = re.compile(rf"\bIDENTIFIER{_GAP}\(|\$\{{", re.IGNORECASE)
 """A name that is the value of an expression, and a variable that Spark replaces in the text."""
 _STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)

@@ -122,8 +122,10 @@ def parse_execute(statement: str) -> ExecuteStatement | None:
     """The prepared statement that is executed, also below EXPLAIN; None for any other statement."""
     try:
         tokens = tokens_of(statement)
-        while _words(tokens, 1)[0] in ("EXPLAIN", "ANALYZE", "VERBOSE"):
-            tokens = tokens[1:]
+        start = 0
+        while start < len(tokens) and tokens[start].word in ("EXPLAIN", "ANALYZE", "VERBOSE"):
+            start += 1
+        tokens = tokens[start:]
         if _words(tokens, 1) != ("EXECUTE",) or len(tokens) < 2 or _words(tokens, 2)[1] == "IMMEDIATE":
             return None
         return ExecuteStatement(name_of(tokens[1]), _using(tokens[2:]))

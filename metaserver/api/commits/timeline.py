@@ -207,6 +207,7 @@ async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespac
                 "Cache-Control": "no-store",
                 "X-Accel-Buffering": "no",
                 "X-Request-Id": call.request_id,
+                "Server": "seamark",
             }
         )
         await response.prepare(call.request)

@@ -164,6 +164,10 @@ class Call:
         """Whether a listing may include this namespace."""
         return self.app[AUTHORIZER].visible(self.principal, namespace)
 
+    def visible_children(self, parent: NamespacePath) -> frozenset[str] | None:
+        """The names in `parent` that a listing may include; None for all names."""
+        return self.app[AUTHORIZER].visible_children(self.principal, parent)
+
     def paging(self) -> tuple[str | None, int]:
         """(token as sent, size)."""
         query, most = self.query, self.app[SETTINGS].page_limit

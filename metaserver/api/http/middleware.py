@@ -49,6 +49,7 @@ class _RequestPipeline:
         self._tracer = parts.tracer
         self._authenticator = parts.authenticator
         self._audit = parts.audit
+        self._database_shares = parts.database_shares
         self._drain = parts.drain
         self._logs = logging.getLevelNamesMapping()[parts.settings.log_level.upper()] <= logging.INFO
         self._routes: dict[int, tuple[str, Description]] = {}
@@ -155,6 +156,8 @@ class _RequestPipeline:
                 else:
                     principal = await self._log_in(request)
                 request[PRINCIPAL] = principal
+                if request.method != "DELETE" and changes(described.operation):
+                    self._database_shares.require_room(principal.name)
                 holder = None if principal is ANONYMOUS else principal.name
                 slot = RequestSlot(self._bounds, holder, "watching" if described.waits else "working")
                 request[SLOT] = slot
@@ -218,8 +221,9 @@ class _RequestPipeline:
             return response, error
 
     def _is_audited(self, described: Description, status: int) -> bool:
-        """Leaves out unmatched paths, which scanners send by the thousand, and successes of public routes."""
-        unwanted = described is _UNROUTED[1] or (described.public and status not in (401, 403))
+        """Leaves out unmatched paths, which scanners send by the thousand, successes of public routes, and what a limit
+        refuses: a record of each refusal would be a way around the limit."""
+        unwanted = status == 429 or described is _UNROUTED[1] or (described.public and status not in (401, 403))
         audited = self._audited[described.operation, status] = not unwanted and self._audit.wants(
             described.operation, status
         )

@@ -15,6 +15,7 @@ from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.keyring import StoredKeyring
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.database_limits import DatabaseShares
 from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
@@ -50,6 +51,7 @@ class ServerParts:
     indexes: Indexes
     housekeeping: Housekeeping
     usage: Usage
+    database_shares: DatabaseShares
     planner: Planner
     stock_commits: StockCommits
     commits: Commits

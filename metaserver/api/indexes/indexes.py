@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -32,6 +31,7 @@ from seamark.metaserver.api.indexes.index_state import (
 )
 from seamark.metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.iceberg.types.near_names import near_names
 from seamark.metaserver.index.files.definitions import (
     BUCKET,
     BUCKET_PREFIX,
@@ -444,7 +444,7 @@ def _registered(file: RegisteredIndexFile) -> dict[str, Any]:
 
 
 def _missing(name: str, known: Iterable[str]) -> NotFound:
-    near = get_close_matches(name[:_NAME_SHOWN], known, n=1, cutoff=0.5)  # price_bitmap for price
+    near = near_names(name[:_NAME_SHOWN], known, most=1, cutoff=0.5)  # price_bitmap for price
     hint = f"did you mean {near[0]}?" if near else "list its indexes with seamark index list"
     return NotFound(f"The table has no index {name[:_NAME_SHOWN]!r}; {hint}")
 

@@ -36,7 +36,7 @@ async def list_namespaces(call: Call) -> dict[str, Any]:
     parent = parse_namespace(text) if text else ()
     if parent:  # the top level is open to all; namespaces that the caller may not see are left out
         call.allow(parent)
-    page = await call.app[CATALOG].namespaces.list(parent, token, size, call.sees)
+    page = await call.app[CATALOG].namespaces.list(parent, token, size, call.visible_children(parent))
     return {"namespaces": page.items, "next-page-token": page.next_token}
 
 

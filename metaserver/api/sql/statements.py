@@ -26,7 +26,7 @@ from seamark.metaserver.access.worker_tokens import StatementTokens
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
 from seamark.metaserver.api.http.keys import AUTHENTICATOR, CATALOG, CERTIFICATE, CLOCK, SETTINGS
-from seamark.metaserver.api.http.slots import HolderLimit
+from seamark.metaserver.api.sql.fair_slots import FairSlots
 from seamark.metaserver.api.sql.protocol import (
     DATA,
     END,
@@ -86,8 +86,8 @@ class RunningStatements:
     """The statements of this process, and their limits."""
 
     def __init__(self, settings: Settings) -> None:
-        limit = settings.sql_statements_limit
-        self.limit = HolderLimit("SQL statements at once", limit, max(1, limit // 2))
+        self.slots = FairSlots("SQL statements at once", settings.sql_statements_limit)
+        self._queue_s = settings.sql_queue_s
         self.workers = StatementWorkers(memory_bytes=settings.sql_memory_bytes, time_s=settings.sql_time_s)
         self.is_on = settings.sql == "on" or (settings.sql == "loopback" and is_loopback(settings.host))
         self._cancelled: dict[tuple[str, str], asyncio.Event] = {}
@@ -95,16 +95,18 @@ class RunningStatements:
     @asynccontextmanager
     async def slot(self, who: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
         """A slot for a statement; the event is set when it is cancelled. RetryLater and TooManyRequests as for
-        `HolderLimit`; BadRequest for an id in use."""
+        `FairSlots`; BadRequest for an id in use, and for a statement that is cancelled while it waits."""
         key, holder = (who, statement_id), None if who == ANONYMOUS.name else who
         if key in self._cancelled:
             raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
-        with self.limit.reserved(holder):
-            event = self._cancelled[key] = asyncio.Event()
-            try:
+        event = self._cancelled[key] = asyncio.Event()
+        try:
+            async with self.slots.slot(holder, self._queue_s):
+                if event.is_set():
+                    raise BadRequest("The statement was cancelled")
                 yield event
-            finally:
-                del self._cancelled[key]
+        finally:
+            del self._cancelled[key]
 
     def cancel(self, who: str, statement_id: str) -> bool:
         event = self._cancelled.get((who, statement_id))
@@ -129,7 +131,7 @@ RUNNING: web.AppKey[RunningStatements] = web.AppKey("running-statements", Runnin
         ResponseSpec(403, "SQL is off, or the caller may not read a table."),
         ResponseSpec(404, "A table does not exist."),
         ResponseSpec(429, "The caller runs its share of statements."),
-        ResponseSpec(503, "The server runs as many statements as it may."),
+        ResponseSpec(503, "The server runs as many statements as it may, and none ended within sql_queue_s."),
     ),
     check=Check.SOMEWHERE,
     is_secret=True,

@@ -9,12 +9,12 @@ principal that changes the text of a view with an owner becomes its owner: the t
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections.abc import Mapping
 
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.iceberg.views.view import ViewMetadata, encode_view
+from seamark.metaserver.wire import fold_name
 
 OWNER = "owner"
 """A label that Spark and others display; no engine derives rights from it."""
@@ -23,7 +23,7 @@ _RUNS_AS = ("run-as", "run_as", "runas", "definer", "security-user", "execute-as
 
 def determines_rights(key: str) -> bool:
     """Whether the view property determines whose rights the view runs with."""
-    folded = unicodedata.normalize("NFKC", key).strip().casefold()
+    folded = fold_name(key)
     if any(part in folded for part in _RUNS_AS):
         return True
     return folded.startswith(("trino.", "presto.")) and (OWNER in folded or folded.endswith(("created-by", ".user")))

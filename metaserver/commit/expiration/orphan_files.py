@@ -19,7 +19,6 @@ listing of files has. Uploads of that age, of files with such names, are aborted
 from __future__ import annotations
 
 import asyncio
-import unicodedata
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -51,7 +50,7 @@ from seamark.metaserver.objects.port import ObjectInfo, Upload
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
-from seamark.metaserver.wire import CLOCK_FOLDER, FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, show
+from seamark.metaserver.wire import CLOCK_FOLDER, FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, fold_path, show
 
 ACTION = "orphan-files"
 AGE, AGE_DEFAULT_MS = "seamark.orphan-files.min-age-ms", 3 * 24 * 3_600_000
@@ -358,7 +357,7 @@ def _name_hash(location: str) -> int:
         if "%" not in location:
             break
         location = unquote(location)
-    return hash(unicodedata.normalize("NFC", location.rpartition("/")[2]).casefold())
+    return hash(fold_path(location.rpartition("/")[2]))
 
 
 def _name_hashes(locations: Iterable[str]) -> npt.NDArray[np.int64]:

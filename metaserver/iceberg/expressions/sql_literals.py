@@ -6,11 +6,10 @@ import re
 
 from sqlglot import exp
 
-from seamark.metaserver.iceberg.expressions.typed_literals import TypedLiteral
+from seamark.metaserver.iceberg.expressions.typed_literals import TypedLiteral, is_exact_number
 
 _Type = exp.DataType.Type
 _INTEGER = re.compile(r"\s*[+-]?\d{1,100}\s*", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
 _WHOLE = (_Type.TINYINT, _Type.SMALLINT, _Type.INT, _Type.BIGINT)
 _TYPED = {
     _Type.DATE: "date",
@@ -60,7 +59,7 @@ def _cast(given: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
         return TypedLiteral(_TYPED[target], text) if kind in ("text", _TYPED[target]) else None
     if target in (_Type.VARCHAR, _Type.TEXT):
         return given if kind == "text" and not to.expressions else None
-    if kind not in ("number", "text") or _NUMBER.fullmatch(text) is None:
+    if kind not in ("number", "text") or not is_exact_number(text):
         return None
     if target in _WHOLE and _INTEGER.fullmatch(text):
         return TypedLiteral("number", text)

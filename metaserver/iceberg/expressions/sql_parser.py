@@ -17,6 +17,8 @@ from sqlglot import Dialect, exp
 from sqlglot.errors import ParseError, SqlglotError
 
 STEPS_PER_TOKEN, STEPS_LEAST = 20, 5_000
+STEPS_PER_INDEXED_NODE = 10
+"""Steps for each node of `x` in `x[1]`: sqlglot infers the types of the whole `x` for each pair of brackets."""
 _FAULTS = (ValueError, TypeError, AttributeError, LookupError)
 """What a fault of sqlglot raises for a text that it does not foresee."""
 
@@ -67,10 +69,19 @@ def _limited(parser: type) -> type:
         steps_left = 0
 
         def _advance(self, times: Any = 1) -> None:
-            self.steps_left -= 1
+            self._spend(1)
+            super()._advance(times)
+
+        def _parse_bracket(self, this: exp.Expr | None = None) -> exp.Expr | None:
+            if this is not None and self._curr and self._curr.token_type in self.BRACKETS:
+                self._spend(STEPS_PER_INDEXED_NODE * sum(1 for _ in this.walk()))
+            indexed: exp.Expr | None = super()._parse_bracket(this)
+            return indexed
+
+        def _spend(self, steps: int) -> None:
+            self.steps_left -= steps
             if self.steps_left < 0:
                 # No ParseError: for one, sqlglot would try the next reading.
                 raise TooManyReadings("It has nested parts that can be read in too many ways")
-            super()._advance(times)
 
     return Limited

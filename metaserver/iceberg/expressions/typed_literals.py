@@ -19,10 +19,10 @@ from seamark.metaserver.iceberg.types.values import decimal_precision, decimal_s
 _DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)\s*", re.ASCII)
 _TIME = re.compile(r"\s*(\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)\s*", re.ASCII)
 _TIMESTAMP = re.compile(
-    r"\s*(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?))?\s*(Z|UTC|[+-]\d\d(?::\d\d)?)?\s*", re.ASCII
+    r"\s*(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?))?\s*+(Z|UTC|[+-]\d\d(?::\d\d)?)?\s*", re.ASCII
 )
 _INTEGER = re.compile(r"\s*[+-]?\d{1,100}\s*", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)", re.ASCII)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _EXACT_DOUBLE_DIGITS = 15
 _EXACT_DOUBLE_MAX = 2**53
@@ -31,7 +31,7 @@ _DIVIDED_MAX = {"float": (7, 10), "double": (15, 22)}
 _APART_MAX = 4
 """Steps between the nearest value and the value that an engine takes: at most three operations, each rounded."""
 _BITS_OF = {"float": (Struct("<f"), Struct("<I")), "double": (Struct("<d"), Struct("<Q"))}
-_DOUBLE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+_DOUBLE = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NUMBER_MAX = 100
 """Characters of a number."""
 
@@ -92,11 +92,16 @@ def typed_literal(data_type: str, text: str) -> TypedLiteral:
     kind = _KIND_OF.get(base_name(data_type))
     if kind is None:
         raise ValueError(f"no literal has the type {data_type[:40]!r}")
-    number = kind == "number" and (len(text) > _NUMBER_MAX or _NUMBER.fullmatch(text) is None)
+    number = kind == "number" and not is_exact_number(text)
     double = kind == "double" and (len(text) > _NUMBER_MAX or not _is_finite(text))
     if number or double or (kind == "bytes" and _HEX.fullmatch(text) is None):
         raise ValueError(f"{text[:40]!r} is not a {data_type[:40]}")
     return TypedLiteral(kind, text)
+
+
+def is_exact_number(text: str) -> bool:
+    """Whether the text is a number without an exponent, and no longer than numbers may be."""
+    return len(text) <= _NUMBER_MAX and _NUMBER.fullmatch(text) is not None
 
 
 def _is_finite(text: str) -> bool:
@@ -171,7 +176,7 @@ def _scale(text: str) -> int:
 def _decimal(given: TypedLiteral, kind: str) -> tuple[object, bool]:
     if given.kind == "number":
         return given.text, True
-    if given.kind == "text" and _NUMBER.fullmatch(given.text):
+    if given.kind == "text" and is_exact_number(given.text):
         if _scale(given.text) <= decimal_scale(kind):
             return given.text, True
     elif given.kind == "double" and decimal_precision(kind) <= _EXACT_DOUBLE_DIGITS:

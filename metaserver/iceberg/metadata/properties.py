@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping
 
 import msgspec
@@ -12,6 +11,7 @@ from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.iceberg.types.schema import Schema
 from seamark.metaserver.memoization import memoized
+from seamark.metaserver.wire import fold_name
 
 FORMAT_VERSION = "format-version"
 TARGET_FILE_BYTES = "write.target-file-size-bytes"
@@ -21,6 +21,8 @@ PREVIOUS_VERSIONS_MAX_DEFAULT = 100
 METADATA_PATH = "write.metadata.path"
 PARQUET_COMPRESSION = "write.parquet.compression-codec"
 PARQUET_COMPRESSION_NEW_TABLES = "zstd"
+
+PROPERTY_NAME_CHARACTERS_MAX = 2_000
 
 RESERVED = frozenset(
     {
@@ -79,7 +81,7 @@ def configures_client(name: str) -> bool:
     PyIceberg's `io` and `catalog.rest`, and of Java's `*Properties` classes: whole prefixes, because releases add keys
     to them.
     """
-    key = unicodedata.normalize("NFKC", name).strip().casefold()
+    key = fold_name(name)
     if _PER_COLUMN.fullmatch(key):
         return False  # the rest of such a key is a column name
     return (
@@ -91,7 +93,14 @@ def configures_client(name: str) -> bool:
 
 
 def check_client_properties(properties: Mapping[str, str], what: str) -> None:
-    """BadRequest, with the keys, for properties that belong to the configuration of a client's catalog."""
+    """BadRequest, with the keys, for properties that belong to the configuration of a client's catalog, and for names
+    that are too long."""
+    longest = max(properties, key=len, default="")
+    if len(longest) > PROPERTY_NAME_CHARACTERS_MAX:
+        raise BadRequest(
+            f"{what} may not have a property whose name has {len(longest):,} characters ({longest[:40]!r}…); the limit "
+            f"is {PROPERTY_NAME_CHARACTERS_MAX:,} characters"
+        )
     refused = sorted(key for key in properties if configures_client(key))
     if refused:
         raise BadRequest(

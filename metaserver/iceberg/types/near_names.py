@@ -8,17 +8,23 @@ from itertools import islice
 
 CHARACTERS_MAX = 100
 COMPARED_MAX, _SEEN_MAX = 200, 5_000
+_STEPS_MAX = 250_000
+"""Pairs of characters that are compared, of all names together: `difflib` needs up to 0.1 µs for each of them."""
 
 
-def near_names(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
+def near_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:
     """Those of `known` that `name` may be a misspelling of, in any case. Of long names and of many names only
     some are compared: with 50,000 columns of similar names it would take seconds."""
     if len(name) > CHARACTERS_MAX:
         return []
     similar: dict[str, str] = {}
+    steps = 0
     for other in islice(known, _SEEN_MAX):
         if abs(len(other) - len(name)) <= 2 + len(name) // 2:
+            steps += len(name) * len(other)
+            if steps > _STEPS_MAX:
+                break
             similar.setdefault(other.lower(), other)
             if len(similar) == COMPARED_MAX:
                 break
-    return [similar[other] for other in get_close_matches(name.lower(), similar, n=most)]
+    return [similar[other] for other in get_close_matches(name.lower(), similar, n=most, cutoff=cutoff)]

@@ -51,7 +51,10 @@ _DATETIME_FIRST, _DATETIME_LAST = (
 )
 """The range of the standard library, in microseconds since the epoch."""
 
-_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(E[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_DECIMAL = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:E[+-]?\d++)?", re.ASCII | re.IGNORECASE)
+"""Its repetitions keep what they have matched: with backtracking, the time grows with the square of the digits."""
+DECIMAL_CHARACTERS_MAX = 1_200
+"""More than all digits of a double, of which there are up to 1,075."""
 _DATE = r"([+-]?\d{4,9})-(\d\d)-(\d\d)"
 _TIME = r"(\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?"
 _ISO_DATE = re.compile(_DATE, re.ASCII)
@@ -279,6 +282,8 @@ def _exact_unscaled(text: str, scale: int) -> int:
 
 def parse_decimal(text: str) -> Decimal:
     """A finite decimal number with all of its digits. Raises ValueError."""
+    if len(text) > DECIMAL_CHARACTERS_MAX:
+        raise ValueError(f"a decimal number has {len(text)} characters; the limit is {DECIMAL_CHARACTERS_MAX}")
     if _DECIMAL.fullmatch(text) is None:
         raise ValueError(f"{text!r} is not a decimal number")
     try:

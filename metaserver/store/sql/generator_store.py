@@ -66,6 +66,11 @@ class GeneratorStore(ABC):
         self._clock = clock
         self._stale_reads = stale_reads
         self._transacting = 0
+        self._observers: list[Callable[[Sequence[Operation]], None]] = []
+
+    def observe(self, observer: Callable[[Sequence[Operation]], None]) -> None:
+        """Calls `observer` after each transaction that succeeds, in the context of its caller."""
+        self._observers.append(observer)
 
     @property
     def transacting(self) -> int:
@@ -91,7 +96,10 @@ class GeneratorStore(ABC):
         now_ms = self._clock.now_ms()
         self._transacting += 1
         try:
-            return await self._change(lambda: transaction(operations, now_ms))
+            results = await self._change(lambda: transaction(operations, now_ms))
+            for observe in self._observers:
+                observe(operations)
+            return results
         finally:
             if self._stale_reads is not None:
                 self._stale_reads.forget(operations)
@@ -99,6 +107,8 @@ class GeneratorStore(ABC):
 
     ping = _point_read(queries.ping)
     namespaces = _list_read(queries.namespaces)
+    named_namespaces = _list_read(queries.named_namespaces)
+    namespace_size = _list_read(queries.namespace_size)
     entries = _list_read(queries.entries)
     dropped = _list_read(queries.dropped)
     dropped_entry = _point_read(queries.dropped_entry)

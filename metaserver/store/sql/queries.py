@@ -5,7 +5,7 @@ Limits and order are part of the statement; the driver only decides where it run
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from seamark.metaserver.store.model import (
@@ -26,7 +26,7 @@ from seamark.metaserver.store.model import (
     ShownPlan,
     Token,
 )
-from seamark.metaserver.store.port import InstantFilter
+from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX, InstantFilter
 from seamark.metaserver.store.sql.rows import (
     AUDIT,
     DROPPED,
@@ -47,7 +47,7 @@ from seamark.metaserver.store.sql.rows import (
     to_retained,
     unpack,
 )
-from seamark.metaserver.store.sql.statement import Row, Statement, Steps
+from seamark.metaserver.store.sql.statement import Row, Statement, Steps, placeholders
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 T = TypeVar("T")
@@ -82,6 +82,31 @@ def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[li
     prefix = pack(parent) + NAMESPACE_SEPARATOR if parent else ""
     sql = "SELECT path FROM namespaces WHERE parent = $1 AND path > $2 ORDER BY path LIMIT $3"
     return _all(lambda row: unpack(row[0]), sql, pack(parent), prefix + (after or ""), limit)
+
+
+def named_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[NamespacePath]]:
+    if not names:
+        return []
+    # One text for any number of names, so that the databases prepare it once.
+    paths = [pack((*parent, name)) for name in names]
+    paths += paths[-1:] * (NAMED_NAMESPACES_MAX - len(paths))
+    sql = f"SELECT path FROM namespaces WHERE path IN ({placeholders(NAMED_NAMESPACES_MAX)}) ORDER BY path"  # noqa: S608
+    found = yield from _all(lambda row: unpack(row[0]), sql, *paths)
+    return found
+
+
+def namespace_size(top: str) -> Steps[tuple[int, int]]:
+    # Paths below `top` continue with the separator, and no name has a character as low as the separator.
+    within = "BETWEEN $1 AND $2"
+    params = (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")
+    rows = yield Statement(
+        f"SELECT (SELECT COUNT(*) FROM namespaces WHERE path {within}) "  # noqa: S608
+        f"+ (SELECT COUNT(*) FROM entries WHERE namespace {within}) "
+        f"+ (SELECT COUNT(*) FROM dropped WHERE namespace {within}), "
+        f"(SELECT COALESCE(SUM(LENGTH(properties)), 0) FROM namespaces WHERE path {within})",
+        params,
+    )
+    return int(rows[0][0]), int(rows[0][1])
 
 
 def entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Entry | None]:

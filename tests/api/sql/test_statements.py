@@ -207,7 +207,7 @@ async def test_a_statement_ends_at_its_time_limit_and_leaves_no_process(home: Pa
 
 
 async def test_a_principal_has_a_share_and_the_server_a_limit(home: Path) -> None:
-    async with open_site(home, sql_statements_limit=2, sql_time_s=30) as site:
+    async with open_site(home, sql_statements_limit=2, sql_time_s=30, sql_queue_s=0.2) as site:
         long = asyncio.create_task(site.sql("rita", LONG, id="long"))
         await until(lambda: len(workers()) == 1)
         assert (await site.sql("rita", "SELECT 1")).status == 429
@@ -222,6 +222,19 @@ async def test_a_principal_has_a_share_and_the_server_a_limit(home: Path) -> Non
             assert (await site.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
         for task in (long, others):
             assert "cancelled" in (await task).json["error"]["message"]
+        await until(lambda: not workers())
+
+
+async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
+    async with open_site(home, sql_statements_limit=4, sql_queue_s=0.2) as site:
+        long = [asyncio.create_task(site.sql(who, LONG)) for who in ("rita", "rita", "wendy", "wendy")]
+        await until(lambda: len(workers()) == 3)
+        assert (await site.sql("root", "SELECT 1")).status == 200
+        done, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().status for task in done] == [503]
+        for task in long:
+            task.cancel()
+        await asyncio.gather(*long, return_exceptions=True)
         await until(lambda: not workers())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from seamark.connector.trino.protocol.accepted_logins import TARGET
 from tests.connector.trino.rig import Fake, faked
 
 PLAN_ID = 4711471147
@@ -40,6 +41,10 @@ class Trino:
     deleted: list[tuple[int, int]] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
     """Queries whose rules were asked for: `rules` is the answer, for all; empty: 410."""
+    logins: list[str] = field(default_factory=list)
+    """The credentials that the proxy asked about. `login_status` is the answer, after `login_wait_s`."""
+    login_status: Callable[[str], int] = lambda credentials: 410
+    login_wait_s: float = 0.0
     rules: dict[str, Any] = field(default_factory=lambda: rules_of(table()))
 
     @property
@@ -65,6 +70,10 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
 
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path = request.rel_url.raw_path
+        if path == TARGET:
+            trino.logins.append(request.headers.get("Authorization", ""))
+            await asyncio.sleep(trino.login_wait_s)
+            return web.Response(status=trino.login_status(trino.logins[-1]))
         if path.startswith("/v1/query/"):
             trino.judged.append(path.removeprefix("/v1/query/"))
             return web.json_response(trino.rules, status=200 if trino.rules else 410)

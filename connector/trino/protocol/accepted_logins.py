@@ -1,0 +1,104 @@
+"""Asks Trino whether it accepts the login of a request, before the proxy plans for it.
+
+A plan opens files and counts against a quota, so it is for senders that Trino lets in. The proxy cannot check passwords
+or tokens itself. It requests the information of a query that does not exist, with the headers of the statement: Trino
+authenticates the sender before it looks for the query. An accepted login is remembered for a minute, as a keyed hash of
+the headers that state it. Trino still decides about each statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+import structlog
+from multidict import CIMultiDict
+
+from seamark.connector.trino.protocol.coordinators import Coordinator
+
+REMEMBERED_S = 60.0
+LOGINS_MAX = 10_000
+CHECK_S = 2.0
+"""How long a statement waits for Trino's decision; then it runs without plans."""
+TARGET = "/v1/query/20000101_000000_00000_aaaaa"
+"""The information of a query that does not exist. The id has Trino's form: another would be an error of the request."""
+_SINGLE_USE = ("negotiate", "ntlm")
+"""Schemes whose tokens are for one request: a check would use up the token of the statement."""
+_STATED_BY = ("authorization", "cookie", "x-forwarded-proto")
+_STATED_BY_SUFFIXES = ("-user", "-role", "-roles", "-credential", "-authorization")
+"""Ends of the names of Trino's headers for users, roles and credentials. Trino's settings decide how they begin."""
+_ACCEPTED = (200, 404, 410)
+"""Trino answers 410 to an accepted login. Another status, such as a redirect to a page for logins, accepts none."""
+_log = structlog.get_logger("seamark.trino-proxy")
+
+Send = Callable[[str, Coordinator, str, CIMultiDict[str]], Awaitable[aiohttp.ClientResponse]]
+"""Sends method, target and headers to a coordinator."""
+
+
+class AcceptedLogins:
+    """Belongs to one event loop."""
+
+    def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
+        self._send = send
+        self._now_s = clock
+        self._key = secrets.token_bytes(32)
+        self._until_s: OrderedDict[bytes, float] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Task[bool]] = {}
+
+    async def accepts(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
+        """Return whether Trino accepts the login that the headers state.
+
+        False if Trino refuses it, if Trino does not decide within `CHECK_S`, or if the login is for a single request.
+        `headers` are those that the coordinator receives.
+        """
+        if headers.get("Authorization", "").partition(" ")[0].lower() in _SINGLE_USE:
+            return False
+        login = self._digest(coordinator, headers)
+        if self._until_s.get(login, 0.0) > self._now_s():
+            return True
+        asking = self._asking.get(login)
+        if asking is None:
+            asking = self._asking[login] = asyncio.create_task(self._ask(login, coordinator, headers))
+            asking.add_done_callback(lambda _: self._asking.pop(login, None))
+        try:
+            async with asyncio.timeout(CHECK_S):
+                return await asyncio.shield(asking)  # the others that wait for it, and the next statement, need it
+        except TimeoutError:
+            return False
+
+    async def close(self) -> None:
+        """Cancel the requests to Trino."""
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, login: bytes, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
+        try:
+            async with await self._send("GET", coordinator, TARGET, headers) as response:
+                status = response.status
+                response.close()  # only the status counts, and the body may be long
+        except (aiohttp.ClientError, TimeoutError) as error:
+            _log.warning("Trino did not say whether it accepts a login", error=repr(error))
+            return False
+        if status not in _ACCEPTED:
+            return False
+        self._until_s[login] = self._now_s() + REMEMBERED_S
+        self._until_s.move_to_end(login)
+        while len(self._until_s) > LOGINS_MAX:
+            self._until_s.popitem(last=False)
+        return True
+
+    def _digest(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bytes:
+        stated = sorted(
+            (name.lower(), value)
+            for name, value in headers.items()
+            if name.lower() in _STATED_BY or name.lower().endswith(_STATED_BY_SUFFIXES)
+        )
+        text = repr((coordinator.url, stated)).encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(text, key=self._key, digest_size=32).digest()

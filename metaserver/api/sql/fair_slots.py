@@ -1,0 +1,113 @@
+"""Slots for statements, which principals take in turn.
+
+The rule: principals that run many statements do not keep others from running one. A principal runs at most its share.
+Its second and further statements leave some slots free, which are for principals that run nothing. When a slot becomes
+free, the waiting principal with the fewest statements gets it, and among equals the first that began to wait. Belongs
+to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from seamark.metaserver.errors import RetryLater, TooManyRequests
+
+_WAITING_PER_SLOT = 8
+"""Statements that wait, for each slot; more receive 503 at once."""
+_KEPT_FREE = 4
+"""One of so many slots, and at least one, is for principals that run nothing."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    holder: str | None
+    granted: asyncio.Future[None]
+
+
+class FairSlots:
+    """`limit` slots, and half of them for each holder. The holder None, a caller without a login, has no share."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        self._what = what
+        self.limit = limit
+        self.share = max(1, limit // 2)
+        self._kept_free = max(1, limit // _KEPT_FREE)
+        self.taken = 0
+        self._held: Counter[str] = Counter()
+        self._waiting: list[_Waiting] = []
+
+    @asynccontextmanager
+    async def slot(self, holder: str | None, wait_s: float) -> AsyncIterator[None]:
+        """Hold a slot for as long as the block runs.
+
+        Raises:
+            TooManyRequests: The holder's statements that run and wait make its share.
+            RetryLater: No slot became free within `wait_s`, or too many statements wait.
+        """
+        await self._take(holder, wait_s)
+        try:
+            yield
+        finally:
+            self._release(holder)
+
+    async def _take(self, holder: str | None, wait_s: float) -> None:
+        if holder is not None:
+            waiting = sum(entry.holder == holder for entry in self._waiting)
+            if self._held[holder] + waiting >= self.share:
+                raise TooManyRequests(
+                    f"{holder[:100]} uses its share of {self.share:,} of the server's {self.limit:,} {self._what}; "
+                    "wait for answers before you send more"
+                )
+        if self._may_start(holder):
+            self._grant(holder)
+            return
+        if len(self._waiting) >= _WAITING_PER_SLOT * self.limit:
+            raise self._full()
+        entry = _Waiting(holder, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        try:
+            async with asyncio.timeout(wait_s):
+                await entry.granted
+        except BaseException as error:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            elif entry.granted.done() and not entry.granted.cancelled():  # it left after the slot was granted
+                self._release(holder)
+            if isinstance(error, TimeoutError):
+                raise self._full() from None
+            raise
+
+    def _full(self) -> RetryLater:
+        return RetryLater(f"The server is at its limit of {self.limit:,} {self._what}; try again shortly")
+
+    def _may_start(self, holder: str | None) -> bool:
+        if holder is None or not self._held[holder]:
+            return self.taken < self.limit
+        return self.taken < self.limit - self._kept_free
+
+    def _grant(self, holder: str | None) -> None:
+        self.taken += 1
+        if holder is not None:
+            self._held[holder] += 1
+
+    def _release(self, holder: str | None) -> None:
+        self.taken -= 1
+        if holder is not None:
+            self._held[holder] -= 1
+            if not self._held[holder]:
+                del self._held[holder]
+        while ready := [entry for entry in self._waiting if self._may_start(entry.holder)]:
+            entry = min(ready, key=lambda each: 0 if each.holder is None else self._held[each.holder])
+            self._waiting.remove(entry)
+            if not entry.granted.done():
+                self._grant(entry.holder)
+                entry.granted.set_result(None)
+
+    def check_invariants(self) -> None:
+        assert 0 <= self._held.total() <= self.taken <= self.limit
+        assert all(0 <= held <= self.share for held in self._held.values())
+        assert not any(self._may_start(entry.holder) for entry in self._waiting)

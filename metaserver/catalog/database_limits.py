@@ -1,0 +1,189 @@
+"""What clients may write to the database: rows and bytes of a principal within an hour, and what a namespace has.
+
+Tables, views, functions and namespaces stay until a client drops them, so their number is limited for each namespace of
+the first level, a tenant's usual place. Other rows (instants, idempotency keys, audit records, reports, index files,
+producers, plans) end with a retention or with their table. What a principal writes within an hour limits them.
+
+A drop is always possible. Counters belong to one worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from seamark.metaserver.access.principal import ANONYMOUS, current_principal
+from seamark.metaserver.catalog.quotas import Quota
+from seamark.metaserver.clock import Clock
+from seamark.metaserver.errors import Forbidden, TooManyRequests
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.operations import (
+    CreateEntry,
+    CreateNamespace,
+    Operation,
+    RecordInstant,
+    RenameEntry,
+    ReplaceNamespaceProperties,
+    RestoreEntry,
+    SaveAudit,
+)
+from seamark.metaserver.store.port import PointerStore
+
+WINDOW_S = 3600.0
+COUNTED_AGAIN_S = 10.0
+"""How long a full namespace stays full: a count of a million rows takes a tenth of a second."""
+_NAMESPACES_MAX = 10_000
+_ADDS_NOTHING = (
+    *("Check", "Drop", "Forget", "Lease", "Move", "Quarantine", "Release", "Remove", "Renew", "Retire", "Revoke"),
+    *("Swap", "Take"),
+)
+"""Beginnings of the names of operations that add no rows."""
+_RETRY_S = 60
+_UNKNOWN_BYTES = 128 << 10
+"""What an operation counts that cannot be encoded: as much as the largest report."""
+
+
+class DatabaseShares:
+    """The rows and bytes that each principal has written to the database within an hour."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._clock = clock
+        self._rows_limit, self._bytes_limit = settings.database_rows_limit, settings.database_bytes_limit
+        self._rows, self._bytes = Quota(self._rows_limit), Quota(self._bytes_limit)
+
+    def charge(self, operations: Sequence[Operation]) -> None:
+        """Count the rows and bytes of a transaction for the principals that caused it."""
+        now_s, sender = self._clock.monotonic(), current_principal()
+        for operation in operations:
+            if type(operation).__name__.startswith(_ADDS_NOTHING):
+                continue
+            parts: list[tuple[str, object]] = [(sender, operation)]
+            if isinstance(operation, SaveAudit):  # written by a task of the server's own
+                parts = [(record.who, record) for record in operation.records]
+            elif isinstance(operation, RecordInstant) and operation.instant.who:
+                parts = [(operation.instant.who, operation)]
+            for who, part in parts:
+                if who and who != ANONYMOUS.name:
+                    self._rows.add(who, now_s, now_s + WINDOW_S)
+                    self._bytes.add(who, now_s, now_s + WINDOW_S, _size_bytes(part))
+
+    def require_room(self, who: str) -> None:
+        """TooManyRequests if the principal has written its share of this hour."""
+        if who == ANONYMOUS.name:
+            return
+        now_s = self._clock.monotonic()
+        for quota, limit, what, setting in (
+            (self._rows, self._rows_limit, "rows", "database_rows_limit"),
+            (self._bytes, self._bytes_limit, "bytes", "database_bytes_limit"),
+        ):
+            if not quota.has_room(who, now_s):
+                raise TooManyRequests(
+                    f"{who[:100]} has written {limit:,} {what} to the database within an hour ({setting}); try again "
+                    "later, or ask the operator for a higher limit",
+                    _RETRY_S,
+                )
+
+
+def _size_bytes(part: object) -> int:
+    """About the size of a value in the database. Never raises: the transaction has succeeded."""
+    try:
+        return len(msgspec.msgpack.encode(part, enc_hook=repr))
+    except (ValueError, TypeError, OverflowError, RecursionError):  # an engine's report may have integers of any length
+        return _UNKNOWN_BYTES
+
+
+class _Size(msgspec.Struct):
+    """`rows` and `characters` at `counted_s`, and what was added since."""
+
+    counted_s: float
+    rows: int
+    characters: int
+    added_rows: int = 0
+    added_characters: int = 0
+
+
+class NamespaceSizes:
+    """The sizes of namespaces of the first level. They are counted again when what was added since could have used half
+    of the room that there was, so replicas notice what others add."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Size] = {}
+        self._counting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def require_room(
+        self, store: PointerStore, settings: Settings, clock: Clock, operations: Sequence[Operation]
+    ) -> None:
+        """Forbidden if the operations would exceed what a namespace may have."""
+        rows, characters = await _additions(store, operations)
+        for top in rows | characters:
+            counting = self._counting.setdefault(top, asyncio.Lock())
+            async with counting:
+                size = self._known.get(top)
+                if size is None or _is_doubtful(size, rows[top], characters[top], settings, clock.monotonic()):
+                    if len(self._known) >= _NAMESPACES_MAX:
+                        self._known.clear()
+                    size = self._known[top] = _Size(clock.monotonic(), *await store.namespace_size(top))
+                _check(top, size, rows[top], characters[top], settings)
+                size.added_rows += rows[top]
+                size.added_characters += characters[top]
+
+
+async def _additions(store: PointerStore, operations: Sequence[Operation]) -> tuple[Counter[str], Counter[str]]:
+    """The rows, and the characters of properties, that operations add to namespaces of the first level."""
+    rows, characters = Counter[str](), Counter[str]()
+    for operation in operations:
+        match operation:
+            case CreateNamespace():
+                rows[operation.path[0]] += 1
+                characters[operation.path[0]] += _characters(operation.properties)
+            case ReplaceNamespaceProperties():
+                stored = await store.namespace(operation.path)
+                before = 0 if stored is None else _characters(stored.properties)
+                characters[operation.path[0]] += max(0, _characters(operation.properties) - before)
+            case CreateEntry():
+                rows[operation.entry.namespace[0]] += 1
+            case RenameEntry() if operation.namespace[0] != operation.to_namespace[0]:
+                rows[operation.to_namespace[0]] += 1
+            case RestoreEntry():
+                dropped = await store.dropped_entry(operation.dropped_id)
+                if dropped is None or dropped.entry.namespace[0] != operation.namespace[0]:
+                    rows[operation.namespace[0]] += 1
+    return rows, characters
+
+
+def _characters(properties: Mapping[str, str]) -> int:
+    return sum(len(key) + len(value) for key, value in properties.items())
+
+
+def _is_doubtful(size: _Size, rows: int, characters: int, settings: Settings, now_s: float) -> bool:
+    """Whether the size has to be counted again before it is compared with the limits."""
+    is_old = now_s - size.counted_s >= COUNTED_AGAIN_S
+    for counted, since, amount, limit in (
+        (size.rows, size.added_rows, rows, settings.namespace_entries_limit),
+        (size.characters, size.added_characters, characters, settings.namespace_properties_limit),
+    ):
+        if counted + since + amount > limit:
+            if is_old or since:
+                return True
+        elif is_old and 2 * (since + amount) > limit - counted:
+            return True
+    return False
+
+
+def _check(top: str, size: _Size, rows: int, characters: int, settings: Settings) -> None:
+    if rows and size.rows + size.added_rows + rows > settings.namespace_entries_limit:
+        raise Forbidden(
+            f"The namespace {top[:100]!r} has {size.rows:,} namespaces, tables, views and functions, some dropped; "
+            f"the limit is {settings.namespace_entries_limit:,} (namespace_entries_limit). Drop and purge some, or ask "
+            "the operator for a higher limit"
+        )
+    if characters and size.characters + size.added_characters + characters > settings.namespace_properties_limit:
+        raise Forbidden(
+            f"The namespaces in {top[:100]!r} have {size.characters:,} characters of properties; the limit is "
+            f"{settings.namespace_properties_limit:,} (namespace_properties_limit). Remove some, or ask the operator "
+            "for a higher limit"
+        )

@@ -1,0 +1,39 @@
+"""No answer of the server tells the version of its software."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.server.rig import Running, running
+
+REPO = Path(__file__).resolve().parents[2]
+PASSED_ON = {"connector/trino/protocol/forwarder.py"}
+"""Its headers are those of another server's answer."""
+
+
+def test_each_streamed_answer_names_the_server() -> None:
+    """The middleware names it in the others. aiohttp would add its version and that of Python."""
+    streamed = 0
+    for package in ("metaserver", "connector"):
+        for path in (REPO / package).rglob("*.py"):
+            if path.relative_to(REPO).as_posix() in PASSED_ON:
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "web.StreamResponse":
+                    streamed += 1
+                    assert "'Server': 'seamark'" in ast.unparse(node), f"{path}:{node.lineno}"
+    assert streamed
+
+
+async def test_answers_name_the_server_without_a_version(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        for path in ("/healthz", "/readyz", "/v1/config", "/none", "/metrics", "/api/v1/openapi.json", "/console/"):
+            assert await _server_of(server, path) == "seamark", path
+        async with server.http.get(f"{server.url}/api/v1/timeline", headers={"Accept": "text/event-stream"}) as stream:
+            assert (stream.status, stream.headers["Server"]) == (200, "seamark")
+
+
+async def _server_of(server: Running, path: str) -> str:
+    async with server.http.get(server.url + path, allow_redirects=False) as answer:
+        return str(answer.headers["Server"])

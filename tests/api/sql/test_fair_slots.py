@@ -1,0 +1,126 @@
+"""Slots for statements: no principals keep others from running one, in whatever order they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+
+from seamark.metaserver.api.sql.fair_slots import FairSlots
+from seamark.metaserver.errors import RetryLater, TooManyRequests
+from tests.seeds import quick
+
+
+async def _hold(slots: FairSlots, holder: str | None, end: asyncio.Event, started: list[str | None]) -> None:
+    async with slots.slot(holder, 60):
+        started.append(holder)
+        await end.wait()
+
+
+async def _try(slots: FairSlots, holder: str | None, end: asyncio.Event) -> None:
+    with suppress(TooManyRequests, RetryLater):
+        await _hold(slots, holder, end, [])
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_two_holders_leave_a_slot_to_a_third() -> None:
+    slots, end, started = FairSlots("statements", 4), asyncio.Event(), list[str | None]()
+    async with asyncio.TaskGroup() as group:
+        for holder in ("ann", "ann", "bob", "bob"):
+            group.create_task(_hold(slots, holder, end, started))
+        await _settle()
+        assert started == ["ann", "ann", "bob"]  # the last one waits: the fourth slot is for who runs nothing
+        for holder in ("ann", "bob"):
+            with pytest.raises(TooManyRequests, match="share of 2"):
+                async with slots.slot(holder, 60):
+                    raise AssertionError
+        async with slots.slot("cleo", 0):
+            slots.check_invariants()
+        assert slots.taken == 3
+        end.set()
+    assert started == ["ann", "ann", "bob", "bob"]
+    assert slots.taken == 0
+
+
+async def test_a_free_slot_is_for_the_holder_with_the_fewest() -> None:
+    slots, ends, started = FairSlots("statements", 8), [asyncio.Event() for _ in range(8)], list[str | None]()
+    async with asyncio.TaskGroup() as group:
+        for holder, end in zip(("ann", "ann", "ann", "bob", "bob", "bob", "cleo", "dora"), ends, strict=True):
+            group.create_task(_hold(slots, holder, end, started))
+        await _settle()
+        assert slots.taken == 8
+        done = asyncio.Event()
+        for holder in ("bob", "cleo", "eve"):  # in the order in which they begin to wait
+            group.create_task(_hold(slots, holder, done, started))
+        await _settle()
+        ends[0].set()
+        await _settle()
+        assert started[8:] == ["eve"]
+        for end in (*ends, done):
+            end.set()
+
+
+async def test_a_statement_that_waits_too_long_or_leaves_takes_nothing() -> None:
+    slots = FairSlots("statements", 1)
+    async with slots.slot("ann", 0):
+        with pytest.raises(RetryLater, match="limit of 1"):
+            async with slots.slot("bob", 0.01):
+                raise AssertionError
+        leaving = asyncio.create_task(_hold(slots, "bob", asyncio.Event(), []))
+        await _settle()
+        leaving.cancel()
+        with suppress(asyncio.CancelledError):
+            await leaving
+        granted = asyncio.create_task(_hold(slots, "bob", asyncio.Event(), []))
+        await _settle()
+    granted.cancel()  # its slot is granted, and it has not run since
+    with suppress(asyncio.CancelledError):
+        await granted
+    assert slots.taken == 0
+    async with slots.slot(None, 0):
+        slots.check_invariants()
+
+
+async def test_the_queue_is_bounded() -> None:
+    slots, end = FairSlots("statements", 1), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for number in range(9):
+            group.create_task(_hold(slots, f"p{number}", end, []))
+        await _settle()
+        with pytest.raises(RetryLater):
+            async with slots.slot("late", 60):
+                raise AssertionError
+        end.set()
+
+
+@pytest.mark.parametrize("seed", quick(range(40), 8))
+async def test_in_any_order_slots_are_used_and_shared(seed: int) -> None:
+    rng = random.Random(seed)
+    limit = rng.choice((1, 2, 3, 4, 8))
+    slots = FairSlots("statements", limit)
+    running: list[tuple[asyncio.Task[None], asyncio.Event]] = []
+    for _ in range(200):
+        if running and rng.random() < 0.45:
+            task, end = running.pop(rng.randrange(len(running)))
+            if rng.random() < 0.3:
+                task.cancel()
+            end.set()
+        else:
+            end = asyncio.Event()
+            holder = rng.choice((None, "ann", "bob", "cleo", "dora"))
+            running.append((asyncio.create_task(_try(slots, holder, end)), end))
+        if rng.random() < 0.7:
+            await _settle()
+            slots.check_invariants()
+    for _, end in running:
+        end.set()
+    await asyncio.gather(*(task for task, _ in running), return_exceptions=True)
+    await _settle()
+    slots.check_invariants()
+    assert slots.taken == 0

@@ -1,0 +1,345 @@
+"""Times each regular expression of the packages on texts that are made from it.
+
+Run it as a module: it prints each expression whose time grows faster than its text. Python's `re` holds the interpreter
+while it matches, so such an expression stops the whole process.
+
+The expressions are the calls of `re` in the syntax trees of the packages, so a new one is covered without an entry. The
+texts are made from the parsed expression: a beginning that leads to one of its repetitions, one part that repeats, and
+an end that does not match.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from re import _constants as codes  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from types import SimpleNamespace
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[2]
+PACKAGES = ("cache", "connector", "metaserver")
+CALLS = frozenset({"compile", "match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer"})
+METHODS = frozenset({"match", "fullmatch", "search", "finditer"})
+"""The ways to apply an expression; the others search as `finditer` does."""
+VARIABLES: dict[str, dict[str, Any]] = {
+    "connector/spark/query/name_positions.py": {"either": "first|second"},
+    "connector/trino/rewriter.py": {"self": SimpleNamespace(_catalogs=("iceberg", "seamark"))},
+}
+"""Examples of the variables of functions that expressions of a file use."""
+TEXT_CHARACTERS = 8_000
+LINEAR_S = 0.004
+"""An expression that needs less for the whole text is not measured again: 0.5 µs for each character."""
+GROWTH_MAX = 3.0
+"""The time for twice the text, as a multiple. A linear expression needs twice the time, a quadratic one four times."""
+_REPEATS = frozenset({codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT})
+_ENDS = ("", "\0", "!x")
+_PARTS_MAX, _BEGINNINGS_MAX = 14, 8
+
+
+@dataclass(frozen=True)
+class Use:
+    """One expression, where it is, and how it is applied."""
+
+    where: str
+    pattern: re.Pattern[Any]
+    methods: frozenset[str]
+
+
+def uses() -> Iterator[Use]:
+    """Yield each call of `re` in the packages.
+
+    Raises:
+        LookupError: The expression depends on variables of a function and has no entry in `VARIABLES`.
+    """
+    for package in PACKAGES:
+        for path in sorted((REPO / package).rglob("*.py")):
+            file = path.relative_to(REPO).as_posix()
+            if ".compile(" in (source := path.read_text()) or re.search(r"\bre\.", source):
+                yield from _uses_in(file, ast.parse(source))
+
+
+def _uses_in(file: str, tree: ast.Module) -> Iterator[Use]:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_of_re(node)]
+    if not calls:
+        return
+    names = {id(value): name for name, value in _assigned(tree)}
+    module = importlib.import_module("seamark." + file.removesuffix(".py").replace("/", "."))
+    names_of = {**vars(module), **VARIABLES.get(file, {})}
+    for call in calls:
+        assert isinstance(call.func, ast.Attribute)
+        expression, *_ = call.args
+        where = f"{file}:{call.lineno}"
+        flags_of = [one.value for one in call.keywords if one.arg == "flags"]
+        if call.func.attr == "compile":
+            flags_of += call.args[1:]
+        try:
+            text, flags = _evaluated(expression, names_of), sum(int(_evaluated(one, names_of)) for one in flags_of)
+        except NameError:
+            raise LookupError(
+                f"{where}: add examples of the variables in this call to VARIABLES in {__file__}"
+            ) from None
+        methods = _methods(tree, names.get(id(call))) if call.func.attr == "compile" else {call.func.attr}
+        yield Use(where, re.compile(text, flags), frozenset(_method(one) for one in methods))
+
+
+def _is_of_re(call: ast.Call) -> bool:
+    function = call.func
+    return (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "re"
+        and function.attr in CALLS
+    )
+
+
+def _evaluated(node: ast.expr, names: dict[str, Any]) -> Any:
+    return eval(compile(ast.Expression(node), "pattern", "eval"), names)
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that modules give to values, also in `a, b = …`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name):
+                yield target.id, node.value
+            elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                for name, value in zip(target.elts, node.value.elts, strict=False):
+                    if isinstance(name, ast.Name):
+                        yield name.id, value
+
+
+def _methods(tree: ast.Module, name: str | None) -> set[str]:
+    """The methods that the module calls on the expression; all of them if it is used in another way."""
+    found: set[str] = set()
+    called: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name:
+            called.add(id(node.value))
+            if node.attr != "pattern":
+                found.add(node.attr)
+    others = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and id(node) not in called
+    ]
+    return set(METHODS) if name is None or others or not found else found
+
+
+def _method(name: str) -> str:
+    return name if name in METHODS else "finditer"
+
+
+def hostile_texts(pattern: re.Pattern[Any], characters: int) -> Iterator[Any]:
+    """Yield texts of about `characters` characters that make the expression try many ways."""
+    source = pattern.pattern
+    tree = parser.parse(source, pattern.flags & ~re.DEBUG)
+    parts = _first_of(_parts(tree), _PARTS_MAX)
+    beginnings = _first_of(("", *_beginnings(tree, "")), _BEGINNINGS_MAX)
+    for beginning in beginnings:
+        for part in parts:
+            for end in _ENDS:
+                text = beginning + part * (characters // len(part)) + end
+                yield text.encode("utf-8", "surrogatepass") if isinstance(source, bytes) else text
+
+
+def _first_of(texts: Iterable[str], count: int) -> list[str]:
+    return list(dict.fromkeys(texts))[:count]
+
+
+def _parts(tree: Any) -> Iterator[str]:
+    """Yield what may repeat in a text: examples of each repeated part, and each character of the expression."""
+    for code, argument in tree:
+        for inner in _inner(code, argument):
+            if code in _REPEATS and argument[1] > 1:
+                yield from filter(None, (_example(inner), *(_example([one]) for one in inner)))
+            yield from _parts(inner)
+    if whole := _example(tree):
+        yield whole
+    yield from _characters(tree)
+    yield from (" ", "1", "a", ".")
+
+
+def _characters(tree: Any) -> Iterator[str]:
+    for code, argument in tree:
+        if code in (codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY):
+            yield _example([(code, argument)])
+        for inner in _inner(code, argument):
+            yield from _characters(inner)
+
+
+def _beginnings(tree: Any, before: str) -> Iterator[str]:
+    """Yield examples of what comes before each repetition."""
+    for node in tree:
+        code, argument = node
+        if code in _REPEATS:
+            yield before
+        for inner in _inner(code, argument):
+            yield from _beginnings(inner, before)
+        before += _example([node])
+
+
+def _inner(code: Any, argument: Any) -> list[Any]:
+    """The trees inside a node."""
+    if code in _REPEATS:
+        return [argument[2]]
+    if code is codes.BRANCH:
+        return list(argument[1])
+    if code is codes.SUBPATTERN:
+        return [argument[3]]
+    if code is codes.ATOMIC_GROUP:
+        return [argument]
+    if code in (codes.ASSERT, codes.ASSERT_NOT):
+        return [argument[1]]
+    return []
+
+
+def _example(tree: Any) -> str:
+    """A short text that the tree matches, without regard to what stands around it."""
+    text = ""
+    for code, argument in tree:
+        if code is codes.LITERAL:
+            text += chr(argument)
+        elif code is codes.NOT_LITERAL:
+            text += "a" if argument != ord("a") else "b"
+        elif code is codes.ANY:
+            text += "a"
+        elif code is codes.IN:
+            text += _member(argument)
+        elif code in _REPEATS:
+            text += _example(argument[2]) * max(argument[0], 1 if argument[1] > 1 else 0)
+        elif code is codes.BRANCH:
+            text += _example(argument[1][0])
+        elif code is codes.SUBPATTERN:
+            text += _example(argument[3])
+        elif code is codes.ATOMIC_GROUP:
+            text += _example(argument)
+    return text
+
+
+def _member(members: Any) -> str:
+    """A character of a set."""
+    pattern = _Set(members)
+    for code, argument in members:
+        candidates = {
+            codes.LITERAL: lambda value: chr(value),
+            codes.RANGE: lambda value: chr(value[0]),
+        }.get(code)
+        if candidates is not None and (found := candidates(argument)) in pattern:
+            return found
+    return next((character for character in " a1_-.\0é~\n" if character in pattern), "a")
+
+
+_CATEGORIES: dict[Any, Callable[[str], bool]] = {
+    codes.CATEGORY_DIGIT: str.isdigit,
+    codes.CATEGORY_NOT_DIGIT: lambda one: not one.isdigit(),
+    codes.CATEGORY_SPACE: str.isspace,
+    codes.CATEGORY_NOT_SPACE: lambda one: not one.isspace(),
+    codes.CATEGORY_WORD: lambda one: one.isalnum() or one == "_",
+    codes.CATEGORY_NOT_WORD: lambda one: not (one.isalnum() or one == "_"),
+}
+
+
+class _Set:
+    """The characters of `[…]`."""
+
+    def __init__(self, members: Any) -> None:
+        self._members = members
+
+    def __contains__(self, character: str) -> bool:
+        negated, found = False, False
+        for code, argument in self._members:
+            if code is codes.NEGATE:
+                negated = True
+            elif code is codes.LITERAL:
+                found |= ord(character) == argument
+            elif code is codes.RANGE:
+                found |= argument[0] <= ord(character) <= argument[1]
+            elif code is codes.CATEGORY:
+                found |= _CATEGORIES[argument](character)
+        return found != negated
+
+
+def cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
+    """The shortest CPU time of `work` in this process."""
+    times = []
+    for _ in range(rounds):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def grows_too_fast(work: Callable[[Any], object], texts: dict[int, Any]) -> float | None:
+    """The growth of the CPU time of `work` for twice the text, where it is that of no linear work; else None.
+
+    Args:
+        work: It is called with a text.
+        texts: The text by its size, as `by_size` makes it. Work that is slow for the shortest text is measured there.
+    """
+    first, *_ = sizes = sorted(texts)
+    size = first if cpu_s(lambda: work(texts[first])) > LINEAR_S else sizes[2]
+    for rounds in (1, 3):  # a second look, as the first may be disturbed
+        short_s = cpu_s(lambda: work(texts[size]), rounds)
+        if short_s < LINEAR_S:
+            return None
+        growth = cpu_s(lambda: work(texts[2 * size]), rounds) / short_s
+        if growth < GROWTH_MAX:
+            return None
+    return growth
+
+
+def by_size(generate: Callable[[int], Iterable[Any]], size: int) -> Iterator[dict[int, Any]]:
+    """Yield each text in the sizes in which `grows_too_fast` needs it."""
+    sizes = (size // 4, size // 2, size, 2 * size)
+    for texts in zip(*map(generate, sizes), strict=True):
+        yield dict(zip(sizes, texts, strict=True))
+
+
+def shown(texts: dict[int, Any]) -> str:
+    """The beginning and the end of a text, for messages."""
+    text = min(texts.values(), key=len)
+    return f"{text[:30]!r}…{text[-12:]!r}"
+
+
+def _apply(pattern: re.Pattern[Any], method: str, text: Any) -> None:
+    if method == "finditer":
+        for _ in pattern.finditer(text):
+            pass
+    else:
+        getattr(pattern, method)(text)
+
+
+def superlinear(use: Use) -> Iterator[str]:
+    """Yield a text for which the expression needs more than linear time."""
+    for texts in by_size(partial(hostile_texts, use.pattern), TEXT_CHARACTERS):
+        for method in sorted(use.methods):
+            growth = grows_too_fast(partial(_apply, use.pattern, method), texts)
+            if growth is not None:
+                yield f"{use.where}: {method} of {use.pattern.pattern!r} on {shown(texts)}: ×{growth:.1f}"
+                return
+
+
+def main() -> None:
+    """Print each expression that is not linear, and how many there are."""
+    count = 0
+    gc.disable()  # a collection in one of two measurements looks like growth
+    for use in uses():
+        count += 1
+        print(f"begins {use.where}", file=sys.stderr, flush=True)
+        for fault in superlinear(use):
+            print(fault, flush=True)
+    print(f"{count} expressions")
+
+
+if __name__ == "__main__":
+    main()

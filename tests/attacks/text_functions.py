@@ -1,0 +1,139 @@
+"""Times each function of the packages that takes only text, on long hostile texts.
+
+Run it as a module: it prints each function whose time grows faster than its text. The functions are those of the syntax
+trees, so a new one is covered without an entry here. Exceptions are answers, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from types import GeneratorType
+from typing import Any
+
+from seamark.metaserver.decoding import from_json
+from seamark.metaserver.iceberg.expressions.sql import parse_sql
+from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.metaserver.wire import encode_json
+from tests.attacks.patterns import PACKAGES, REPO, by_size, grows_too_fast, shown
+from tests.attacks.world import SCHEMA
+
+NOT_CALLED = (
+    "cache/disk.py",
+    "connector/client/storage.py",
+    "connector/duckdb/session.py",
+    "connector/spark/",
+    "connector/trino/server.py",
+    "metaserver/cli/",
+    "metaserver/objects/local.py",
+    "metaserver/settings",
+    "metaserver/store/",
+)
+"""Files and folders of functions that open files or connections, whose text is the operator's, or that need Spark."""
+_VALUES: dict[str, Any] = {"int": 1, "bool": False, "float": 1.0, "str | None": None}
+TEXT_CHARACTERS = 6_000
+# fmt: off
+_REPEATED = (
+    *("1", "a", "A", " ", "\n", "\0", "\\", "/", ".", ",", ";", ":", "=", "&", "%", "+", "-", "_", "@", "#", "?", "$"),
+    *("'", '"', "`", "(", "[", "{", "<", ")", "]", "}", "''", '""', "é", "\u0300\u0316", "\u0f73", "\ufdfa", "\u0130"),
+    *("--", "/*", "*/", "//", "../", "%25", "%2F", "a.", "a,", "1,", "a=", "a=1,", "a=1&", "\\.", "1.", "1e", "0x"),
+    *("NOT ", "a AND ", "a OR ", "a=1 OR ", "CASE ", "ROW(", "SELECT ", "(SELECT ", "[0]", '{"a":', "a b ", "|| a "),
+    *("WITH a AS (", "a, ", "1 + ", "- ", "a[", "f(", "CAST(", "a IN (", "BETWEEN ", "<a>", "&lt;", "a/", "x=1/"),
+    *("EXPLAIN ", "EXECUTE a USING ", "a::b ", "a.b(", "TABLE t ", "UNION ", "JOIN t ", "(a, ", "VALUES (", ">", "IS "),
+    *("a\n", "\x1f", "*", "x'", "1/0 "),
+)
+_AROUND = (
+    *(("", ""), ("", "!"), ("SELECT ", ""), ("a(", ")"), ('["', '"]'), ("'", "'")),
+    ("SELECT * FROM t WHERE a IN (", "1)"),
+)
+# fmt: on
+
+
+def functions() -> Iterator[tuple[str, Callable[[str], object]]]:
+    """Yield (its place, a call with one text) of each function whose required arguments are texts or plain values, and
+    of the reader of predicates, which also needs a schema."""
+    schema = from_json(encode_json(SCHEMA), Schema)
+    yield "parse_sql", _call(partial(parse_sql, schema=schema), ["str"], {})
+    for package in PACKAGES:
+        for path in sorted((REPO / package).rglob("*.py")):
+            file = path.relative_to(REPO).as_posix()
+            if file.startswith(NOT_CALLED) or file.endswith("__main__.py"):
+                continue
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.FunctionDef) and (types := _types(node)) is not None:
+                    module = importlib.import_module("seamark." + file.removesuffix(".py").replace("/", "."))
+                    yield f"{file}:{node.lineno} {node.name}", _call(getattr(module, node.name), *types)
+
+
+def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
+    """The types of the required arguments, by position and by name; None if there is no text, or another type."""
+    arguments = node.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = positional[: len(positional) - len(arguments.defaults)]
+    named = [
+        argument
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
+    ]
+    spelled = {one.arg: ast.unparse(one.annotation) if one.annotation else "" for one in (*required, *named)}
+    known = {"str", "bytes", "object", *_VALUES}
+    if not {"str", "bytes", "object"} & set(spelled.values()) or not set(spelled.values()) <= known:
+        return None
+    return [spelled[one.arg] for one in required], {one.arg: spelled[one.arg] for one in named}
+
+
+def _call(function: Any, positional: list[str], named: dict[str, str]) -> Callable[[str], object]:
+    plain = inspect.unwrap(function)  # a cache would answer the second measurement
+
+    def value(kind: str, text: str) -> Any:
+        if kind == "bytes":
+            return text.encode("utf-8", "surrogatepass")
+        return text if kind in ("str", "object") else _VALUES[kind]
+
+    def call(text: str) -> object:
+        with suppress(Exception):
+            answer = plain(*(value(kind, text) for kind in positional), **{k: value(v, text) for k, v in named.items()})
+            if isinstance(answer, GeneratorType):
+                return list(answer)
+            return answer
+        return None
+
+    return call
+
+
+def hostile_texts(characters: int) -> Iterator[str]:
+    """Yield long texts of repeated parts, in an order that does not depend on the length."""
+    for before, after in _AROUND:
+        for part in _REPEATED:
+            yield before + part * (characters // len(part)) + after
+
+
+def superlinear(place: str, call: Callable[[str], object]) -> Iterator[str]:
+    """Yield a text for which the function needs more than linear time."""
+    for texts in by_size(hostile_texts, TEXT_CHARACTERS):
+        growth = grows_too_fast(call, texts)
+        if growth is not None:
+            yield f"{place} on {shown(texts)}: ×{growth:.1f}"
+            return
+
+
+def main() -> None:
+    """Print each function that is not linear, and how many there are."""
+    count = 0
+    gc.disable()  # a collection in one of two measurements looks like growth
+    for place, call in functions():
+        count += 1
+        print(f"begins {place}", file=sys.stderr, flush=True)
+        for fault in superlinear(place, call):
+            print(fault, flush=True)
+    print(f"{count} functions")
+
+
+if __name__ == "__main__":
+    main()

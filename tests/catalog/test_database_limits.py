@@ -1,0 +1,189 @@
+"""No principal and no namespace can fill the database, and each can always drop what it has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.access.principal import answering
+from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.catalog import database_limits as module
+from seamark.metaserver.catalog.database_limits import DatabaseShares, NamespaceSizes
+from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.errors import Forbidden, TooManyRequests
+from seamark.metaserver.settings import Settings
+from seamark.metaserver.store.model import AuditRecord, Grant, MetricsReport
+from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, SaveAudit, SaveMetricsReport
+from tests.api.client import Answer, Api, new_key
+from tests.attacks.world import SCHEMA
+from tests.server.rig import Running, running
+
+GRANTS = (Grant("ann", "writer", ("a",)), Grant("bob", "writer", ("b",)))
+
+
+@asynccontextmanager
+async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[Running, Any]]:
+    """A server with two tenants, and a function that sends a request of one of them."""
+    async with running(home) as admin:
+        store, clock = admin.parts.store, admin.parts.clock
+        await store.transact([CreateNamespace(path=(name,), properties={}) for name in ("a", "b")])
+        tokens = {one.principal: await create_token(store, clock, one.principal, None, [one]) for one in GRANTS}
+    async with running(home, auth="token", **settings) as server:
+        api = Api(server)
+
+        async def ask(who: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+            return await api(method, path, body, headers={"Authorization": f"Bearer {tokens[who]}", **headers})
+
+        yield server, ask
+
+
+async def test_a_namespace_has_so_many_entries_and_others_are_not_concerned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
+    async with _tenants(tmp_path, namespace_entries_limit=4) as (_, ask):
+        view = {"name": "t2", "schema": SCHEMA}
+        for name in ("t0", "t1"):
+            assert (await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": name, "schema": SCHEMA})).status == 200
+        assert (await ask("ann", "POST", "/v1/namespaces", {"namespace": ["a", "x"]})).status == 200
+        for path, body in (
+            ("/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA}),
+            ("/v1/namespaces/a%1Fx/tables", view),
+            ("/v1/namespaces", {"namespace": ["a", "y"]}),
+            ("/v1/namespaces", {"namespace": ["a", "x", "y"]}),
+        ):
+            refused = await ask("ann", "POST", path, body)
+            assert refused.status == 403, path
+            assert "namespace_entries_limit" in refused.json["error"]["message"]
+        assert (await ask("bob", "POST", "/v1/namespaces/b/tables", {"name": "t", "schema": SCHEMA})).status == 200
+        # What is there can be changed, moved within the namespace, and dropped.
+        moved = {"source": {"namespace": ["a"], "name": "t0"}, "destination": {"namespace": ["a", "x"], "name": "t"}}
+        assert (await ask("ann", "POST", "/v1/tables/rename", moved)).status == 204
+        assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
+        again = await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA})
+        assert again.status == 403  # a dropped table is kept, and counts
+        (dropped,) = (await ask("ann", "GET", "/api/v1/dropped?namespace=a%1Fx")).json["dropped"]
+        assert (await ask("ann", "POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})).status == 200
+        assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
+        assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx")).status == 204
+        assert (await ask("ann", "POST", "/v1/namespaces", {"namespace": ["a", "y"]})).status == 200
+
+
+async def test_properties_of_a_namespace_and_below_are_limited_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COUNTED_AGAIN_S", 0.0)
+    async with _tenants(tmp_path, namespace_properties_limit=5_000) as (_, ask):
+        for name in ("x", "y"):
+            made = {"namespace": ["a", name], "properties": {"note": "n" * 2_000}}
+            assert (await ask("ann", "POST", "/v1/namespaces", made)).status == 200
+        refused = await ask(
+            "ann", "POST", "/v1/namespaces", {"namespace": ["a", "z"], "properties": {"n": "n" * 2_000}}
+        )
+        assert refused.status == 403
+        assert "namespace_properties_limit" in refused.json["error"]["message"]
+        changed = await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})
+        assert changed.status == 403
+        # A change that takes no more room, or less, is possible at any size.
+        for note in ("m" * 2_000, "m" * 1_900, "m" * 2_000):
+            updated = await ask("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"updates": {"note": note}})
+            assert updated.status == 200
+        assert (await ask("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"removals": ["note"]})).status == 200
+        assert (await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})).status == 200
+
+
+async def test_a_principal_writes_so_much_in_an_hour_and_others_go_on(tmp_path: Path) -> None:
+    async with _tenants(tmp_path, database_rows_limit=40) as (server, ask):
+        statuses = []
+        for number in range(40):
+            body = {"updates": {"n": str(number)}}
+            key = {"Idempotency-Key": new_key()}
+            statuses.append((await ask("ann", "POST", "/v1/namespaces/a/properties", body, **key)).status)
+        assert statuses[0] == 200
+        assert statuses[-1] == 429
+        refused = await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})
+        assert "database_rows_limit" in refused.json["error"]["message"]
+        assert refused.headers["Retry-After"]
+        assert (await ask("ann", "GET", "/v1/namespaces/a")).status == 200
+        assert (await ask("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
+        # Refused requests write nothing: neither are they recorded one by one.
+        await asyncio.sleep(0)
+        before = len(await server.parts.store.audit(None, 10_000))
+        for _ in range(20):
+            assert (await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})).status == 429
+        assert len(await server.parts.store.audit(None, 10_000)) <= before + 1
+        assert (await ask("ann", "DELETE", "/v1/namespaces/a")).status == 204
+
+
+def test_bytes_count_for_those_who_caused_them_and_end_after_an_hour() -> None:
+    clock = SimulatedClock(0)
+    shares = DatabaseShares(Settings(database_bytes_limit=10_000), clock)
+    record = AuditRecord(
+        id="1", at_ms=0, who="ann", action="x" * 9_000, resource="r", outcome="ok", status=200, request_id="", remote=""
+    )
+    shares.charge([SaveAudit((record,)), DropNamespace(("a" * 50_000,))])
+    shares.require_room("ann")
+    shares.charge([SaveAudit((record,))])
+    with pytest.raises(TooManyRequests, match="database_bytes_limit"):
+        shares.require_room("ann")
+    shares.require_room("bob")
+    shares.require_room("anonymous")
+    clock.advance(1000 * (int(module.WINDOW_S) + 10))
+    shares.require_room("ann")
+
+
+def test_whatever_an_operation_has_in_it_can_be_counted() -> None:
+    shares = DatabaseShares(Settings(database_bytes_limit=10_000), SimulatedClock(0))
+    deep: list[Any] = []
+    for _ in range(50):
+        deep = [deep]
+    report = MetricsReport(
+        id="1", uuid="u", namespace=(), name="t", report_type="scan-report", snapshot_id=1, received_ms=0, who="ann",
+        report={"number": 10**60, "text": "é\ud800", "deep": deep},
+    )  # fmt: skip
+    with answering("ann"):
+        shares.charge([SaveMetricsReport(report, keep=1)])
+    with pytest.raises(TooManyRequests):
+        shares.require_room("ann")
+
+
+class _Store:
+    """Counts how often it counts."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.counts = rows, 0
+
+    async def namespace_size(self, top: str) -> tuple[int, int]:
+        self.counts += 1
+        await asyncio.sleep(0)
+        return self.rows, 0
+
+
+async def test_a_namespace_is_counted_rarely_and_never_exceeds_its_limit() -> None:
+    store, clock, sizes = _Store(0), SimulatedClock(0), NamespaceSizes()
+    settings = Settings(namespace_entries_limit=10_000)
+
+    async def create(count: int = 1) -> None:
+        made = [CreateNamespace(("a", "x"), {}) for _ in range(count)]
+        await sizes.require_room(store, settings, clock, made)  # type: ignore[arg-type]
+        store.rows += count
+
+    await asyncio.gather(*(create() for _ in range(500)))
+    assert store.counts == 1
+    for _ in range(9_500):
+        await create()
+    assert store.counts < 30
+    store.counts = 0
+    for _ in range(50):
+        with pytest.raises(Forbidden, match="10,000"):
+            await create()
+    assert store.counts <= 1
+    store.rows -= 5
+    clock.advance(1000 * int(module.COUNTED_AGAIN_S))
+    await create(5)
+    assert store.rows == 10_000

@@ -1,0 +1,171 @@
+"""The proxy plans for senders whose login Trino accepts, and asks Trino about a login once a minute."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict
+
+from seamark.connector.trino.protocol import accepted_logins as module
+from seamark.connector.trino.protocol.accepted_logins import LOGINS_MAX, REMEMBERED_S, AcceptedLogins
+from seamark.connector.trino.protocol.coordinators import Coordinator
+from tests.connector.trino.protocol import END, ROWS, Page, fake_seamark, fake_trino
+from tests.connector.trino.rig import Fake, Rig, faked, proxied
+
+STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
+TRINO = Coordinator("http://trino", "")
+
+
+async def _ask(rig: Rig, authorization: str, statement: str = STATEMENT, **headers: str) -> str:
+    """The header that says what was done."""
+    given = {"X-Trino-User": "ann", "Authorization": authorization, **headers}
+    _, answer, _ = await rig.ask("POST", "/v1/statement", data=statement.encode(), headers=given)
+    return str(answer["X-Seamark-Plan"])
+
+
+def _played(statement: str) -> list[Page]:
+    return [ROWS, END]
+
+
+async def test_a_stranger_gets_no_plan_and_an_accepted_user_asks_once() -> None:
+    async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
+        trino.login_status = lambda credentials: 410 if credentials == "Basic right" else 401
+        for _ in range(2):
+            assert await _ask(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
+        assert seamark.asked == seamark.fake.seen == []
+        assert trino.asked == [STATEMENT, STATEMENT]  # Trino itself refuses them
+        for _ in range(3):
+            assert await _ask(rig, "Basic right") in ("rewritten", "planned")
+        assert len(seamark.asked) == 3
+        assert trino.logins == ["Basic wrong", "Basic wrong", "Basic right"]
+        assert await _ask(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
+        assert await _ask(rig, "Basic right", "SELECT 1") != "unchanged; Trino has not accepted the login"
+        assert await _ask(rig, "Basic wrong", "SELECT 1") != "unchanged; Trino has not accepted the login"
+        assert len(trino.logins) == 4  # a statement without tables needs no check
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 403, 429, 500, 503])
+async def test_another_answer_accepts_no_login(status: int) -> None:
+    async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
+        trino.login_status = lambda credentials: status
+        assert await _ask(rig, "Bearer x") == "unchanged; Trino has not accepted the login"
+        assert seamark.fake.seen == []
+
+
+async def test_a_login_of_single_use_is_left_to_its_statement() -> None:
+    async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
+        assert await _ask(rig, "Negotiate abc==") == "unchanged; Trino has not accepted the login"
+        assert (trino.logins, seamark.fake.seen, trino.asked) == ([], [], [STATEMENT])
+
+
+async def test_a_slow_decision_delays_no_statement_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_S", 0.05)
+    async with fake_trino(_played) as trino, fake_seamark() as seamark, proxied(trino.url, seamark=seamark.url) as rig:
+        trino.login_wait_s = 0.3
+        assert await _ask(rig, "Basic right") == "unchanged; Trino has not accepted the login"
+        await asyncio.sleep(0.5)  # the decision comes after the statement
+        assert await _ask(rig, "Basic right") in ("rewritten", "planned")
+        assert trino.logins == ["Basic right"]
+
+
+class _Trino:
+    """Counts the requests that ask about logins."""
+
+    def __init__(self, status: int = 410) -> None:
+        self.asked: list[CIMultiDict[str]] = []
+        self.status = status
+
+    async def send(self, method: str, coordinator: Coordinator, target: str, headers: CIMultiDict[str]) -> Any:
+        self.asked.append(headers)
+        await asyncio.sleep(0)
+        return _Response(self.status)
+
+
+class _Response:
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    async def __aenter__(self) -> _Response:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+async def test_a_login_is_asked_about_again_after_a_minute_and_by_all_its_parts() -> None:
+    trino, now_s = _Trino(), [1000.0]
+    logins = AcceptedLogins(trino.send, lambda: now_s[0])
+    first = CIMultiDict({"Authorization": "Basic a", "X-Trino-User": "ann", "X-Trino-Source": "x"})
+    assert all(await asyncio.gather(*(logins.accepts(TRINO, first) for _ in range(5))))
+    assert len(trino.asked) == 1
+    others = (
+        {"Authorization": "Basic b"},
+        {"X-Trino-User": "bob"},
+        {"X-Presto-User": "bob"},
+        {"X-Trino-Role": "lake=ROLE{admin}"},
+        {"X-Trino-Extra-Credential": "k=v"},
+        {"Cookie": "token=1"},
+        {"X-Forwarded-Proto": "http"},
+    )
+    for number, other in enumerate(others):
+        assert await logins.accepts(TRINO, CIMultiDict({**first, **other}))
+        assert len(trino.asked) == 2 + number
+    assert await logins.accepts(Coordinator("http://other", ""), first)
+    asked = len(trino.asked)
+    assert await logins.accepts(TRINO, CIMultiDict({**first, "X-Trino-Source": "y", "X-Trino-Session": "a=1"}))
+    now_s[0] += REMEMBERED_S - 1
+    assert await logins.accepts(TRINO, first)
+    assert len(trino.asked) == asked
+    now_s[0] += 1
+    assert await logins.accepts(TRINO, first)
+    assert len(trino.asked) == asked + 1
+    assert not logins._asking
+    assert not any(b"Basic" in key for key in logins._until_s)
+
+
+async def test_the_memory_of_logins_is_bounded() -> None:
+    trino = _Trino()
+    logins = AcceptedLogins(trino.send)
+    for number in range(LOGINS_MAX + 10):
+        assert await logins.accepts(TRINO, CIMultiDict({"Authorization": f"Basic {number}"}))
+    assert len(logins._until_s) == LOGINS_MAX
+
+
+async def test_no_answer_tells_the_version_of_the_software() -> None:
+    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+        return web.Response(text="x", headers={"Server": "trino"})
+
+    async with faked(answer) as trino, proxied(trino.url) as rig:
+        for method, target in (
+            ("GET", "/seamark/healthz"),
+            ("GET", "/seamark/metrics"),
+            ("GET", "/seamark/none"),
+            ("POST", "/seamark/healthz"),
+            ("GET", "/seamark/c/00000000/v1/info"),
+            ("GET", "/seamark/statements/0"),
+            ("PUT", "/seamark/statements/0"),
+            ("OPTIONS", "*"),
+        ):
+            _, headers, body = await rig.ask(method, target) if target[0] == "/" else await _raw(rig, method)
+            assert headers["Server"] == "seamark", (method, target)
+            assert b"aiohttp" not in body, (method, target)
+        _, headers, _ = await rig.ask("GET", "/v1/info")
+        assert headers["Server"] == "trino"
+
+
+async def _raw(rig: Rig, method: str) -> tuple[int, dict[str, str], bytes]:
+    """The answer to a request for `*`, which is no path."""
+    host, port = rig.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"{method} * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    return int(lines[0].split()[1]), dict(line.split(": ", 1) for line in lines[1:]), body
