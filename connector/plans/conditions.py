@@ -167,8 +167,8 @@ def move(condition: Condition | None, to: Move) -> Condition | None:
     return weaken(condition, lambda atom: atom.moved(to))
 
 
-def weaken(condition: Condition | None, keep: Callable[[Atom], Atom | None]) -> Condition | None:
-    """The condition with `keep` applied to each atom; None replaces an atom by "true"."""
+def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]) -> Condition | None:
+    """The condition with `keep` applied to each atom; None replaces an atom by "true", and `NEVER` by "false"."""
     match condition:
         case All(parts):
             return all_of(weaken(part, keep) for part in parts)

@@ -35,6 +35,7 @@ from seamark.connector.sql.types import (
 )
 from seamark.connector.sql.values import cast, check_args, check_comparable, need, together, type_of
 from seamark.connector.trino.statements.conditions import COMPARISONS
+from seamark.metaserver.iceberg.expressions.like_patterns import is_valid_pattern
 
 QueryTranslator = Callable[[exp.Expr, NameScope], tuple[str, list[tuple[str, SqlType]]]]
 """Translates a nested query: its text, and its columns."""
@@ -209,7 +210,7 @@ class Expressions:
             return Value(f"({value.sql} {word} {pattern.sql})", BOOLEAN)
         if not (isinstance(escape, exp.Literal) and escape.is_string and len(str(escape.this)) == 1):
             raise UnsupportedInDuckDB(f"{shown(node)}: ESCAPE must be one character")
-        if pattern.literal is None or not _is_valid_pattern(str(like.expression.this), str(escape.this)):
+        if pattern.literal is None or not is_valid_pattern(str(like.expression.this), str(escape.this)):
             raise UnsupportedInDuckDB(
                 f"{shown(node)}: the pattern must be a text in which each escape is followed by %, _ or itself"
             )
@@ -218,11 +219,13 @@ class Expressions:
     # Choices
 
     def _case(self, node: exp.Expr, scope: NameScope) -> Value:
-        tests, results = [], []
-        for branch in node.args["ifs"]:
-            test = branch.this if node.this is None else exp.EQ(this=node.this.copy(), expression=branch.this.copy())
-            tests.append(self.condition(test, scope))
-            results.append(self.value(branch.args["true"], scope))
+        branches = node.args["ifs"]
+        if node.this is None:
+            tests = [self.condition(branch.this, scope) for branch in branches]
+        else:  # one type for all that are compared, as in Trino
+            value, *others = together(self.values([node.this, *(branch.this for branch in branches)], scope), node)
+            tests = [comparison("=", [value, other], node, positive=True).sql for other in others]
+        results = [self.value(branch.args["true"], scope) for branch in branches]
         default = node.args.get("default")
         results.append(Value("NULL", UNKNOWN) if default is None else self.value(default, scope))
         return _choice(tests, together(results, node))
@@ -320,15 +323,6 @@ def _is_exact_cast(one: SqlType, to: SqlType) -> bool:
 
 def _not_of(node: exp.Expr) -> str:
     return "NOT " if node.args.get("negate") else ""
-
-
-def _is_valid_pattern(pattern: str, escape: str) -> bool:
-    at = 0
-    while (at := pattern.find(escape, at)) >= 0:
-        if pattern[at + 1 : at + 2] not in ("%", "_", escape):
-            return False
-        at += 2
-    return True
 
 
 def _flat(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:

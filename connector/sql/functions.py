@@ -48,6 +48,8 @@ _OF_DATES = {"DAY", "WEEK", "MONTH", "QUARTER", "YEAR"}
 _COUNTED = {"SECOND", "MINUTE", "HOUR", "DAY"}
 _RANKS = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
 _DECIMALS_MAX = 15
+_SUMMED_PRECISION_MAX = 26
+"""Digits of decimals whose sum cannot exceed 38 digits: of 10 to the power of 12 rows."""
 _TEXT_MAX = 10_000_000
 """Positions in texts."""
 
@@ -238,8 +240,7 @@ def _sum(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
     if value.type.is_integer:
         return Value(f"CAST(sum({distinct}{value.sql}) AS BIGINT)", BIGINT)
     if value.type.name == "decimal":
-        kind = decimal(PRECISION_MAX, value.type.scale)
-        return Value(f"CAST(sum({distinct}{value.sql}) AS {duckdb_name(kind)})", kind)
+        return _decimal_sum(value, distinct)
     if value.type == DOUBLE:
         return Value(f"sum({distinct}{value.sql})", DOUBLE)
     if value.type == REAL:
@@ -247,13 +248,24 @@ def _sum(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
     raise BadRequest(f"{shown(node)} is not defined for the type {value.type}")
 
 
+def _decimal_sum(value: Value, distinct: str = "", over: str = "") -> Value:
+    """The sum of decimals. DuckDB adds them as integers of 128 bits, and begins again at the other end of their range
+    without an error. `over`: the window."""
+    kind = decimal(PRECISION_MAX, value.type.scale)
+    total = f"CAST(sum({distinct}{value.sql}){over} AS {duckdb_name(kind)})"
+    if value.type.precision <= _SUMMED_PRECISION_MAX:
+        return Value(total, kind)
+    size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over})"
+    limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"  # the sum of doubles is rounded
+    return Value(f"(CASE WHEN {size} >= {limit} THEN error('Decimal overflow') ELSE {total} END)", kind)
+
+
 def _average(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
     check_args(node)
     distinct, inner = _argument(node, "avg")
     value = e.value(inner, scope)
     if value.type.name == "decimal":
-        total = decimal(PRECISION_MAX, value.type.scale)
-        sums = Value(f"CAST(sum({distinct}{value.sql}) AS {duckdb_name(total)})", total)
+        sums = _decimal_sum(value, distinct)
         # NULLIF: an average of nothing is null, and no division by zero.
         counts = Value(f"CAST(nullif(count({distinct}{value.sql}), 0) AS DECIMAL(19, 0))", as_decimal(BIGINT))
         return quotient(sums, counts, value.type)
@@ -322,6 +334,8 @@ def _window(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
         within.append("ORDER BY " + ", ".join(ordered(e.value(one.this, scope), one) for one in order.expressions))
     if spec is not None:
         within.append(f"{spec.text('kind').upper()} BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")
+    if isinstance(function, exp.Sum) and kind.name == "decimal":
+        return _decimal_sum(e.value(function.this, scope), over=f" OVER ({' '.join(within)})")
     text = f"{name} OVER ({' '.join(within)})"
     return Value(f"CAST({text} AS {duckdb_name(kind)})", kind)
 

@@ -49,6 +49,9 @@ _TIMESTAMP = re.compile(
     r"(?: ?(UTC|Z|[+-][0-9]{2}:[0-9]{2}))?",
     re.ASCII,
 )
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+_DOUBLE = re.compile(r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,2})?", re.ASCII)
 _NUMBER = re.compile(r"([0-9]*)(?:\.([0-9]*))?", re.ASCII)
 
 
@@ -95,6 +98,14 @@ def typed_text(text: str, to: SqlType, node: exp.Expr) -> Value:
                 moment = moment if to == TIMESTAMP else moment.astimezone(UTC).replace(tzinfo=None)
                 name, suffix = ("TIMESTAMP", "") if to == TIMESTAMP else ("TIMESTAMPTZ", "+00")
                 return Value(f"{name} '{moment.isoformat(' ')}{suffix}'", to, node)
+        if to == UUID and _UUID.fullmatch(text):
+            return Value(f"UUID '{text.lower()}'", UUID, node)
+        if to.is_integer and _WHOLE.fullmatch(text):
+            return cast(number(text.lstrip("+-"), node, negative=text.startswith("-")), to)
+        if to.is_float and _DOUBLE.fullmatch(text):
+            return Value(f"CAST('{text}' AS {duckdb_name(to)})", to, node)
+        if to == BOOLEAN and text.lower() in ("true", "false"):
+            return Value(text.upper(), BOOLEAN, node)
         if to.name == "decimal" and _NUMBER.fullmatch(text.lstrip("-")):
             found = number(text.lstrip("-") + ("" if "." in text else "."), node, negative=text.startswith("-"))
             return found if to.precision == 0 else cast(found, to)

@@ -6,11 +6,18 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+
+from seamark.connector.client.errors import BadRequest
+
+_CYCLE_DAYS = 146_097
+_DAY_MICROS = 86_400_000_000
+YEAR_MAX = 9999
+"""The last year that is written without a sign."""
 
 
 def json_rows(batch: pa.RecordBatch) -> list[list[Any]]:
@@ -21,10 +28,39 @@ def json_rows(batch: pa.RecordBatch) -> list[list[Any]]:
 
 def _column(column: pa.Array) -> list[Any]:
     kind = column.type
-    values: list[Any] = column.to_pylist()
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):  # Python's dates are in the years 1 to 9999
+        return _far_times(column)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_null(kind):
         return values
     return [json_value(value) for value in values]
+
+
+def _far_times(column: pa.Array) -> list[str | None]:
+    """Dates and timestamps of any year, as Trino writes them. BadRequest for times within nested values."""
+    kind = column.type
+    if pa.types.is_date32(kind):
+        return [None if day is None else _day_text(day) for day in column.cast(pa.int32()).to_pylist()]
+    if not pa.types.is_timestamp(kind):
+        raise BadRequest("A nested value has a date or time that is not in the years 1 to 9999; select its fields")
+    zone = "" if kind.tz is None else " UTC"
+    moments = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
+    return [None if one is None else f"{_moment_text(one)}{zone}" for one in moments]
+
+
+def _moment_text(micros: int) -> str:
+    days, rest = divmod(micros, _DAY_MICROS)
+    return f"{_day_text(days)} {(datetime(1970, 1, 1) + timedelta(microseconds=rest)).time().isoformat()}"
+
+
+def _day_text(days: int) -> str:
+    """Days since 1970-01-01, in the calendar that has the same dates every 400 years."""
+    cycles, rest = divmod(days, _CYCLE_DAYS)
+    day = date(1970, 1, 1) + timedelta(days=rest)
+    year = day.year + 400 * cycles
+    sign = "+" if year > YEAR_MAX else "-" if year < 0 else ""
+    return f"{sign}{abs(year):04d}-{day.month:02d}-{day.day:02d}"
 
 
 def json_value(value: Any) -> Any:

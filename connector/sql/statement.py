@@ -11,7 +11,7 @@ from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.trino.statements.lexer import Token, UnsupportedStatement, tokens_of
+from seamark.connector.trino.statements.lexer import Token, UnsupportedStatement, tokens_of, with_plain_numbers
 from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements, tokens_in
 
 CHARACTERS_MAX = 100_000
@@ -69,6 +69,10 @@ def parse(text: str) -> Statement:
     """BadRequest for a text that is not one statement, or is longer than the limits."""
     if len(text) > CHARACTERS_MAX:
         raise BadRequest(f"The statement has {len(text):,} characters; the limit is {CHARACTERS_MAX:,}")
+    try:
+        text = with_plain_numbers(text)
+    except UnsupportedStatement as error:
+        raise BadRequest(f"{str(error)!r} is not a number, and a name must not begin with a digit") from None
     try:
         words = tokens_in(_TRINO, text)
         if len(words) > TOKENS_MAX:

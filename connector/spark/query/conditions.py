@@ -40,7 +40,7 @@ from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.expressions import CURRENT, SparkExpressions, is_sure
 from seamark.connector.spark.scala import items
 from seamark.connector.trino.statements.conditions import ConditionReader
-from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
+from seamark.metaserver.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
 PARTS_MAX = 2_000
@@ -277,7 +277,13 @@ class _Reading:
         value = None if term is None or term.kind != "string" else self._value(node.right(), "string")
         if term is None or value is None:
             return None
-        prefix, rest = (str(value), "%") if kind == "StartsWith" else split_pattern(str(value), str(node.escapeChar()))
+        if kind == "StartsWith":
+            prefix, rest = str(value), "%"
+        else:
+            escape = str(node.escapeChar())
+            if not is_valid_pattern(str(value), escape):  # an error of Spark where it compares a row
+                return None
+            prefix, rest = split_pattern(str(value), escape)
         return term.compared("STARTS WITH", Literal("text", prefix)) if prefix and rest == "%" else None
 
     def _term(self, node: Node) -> _Term | None:

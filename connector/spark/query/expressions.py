@@ -150,7 +150,9 @@ class SparkExpressions:
                 return self._case(node, kind, lambda one: self.value(one) or hidden())
             case "Add" | "Subtract" | "Multiply" | "UnaryMinus":
                 return self._arithmetic(node, kind)
-            case "IntegralDivide":
+            case "IntegralDivide" if all(
+                self._catalyst.type_of(one) in _DIGITS for one in (node.left(), node.right())
+            ):  # of decimals, Spark cuts off the digits after the point
                 sides = [self.value(one) for one in (node.left(), node.right())]
                 return None if None in sides else exp.Div(this=sides[0], expression=sides[1], typed=True, safe=False)
             case "CurrentDate":

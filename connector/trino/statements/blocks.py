@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from sqlglot import exp
 
@@ -38,9 +39,11 @@ from seamark.connector.plans.conditions import (
     move,
     references_of,
     rejects_null,
+    weaken,
 )
 from seamark.connector.plans.literals import Literal
 from seamark.connector.trino.statements.block_sources import BlockSource, struct_field
+from seamark.connector.trino.statements.comparisons import decided
 from seamark.connector.trino.statements.conditions import ConditionReader, conjuncts, is_plain
 from seamark.connector.trino.statements.joined_sources import (
     JoinedSource,
@@ -50,6 +53,7 @@ from seamark.connector.trino.statements.joined_sources import (
     seen_in_on,
     sources_of,
 )
+from seamark.connector.trino.statements.operands import class_of_kind, class_of_literal
 from seamark.connector.trino.statements.partners import (
     Equal,
     across,
@@ -70,7 +74,10 @@ from seamark.connector.trino.statements.scopes import (
     Scope,
     canonical_name,
     is_exact,
+    is_plain_name,
+    literal_output,
     output_name,
+    output_names,
     star_qualifier,
 )
 
@@ -89,8 +96,7 @@ class Block:
     inner: list[tuple[exp.Expr, Scope, exp.Expr | None]]
     """Subqueries in its expressions, with the ON that they are in."""
     reader: ConditionReader
-    relation_names: frozenset[str] = frozenset()
-    """Of all relations of the statement."""
+    relation_names: frozenset[str] = frozenset()  # of all relations of the statement
     having: exp.Expr | None = None
     is_grouped: bool = False
     keys: list[exp.Expr] = field(default_factory=list)
@@ -98,14 +104,11 @@ class Block:
     filters: tuple[exp.Expr, ...] = ()
     """If there are some, only rows count that meet one of them (FILTER of aggregates)."""
     windows: tuple[exp.Window, ...] = ()
-    laterals: tuple[int, ...] = ()
-    """The positions of LATERAL subqueries among the sources."""
+    laterals: tuple[int, ...] = ()  # the positions of LATERAL subqueries among the sources
     correlated: Condition | None = None
     """A condition on rows of the sources that follows from the rows of an outer block."""
-    _late: dict[int, Condition | None] = field(default_factory=dict)
-    """Conditions on LATERAL subqueries."""
-    _kinds: dict[str, str | None] = field(default_factory=dict)
-    """Cache: without it, nested blocks would need exponential time."""
+    _late: dict[int, Condition | None] = field(default_factory=dict)  # conditions on LATERAL subqueries
+    _kinds: dict[str, str | None] = field(default_factory=dict)  # without it, nested blocks need exponential time
 
     def has(self, column: str) -> bool | None:
         answers: set[bool | None] = {False}
@@ -122,9 +125,8 @@ class Block:
     def names(self) -> tuple[str | None, ...] | None:
         if len(self.projections) == len(self.sources) == 1 and star_qualifier(self.projections[0]) == "":
             return self.sources[0].result.names()
-        if any(star_qualifier(one) is not None for one in self.projections):
-            return None
-        return tuple(output_name(one) for one in self.projections)
+        has_star = any(star_qualifier(one) is not None for one in self.projections)
+        return None if has_star else output_names(self.projections)
 
     def kind(self, column: str) -> str | None:
         if column not in self._kinds:
@@ -144,8 +146,14 @@ class Block:
         reference = self._output(column)
         return None if reference is None else self.sources[reference[0]].result.values(reference[1])
 
+    def value_class(self, column: str) -> str | None:
+        literal = literal_output(self.projections, column, self.reader.literal)
+        return class_of_kind(self.kind(column)) if literal is None else class_of_literal(literal)
+
     def push_down(self, wanted: Condition | None) -> None:
         if self.tree is not None:
+            literal_of = partial(literal_output, self.projections, literal_of=self.reader.literal)
+            wanted = weaken(wanted, partial(decided, literal_of=literal_of))
             above = move(wanted, lambda reference: self._output(reference[1])) if self.passes else None
             if self.is_grouped:
                 above = on_references(above, self._key_references())
@@ -460,7 +468,7 @@ class Block:
     def _resolve_name(self, name: str, qualifier: str | None = None) -> ColumnReference | None:
         if qualifier is not None:
             matching = self._qualified(qualifier)
-            if len(matching) != 1 or matching[0].result.has(name) is False or not _is_plain(name):
+            if len(matching) != 1 or matching[0].result.has(name) is False or not is_plain_name(name):
                 return None
             return self.sources.index(matching[0]), name
         return None if self.tree is None else self._resolve_in(self.tree, name)
@@ -476,7 +484,7 @@ class Block:
             if has is None:
                 others = (source.result.has(name) for number, source in enumerate(self.sources) if number != tree)
                 has = all(other is False for other in others)
-            return (tree, name) if has and _is_plain(name) else None
+            return (tree, name) if has and is_plain_name(name) else None
         left, right = self._resolve_in(tree.left, name), self._resolve_in(tree.right, name)
         if name not in tree.using:
             # If both sides had the column, the name would be ambiguous, and the statement would fail.
@@ -490,8 +498,3 @@ class Block:
 
     def _qualified(self, qualifier: str) -> list[BlockSource]:
         return [source for source in self.sources if source.name == qualifier]
-
-
-def _is_plain(name: str) -> bool:
-    """No hidden column, and no name that the catalog would read as a struct field."""
-    return "$" not in name and "." not in name

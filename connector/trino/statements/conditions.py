@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeAlias
 
 from sqlglot import exp
@@ -22,18 +22,12 @@ from seamark.connector.plans.conditions import (
     any_of,
 )
 from seamark.connector.plans.literals import Literal
-from seamark.connector.trino.statements.functions import (
-    FLIPPED,
-    OPPOSITE,
-    case_condition,
-    compare_function,
-    compare_literals,
-    function_of,
-    like_predicate,
-    month_of_year,
-)
+from seamark.connector.trino.statements.comparisons import FLIPPED, OPPOSITE, compare_literals
+from seamark.connector.trino.statements.functions import case_condition, compare_function, month_of_year
 from seamark.connector.trino.statements.literals import parse_literal
+from seamark.connector.trino.statements.operands import CommonType, OperandClasses, class_of_literal, common_type
 from seamark.connector.trino.statements.relative_times import parse_span
+from seamark.connector.trino.statements.texts import formatted_prefix, function_of, like_predicate
 from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 
@@ -55,11 +49,12 @@ _READ = frozenset({"this", "expression", "expressions", "low", "high", "to", "ne
 
 class ConditionReader:
     """Reads conditions of one statement. `casts_decimal`: see `literals.parse_literal`. `today`: the date in UTC, for
-    conditions with the current time; without it these are not read."""
+    conditions with the current time; without it these are not read. `utc`: the session's zone is UTC."""
 
-    def __init__(self, *, casts_decimal: bool, today: date | None = None) -> None:
+    def __init__(self, *, casts_decimal: bool, today: date | None = None, utc: bool = False) -> None:
         self._casts_decimal = casts_decimal
         self._today = today
+        self.utc = utc
 
     def read(self, node: exp.Expr, resolve: Resolve, kind: KindOf) -> Condition | None:
         """A condition that is true where `node` is true."""
@@ -77,7 +72,7 @@ class ConditionReader:
 
 @dataclass(frozen=True)
 class _Reading:
-    """The conditions of one block (`functions.Comparisons`)."""
+    """The conditions of one block (`comparisons.Comparisons`)."""
 
     reader: ConditionReader
     today: date | None
@@ -105,12 +100,13 @@ class _Reading:
             return self._rows(node)
         leaf = self._leaf(node)
         if isinstance(node, exp.Like | exp.Escape) and (leaf is None or not leaf.exact):
-            return all_of([None if negated else leaf, self._pattern(node, negated=negated)])
+            begins = leaf if leaf is not None or negated else self._times_like(node)
+            return all_of([None if negated else begins, self._pattern(node, negated=negated)])
         if leaf is None:
             return self._of_comparisons(node, negated=negated)
         return leaf.negation() if negated else leaf
 
-    # What functions need (`functions.Comparisons`)
+    # What functions need (`comparisons.Comparisons`)
 
     def condition(self, node: exp.Expr) -> Condition | None:
         return self.read(node, negated=False)
@@ -143,6 +139,30 @@ class _Reading:
         found = self.column(op, side, literal)
         return found if found is not None else compare_function(op, side, literal, self)
 
+    def equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
+        return self._of_sides("=", left, right, compared_in)
+
+    # The common type of operands (`operands.py`)
+
+    @cached_property
+    def _classes(self) -> OperandClasses:
+        return OperandClasses(self.literal, self.kind)
+
+    def common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
+        return self._classes.common_type(operands, utc=self.reader.utc)
+
+    def _literals(self, side: exp.Expr, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
+        """The literals that `side` is compared with; None if one of the nodes is not a literal, or has none in the
+        common type."""
+        given = self.reader.literals(nodes)
+        if given is None:
+            return None
+        own = self._classes.of(side)
+        common = common_type([own, *map(class_of_literal, given)], utc=self.reader.utc)
+        found = [common.literal(one, own) for one in given]
+        there = tuple(one for one in found if one is not None)
+        return there if len(there) == len(found) else None
+
     # Comparisons
 
     def _of_comparisons(self, node: exp.Expr, *, negated: bool) -> Condition | None:
@@ -162,16 +182,21 @@ class _Reading:
                 one_of, parts = True, [(COMPARISONS[type(node)], node.this, node.expression)]
             case _:
                 return None
+        common = self.common_type([node.this, *(right for _, _, right in parts)]) if len(parts) > 1 else None
         if negated != bool(node.args.get("negate")):
             one_of, parts = not one_of, [(OPPOSITE[op], left, right) for op, left, right in parts]
-        found = (self._of_sides(op, left, right) for op, left, right in parts)
+        found = (self._of_sides(op, left, right, common) for op, left, right in parts)
         return any_of(found) if one_of else all_of(found)
 
-    def _of_sides(self, op: str, left: exp.Expr, right: exp.Expr) -> Condition | None:
+    def _of_sides(self, op: str, left: exp.Expr, right: exp.Expr, compared_in: CommonType | None) -> Condition | None:
+        """A comparison of two operands. `compared_in`: the common type of all operands of the predicate, None if it
+        has only these two."""
         for side, other, compared in _either_side(left, right, op):
             literal = self.literal(other)
             if literal is not None:  # with null, `_leaf` reads comparisons of columns
-                return None if literal.kind == "null" else self.compared(compared, side, literal)
+                if compared_in is not None:
+                    literal = compared_in.literal_for(side, literal)
+                return None if literal is None or literal.kind == "null" else self.compared(compared, side, literal)
             span = parse_span(other, self.today)
             if span is not None:
                 ops = (">=", "<=") if compared == "=" else () if compared == "<>" else (compared,)
@@ -196,6 +221,15 @@ class _Reading:
         negated = negated != bool(like.args.get("negate"))
         return like_predicate(term.column, pattern, given[0] if given else None, function, negated=negated)
 
+    def _times_like(self, node: exp.Expr) -> Condition | None:
+        """`CAST(day AS varchar) LIKE '2026-01-%'`."""
+        pattern = node.expression
+        if type(node) is not exp.Like or not is_plain(node) or not isinstance(pattern, exp.Literal):
+            return None
+        if node.args.get("negate") or not pattern.is_string:
+            return None
+        return formatted_prefix(node.this.unnest(), split_pattern(str(pattern.this), None)[0], self)
+
     def _equalities(self, nodes: Iterable[exp.Expr]) -> list[tuple[exp.Expr, Literal]]:
         found = []
         for node in nodes:
@@ -208,14 +242,13 @@ class _Reading:
         """`(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`."""
         if not is_plain(node):
             return None
+        columns = node.this.expressions
         rows = [node.expression] if isinstance(node, exp.EQ) else node.expressions
-        either = []
-        for row in rows:
-            if not isinstance(row, exp.Tuple) or len(row.expressions) != len(node.this.expressions):
-                return None
-            sides = zip(node.this.expressions, row.expressions, strict=True)
-            either.append(all_of(self._leaf(exp.EQ(this=one, expression=other)) for one, other in sides))
-        return any_of(either) if either else None
+        if not rows or any(not isinstance(row, exp.Tuple) or len(row.expressions) != len(columns) for row in rows):
+            return None
+        fields = [[row.expressions[number] for row in rows] for number in range(len(columns))]
+        common = [self.common_type([column, *values]) for column, values in zip(columns, fields, strict=True)]
+        return any_of(all_of(map(self.equality, columns, row.expressions, common)) for row in rows)
 
     def _leaf(self, node: exp.Expr) -> ColumnComparison | None:
         """A comparison of a column, or of its day or year, with literals."""
@@ -244,20 +277,18 @@ class _Reading:
                 return found.negation() if found is not None and node.args.get("negate") else found
         if node.args.get("negate"):
             return None
+        side, op = node.this, "IN"
         match node:
             case exp.Between():
-                given = [node.args[one] for one in ("low", "high")]
+                op, given = "BETWEEN", [node.args[one] for one in ("low", "high")]
             case exp.In() if node.expressions:
                 given = _listed(node.expressions)
             case exp.ArrayContains() if isinstance(node.this, exp.Array):
-                term, literals = _term(node.expression, self.resolve), self.reader.literals(node.this.expressions)
-                return term.compared("IN", literals) if term is not None and literals else None
+                side, given = node.expression, node.this.expressions
             case _:
                 return None
-        term, literals = _term(node.this, self.resolve), self.reader.literals(given)
-        if term is None or not literals:
-            return None
-        return term.compared("BETWEEN" if isinstance(node, exp.Between) else "IN", literals)
+        term, literals = _term(side, self.resolve), self._literals(side, given)
+        return term.compared(op, literals) if term is not None and literals else None
 
     def _compared(self, node: exp.Expr, op: str) -> ColumnComparison | None:
         for side, other, compared in _either_side(node.this, node.expression, op):
@@ -293,8 +324,6 @@ class _Term:
         given = tuple(literals)
         kinds = {one.kind for one in given} - {"null"}
         if self.kinds is not None and not kinds <= self.kinds:
-            return None
-        if "double" in kinds and len(kinds) > 1:  # all are compared as doubles, which cannot represent all integers
             return None
         return ColumnComparison(self.column, op, given, self.transform, exact=exact)
 

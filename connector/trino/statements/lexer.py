@@ -27,6 +27,16 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_NUMERAL = re.compile(
+    r"""
+      (?P<other>--[^\r\n]*|/\*.*?\*/|'[^']*'|"[^"]*"|[^\W0-9]\w*|[^\w'"])
+    | 0(?:[xX](?P<hex>(?:_?[0-9A-Fa-f]){1,64})|[oO](?P<octal>(?:_?[0-7]){1,64})|[bB](?P<binary>(?:_?[01]){1,64}))(?!\w)
+    | (?P<decimal>[0-9](?:_?[0-9])*(?:\.(?:[0-9](?:_?[0-9])*)?)?(?:[eE][+-]?[0-9]+)?)(?!\w)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_SHOWN_MAX = 40
+_BASES = {"hex": 16, "octal": 8, "binary": 2}
 _TYPED = frozenset(
     {"BIGINT", "BOOLEAN", "DATE", "DECIMAL", "DOUBLE", "INTEGER", "TIME", "TIMESTAMP", "UUID", "VARCHAR"}
 )
@@ -84,6 +94,24 @@ def tokens_of(text: str) -> tuple[Token, ...]:
             found.append(Token(kind, match[0], at, match.end()))
         at = match.end()
     return tuple(found)
+
+
+def with_plain_numbers(text: str) -> str:
+    """The text with `1_000`, `0xFF`, `0o17` and `0b101` as plain decimal numbers; sqlglot reads them as `1 AS _000`.
+    UnsupportedStatement, with the text, for digits that are no number of Trino."""
+    parts: list[str] = []
+    at = 0
+    while at < len(text):
+        match = _NUMERAL.match(text, at)
+        if match is None and text[at] in "'\"":  # a text without an end
+            return "".join([*parts, text[at:]])
+        if match is None:
+            raise UnsupportedStatement(text[at : at + _SHOWN_MAX].split()[0])
+        kind = str(match.lastgroup)
+        found = match[0] if kind == "other" else match[kind].replace("_", "")
+        parts.append(str(int(found, _BASES[kind])) if kind in _BASES else found)
+        at = match.end()
+    return "".join(parts)
 
 
 def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 import re
 from calendar import monthrange
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
 
 from sqlglot import exp
 
 from seamark.connector.plans.literals import LOCAL, ZONED, Literal
+from seamark.connector.trino.statements.operands import NULLS_WITHOUT_EFFECT, class_of_cast
 
 _Type = exp.DataType.Type
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
@@ -40,6 +41,13 @@ _CAST_PRECISION = 3
 """Digits of a second that `CAST(… AS timestamp)` keeps."""
 _BITS = {_Type.TINYINT: 8, _Type.SMALLINT: 16, _Type.INT: 32, _Type.BIGINT: 64}
 _OFFSET_HOURS_MAX = 14
+_PARSED_FORMATS = frozenset(
+    {"%Y-%m-%d", "%Y%m%d", "%Y-%m", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y%m%d%H%M%S"}
+)
+_FOUR_DIGITS = 1000
+"""The first year that Python writes with four digits."""
+_SECONDS_MAX = 253_402_300_799
+"""The last second of the year 9999."""
 _MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
 UNITS = {
     "WEEK": timedelta(days=7),
@@ -80,6 +88,14 @@ def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | No
         case exp.FromISO8601Timestamp():
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
             return _iso_timestamp(inner.value) if inner is not None and inner.kind == "text" else None
+        case exp.FromISO8601Date():
+            inner = parse_literal(node.this, casts_decimal=casts_decimal)
+            return _date(inner.value) if inner is not None and inner.kind == "text" else None
+        case exp.StrToTime():
+            return _parsed_time(node.this, node.args.get("format"))
+        case exp.UnixToTime() if not any(value for name, value in node.args.items() if name != "this"):
+            inner = parse_literal(node.this, casts_decimal=casts_decimal)
+            return _unix_time(int(inner.value)) if inner is not None and inner.kind == "integer" else None
         case exp.Cast() if type(node) is exp.Cast and not (node.args.get("format") or node.args.get("default")):
             return _cast(parse_literal(node.this, casts_decimal=casts_decimal), node.to, casts_decimal)
     return None
@@ -154,9 +170,33 @@ def _iso_timestamp(text: str) -> Literal | None:
     return _timestamp(f"{day} {time}{' UTC' if zone == 'Z' else zone}", exp.DataType(this=_Type.TIMESTAMPTZ))
 
 
+def _parsed_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
+    """`date_parse('2026-01-31', '%Y-%m-%d')`, whose value has no zone."""
+    if not all(isinstance(one, exp.Literal) and one.is_string for one in (node, pattern)):
+        return None
+    text, form = str(node.this), str(pattern.this) if pattern is not None else ""
+    if form not in _PARSED_FORMATS:
+        return None
+    try:
+        moment = datetime.strptime(text, form)
+    except ValueError:
+        return None
+    is_same = moment.year >= _FOUR_DIGITS and moment.strftime(form) == text
+    return timestamp_literal(moment) if is_same else None
+
+
+def _unix_time(seconds: int) -> Literal | None:
+    """`from_unixtime(0)`, whose value has the session's zone."""
+    if not 0 <= seconds <= _SECONDS_MAX:
+        return None
+    return Literal("timestamp", f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC", ZONED)
+
+
 def _cast(given: Literal | None, to: exp.DataType, casts_decimal: bool) -> Literal | None:
-    if given is None or given.kind == "null":
-        return given
+    if given is None:
+        return None
+    if given.kind == "null":  # NULL of a type that other operands may be converted to has a meaning besides its value
+        return given if class_of_cast(to) in NULLS_WITHOUT_EFFECT else None
     target, kind, text = to.this, given.kind, given.value
     if target is _Type.DATE:
         return _date(text) if kind in ("text", "date") else None

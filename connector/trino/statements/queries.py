@@ -344,7 +344,11 @@ def _counted(aggregate: exp.Expr) -> list[exp.Expr]:
     if isinstance(value, exp.If):
         return [value.this]
     when = [branch.this for branch in value.args["ifs"]]
-    return when if value.this is None else [exp.EQ(this=value.this.copy(), expression=one.copy()) for one in when]
+    if value.this is None:
+        return when
+    if len(when) == 1:
+        return [exp.EQ(this=value.this.copy(), expression=when[0].copy())]
+    return [exp.In(this=value.this.copy(), expressions=[one.copy() for one in when])]
 
 
 def _without_brackets(projection: exp.Expr) -> exp.Expr:

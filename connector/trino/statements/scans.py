@@ -55,6 +55,7 @@ from seamark.connector.trino.statements.conditions import ConditionReader
 from seamark.connector.trino.statements.lexer import QueryText, Token, UnsupportedStatement, extract_query
 from seamark.connector.trino.statements.queries import ColumnsOf, Queries, version_of
 from seamark.connector.trino.statements.scopes import COMPUTED, Columns, Scope, Table, canonical_name, check_relations
+from seamark.metaserver.iceberg.expressions.like_patterns import is_valid_pattern
 from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements, tokens_in
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.wire import LIKES_MAX
@@ -79,7 +80,7 @@ def find_scans(
     `utc`: the session's time zone is known to be UTC. `today`: the date in UTC, for conditions with the current time.
     """
     try:
-        inner, queries, result = _read(statement, columns_of, parameters, today)
+        inner, queries, result = _read(statement, columns_of, parameters, today, utc=utc)
         result.push_down(None)
         positions = _ReferencePositions(inner)
         found = [(table, scan) for table in queries.tables if (scan := positions.scan(table, utc)) is not None]
@@ -114,7 +115,7 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
 
 
 def _read(
-    statement: str, columns_of: ColumnsOf, parameters: Sequence[str], today: date | None = None
+    statement: str, columns_of: ColumnsOf, parameters: Sequence[str], today: date | None = None, *, utc: bool = False
 ) -> tuple[QueryText, Queries, Scope]:
     """Raises UnsupportedStatement."""
     if len(statement) > STATEMENT_MAX:
@@ -122,13 +123,14 @@ def _read(
     inner = extract_query(statement, parameters)
     tree = _parsed(inner)
     check_relations(tree)
+    _check_patterns(tree)
     casts_decimal = any(
         one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
     )
     names = frozenset(
         one.name.lower() for one in tree.find_all(exp.TableAlias, exp.Table) if isinstance(one.this, exp.Identifier)
     )
-    queries = Queries(columns_of, ConditionReader(casts_decimal=casts_decimal, today=today), names)
+    queries = Queries(columns_of, ConditionReader(casts_decimal=casts_decimal, today=today, utc=utc), names)
     return inner, queries, queries.read(tree, {})
 
 
@@ -145,6 +147,16 @@ def _parsed(inner: QueryText) -> exp.Expr:
     if len(trees) != 1 or trees[0] is None:
         raise UnsupportedStatement
     return trees[0]
+
+
+def _check_patterns(tree: exp.Expr) -> None:
+    """Raises UnsupportedStatement for a LIKE pattern that the engine refuses, but only where it compares a row."""
+    for node in tree.find_all(exp.Escape):
+        texts = [node.this.expression, node.expression] if isinstance(node.this, exp.Like | exp.ILike) else []
+        if all(isinstance(one, exp.Literal) and one.is_string for one in texts) and texts:
+            pattern, escape = (str(one.this) for one in texts)
+            if not is_valid_pattern(pattern, escape):
+                raise UnsupportedStatement("a LIKE pattern with an invalid escape")
 
 
 class _ReferencePositions:

@@ -12,16 +12,17 @@ each value of the result is in a row of the table that can change the result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol, TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.plans.conditions import ColumnReference, Condition, any_of, move
+from seamark.connector.plans.conditions import Atom, ColumnComparison, ColumnReference, Condition, any_of, move, weaken
 from seamark.connector.plans.literals import Literal
 from seamark.connector.trino.statements.lexer import UnsupportedStatement
+from seamark.connector.trino.statements.operands import EXACT, TEXT, class_of_kind
 
 Columns: TypeAlias = Mapping[str, str]
 """The columns of a table in lower case, with their Iceberg types."""
@@ -38,6 +39,10 @@ the sources of one query."""
 
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
 """Types whose equal values are identical: floats have two zeros, and nested types are not compared."""
+
+_LITERALS = (exp.Literal, exp.Neg, exp.Cast, exp.Boolean)
+_DISCRIMINATED = frozenset((TEXT, EXACT))
+"""The classes of columns that are a literal in one input of a set operation and may be stored in the other."""
 
 _LITERAL_TYPES = {"boolean": "boolean", "integer": "long", "text": "string", "date": "date"}
 
@@ -85,6 +90,10 @@ class Scope(Protocol):
     def values(self, column: str) -> tuple[Literal, ...] | None:
         """The values of a column that only literals of the statement can have, besides null; None if unknown."""
 
+    def value_class(self, column: str) -> str | None:
+        """The class (`operands.py`) of a column whose values are unchanged stored values or literals of SELECT; None
+        for other columns."""
+
     def push_down(self, wanted: Condition | None) -> None:
         """Pushes a condition down, once: rows for which `wanted` is not true are not needed. Its columns are
         (0, column)."""
@@ -114,6 +123,9 @@ class Table:
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return None
 
+    def value_class(self, column: str) -> str | None:
+        return class_of_kind(self.kind(column))
+
     def push_down(self, wanted: Condition | None) -> None:
         self.predicate = wanted
 
@@ -138,6 +150,9 @@ class UnknownRelation:
         return None
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
+        return None
+
+    def value_class(self, column: str) -> None:
         return None
 
     def push_down(self, wanted: Condition | None) -> None:
@@ -170,6 +185,9 @@ class LiteralRows:
             return None
         return tuple(one for one in self.columns[names.index(column)] if one.kind != "null")
 
+    def value_class(self, column: str) -> None:
+        return None
+
     def push_down(self, wanted: Condition | None) -> None:
         return None
 
@@ -195,6 +213,9 @@ class _ColumnsOf:
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return self.body.values(column)
 
+    def value_class(self, column: str) -> str | None:
+        return self.body.value_class(column)
+
 
 @dataclass
 class PushdownBarrier(_ColumnsOf):
@@ -211,7 +232,8 @@ class PushdownBarrier(_ColumnsOf):
 class SetOperation:
     """UNION, INTERSECT or EXCEPT, ALL or not: a condition on a column is pushed to the same column of both inputs.
 
-    Only if both have the same type: otherwise the column is converted, and the converted value is compared.
+    Only if both have the same type: otherwise the column is converted, and the converted value is compared. A literal
+    of one input, such as the `'a'` of `SELECT 'a' AS source, …`, is compared as a value of that type.
     """
 
     left: Scope
@@ -234,8 +256,18 @@ class SetOperation:
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return None
 
+    def value_class(self, column: str) -> str | None:
+        name = same_position(column, self.left.names(), self.right.names())
+        found = None if name is None else self.left.value_class(column)
+        return found if name is not None and found in _DISCRIMINATED and self.right.value_class(name) == found else None
+
     def push_down(self, wanted: Condition | None) -> None:
-        both = move(wanted, lambda reference: reference if self.kind(reference[1]) is not None else None)
+        def kept(atom: Atom) -> Atom | None:
+            if isinstance(atom, ColumnComparison) and self.value_class(atom.column[1]) is not None:
+                return atom
+            return atom.moved(lambda reference: reference if self.kind(reference[1]) is not None else None)
+
+        both = weaken(wanted, kept)
 
         def on_right(reference: ColumnReference) -> ColumnReference | None:
             name = same_position(reference[1], self.left.names(), self.right.names())
@@ -278,6 +310,10 @@ class RenamedColumns:
         name = self._before(column)
         return None if name is None else self.inner.values(name)
 
+    def value_class(self, column: str) -> str | None:
+        name = self._before(column)
+        return None if name is None else self.inner.value_class(name)
+
     def push_down(self, wanted: Condition | None) -> None:
         def inside(reference: ColumnReference) -> ColumnReference | None:
             name = self._before(reference[1])
@@ -301,6 +337,7 @@ class NamedQuery:
     _names: list[tuple[str | None, ...] | None] = field(default_factory=list)
     _origins: dict[tuple[str, ...], Origin | None] = field(default_factory=dict)
     _values: dict[str, tuple[Literal, ...] | None] = field(default_factory=dict)
+    _classes: dict[str, str | None] = field(default_factory=dict)
     """Caches: names that use other names twice would need exponential time."""
 
     def has(self, column: str) -> bool | None:
@@ -328,6 +365,11 @@ class NamedQuery:
         if column not in self._values:
             self._values[column] = self.inner.values(column)
         return self._values[column]
+
+    def value_class(self, column: str) -> str | None:
+        if column not in self._classes:
+            self._classes[column] = self.inner.value_class(column)
+        return self._classes[column]
 
     def push_down(self, wanted: Condition | None) -> None:
         self.collected.append(wanted)
@@ -368,3 +410,27 @@ def output_name(projection: exp.Expr) -> str | None:
     if type(projection) is exp.Column or isinstance(projection, exp.Dot):
         return canonical_name(projection.name) or None
     return None
+
+
+def output_names(projections: Sequence[exp.Expr]) -> tuple[str | None, ...]:
+    """Of columns without a star. A literal without an alias has a name that no statement can write."""
+    return tuple(
+        output_name(one) or (f"\0{number}" if isinstance(one, _LITERALS) else None)
+        for number, one in enumerate(projections)
+    )
+
+
+def literal_output(
+    projections: Sequence[exp.Expr], name: str, literal_of: Callable[[exp.Expr], Literal | None]
+) -> Literal | None:
+    """The value of an output column that is a literal; None for other columns, and for null."""
+    if any(star_qualifier(one) is not None for one in projections):
+        return None
+    names = output_names(projections)
+    literal = literal_of(projections[names.index(name)].unalias()) if names.count(name) == 1 else None
+    return None if literal is None or literal.kind == "null" else literal
+
+
+def is_plain_name(name: str) -> bool:
+    """No hidden column, and no name that the catalog would read as a struct field."""
+    return "$" not in name and "." not in name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_JAVA_CHARACTER_MAX = 0xFFFF
+
 
 def split_pattern(pattern: str, escape: str | None) -> tuple[str, str]:
     """The prefix of a LIKE pattern, and the pattern from its first wildcard on.
@@ -21,3 +23,20 @@ def split_pattern(pattern: str, escape: str | None) -> tuple[str, str]:
         prefix.append(character)
         at += 1
     return "".join(prefix), ""
+
+
+def is_valid_pattern(pattern: str, escape: str | None) -> bool:
+    """Whether engines take the pattern: the escape is one character, and %, _ or itself follows it wherever it is.
+
+    An empty escape is none, as in Trino. Java counts a character beyond the first 65,536 as two.
+    """
+    if not escape:
+        return True
+    if len(escape) > 1 or ord(escape) > _JAVA_CHARACTER_MAX:
+        return False
+    at = 0
+    while (at := pattern.find(escape, at)) >= 0:
+        if pattern[at + 1 : at + 2] not in ("%", "_", escape):
+            return False
+        at += 2
+    return True

@@ -14,7 +14,7 @@ case-insensitive. The session time zone is UTC.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
@@ -35,7 +35,7 @@ from seamark.metaserver.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
-from seamark.metaserver.iceberg.expressions.like_patterns import split_pattern
+from seamark.metaserver.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
 from seamark.metaserver.iceberg.expressions.sql_literals import literal_of
 from seamark.metaserver.iceberg.expressions.sql_parser import parse_into
 from seamark.metaserver.iceberg.expressions.sql_reasons import misfit_reason, unused_reason
@@ -46,6 +46,8 @@ from seamark.metaserver.iceberg.types.values import FLOATS
 
 TEXT_MAX = 100_000
 _SHOWN_MAX = 200
+_EXACT_DIGITS_MAX, _DIGITS_SHOWN_MAX = 15, 40
+"""Digits of numbers that each engine converts to the same double."""
 _COMPARED: dict[type[exp.Expr], Op] = {
     exp.EQ: Op.EQ,
     exp.NEQ: Op.NOT_EQ,
@@ -182,8 +184,11 @@ class _Reader(Comparisons):
             case exp.Null():
                 return FALSE
             case exp.Between():
-                low = self._compared(Op.GT_EQ, node.this, node.args["low"], negated)
-                high = self._compared(Op.LT_EQ, node.this, node.args["high"], negated)
+                value, *bounds = self._together([node.this, node.args["low"], node.args["high"]])
+                low, high = (
+                    self._compared(op, value, bound, negated)
+                    for op, bound in zip((Op.GT_EQ, Op.LT_EQ), bounds, strict=True)
+                )
                 return None if low is None or high is None else (any_of if negated else all_of)(low, high)
             case exp.In():
                 return self._in(node, negated)
@@ -221,6 +226,24 @@ class _Reader(Comparisons):
         term = self._term(left)
         return None if term is None else self.comparison(op, term, literal, negated)
 
+    def _together(self, operands: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
+        """The operands of one predicate, with doubles for all numbers if one of them is a double: every engine converts
+        them to one type before it compares. Raises Inconvertible."""
+        literals = [literal_of(one) for one in operands]
+        kinds = {one.kind for one in literals if one is not None}
+        if not {"number", "double"} <= kinds:
+            return operands
+        if any(one is None and self._is_double(node) for one, node in zip(literals, operands, strict=True)):
+            return operands  # a double column is compared so with each number
+        return [
+            node if one is None or one.kind != "number" else _as_double(one)
+            for one, node in zip(literals, operands, strict=True)
+        ]
+
+    def _is_double(self, node: exp.Expr) -> bool:
+        term = self._term(node)
+        return term is not None and term.kind == "double"
+
     def _null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
         """IS [NOT] DISTINCT FROM, which is never null: Iceberg's `eq` and `not-eq`."""
         sides = [node.this, node.expression]
@@ -241,7 +264,7 @@ class _Reader(Comparisons):
         term = self._term(node.this)
         if term is None or not node.expressions or node.args.get("query") is not None:
             return None
-        literals = [literal_of(item) for item in node.expressions]
+        literals = [literal_of(item) for item in self._together([node.this, *node.expressions])[1:]]
         if any(literal is None for literal in literals):
             return None
         values = [literal for literal in literals if literal is not None and literal.kind != "null"]
@@ -287,7 +310,10 @@ class _Reader(Comparisons):
         if isinstance(node, exp.StartsWith):
             prefix, rest = pattern.text, "%"
         else:
-            prefix, rest = split_pattern(pattern.text, None if escape is None else escape.text)
+            given = None if escape is None else escape.text
+            if not is_valid_pattern(pattern.text, given):
+                return None
+            prefix, rest = split_pattern(pattern.text, given)
         if rest == "":
             return self.comparison(Op.NOT_EQ if negated else Op.EQ, term, TypedLiteral("text", prefix), negated)
         if rest.strip("%") == "":
@@ -373,6 +399,17 @@ def _constant(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | N
         return None
     values = [literal.number() if literal.kind == "number" else literal.text for literal in (left, right)]
     return Always(_CONSTANT[op](*values))
+
+
+def _as_double(number: TypedLiteral) -> exp.Expr:
+    """Raises Inconvertible for a number that engines may round to different doubles."""
+    digits = number.text.strip().lstrip("+-")
+    if len(digits.replace(".", "").lstrip("0")) > _EXACT_DIGITS_MAX:
+        raise Inconvertible(
+            f"{digits[:_DIGITS_SHOWN_MAX]} is compared as a double, beside another double; write it with an exponent"
+        )
+    literal = exp.Literal.number(f"{digits}e0")
+    return exp.Neg(this=literal) if "-" in number.text else literal
 
 
 def _is_plain(node: exp.Expr) -> bool:

@@ -21,6 +21,8 @@ _TYPED = {
     _Type.TIMESTAMPLTZ: "timestamptz",
     _Type.UUID: "uuid",
 }
+_WIDER = (_Type.FLOAT, _Type.DOUBLE, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ, _Type.CHAR, _Type.NCHAR)
+"""The types that other operands of a predicate may be converted to."""
 
 
 def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
@@ -52,8 +54,10 @@ def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
 
 
 def _cast(given: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
-    if given is None or given.kind == "null":
-        return given
+    if given is None:
+        return None
+    if given.kind == "null":  # NULL of a type that other operands may be converted to has a meaning besides its value
+        return None if to.this in _WIDER else given
     kind, text, target = given.kind, given.text, to.this
     if target in _TYPED:
         return TypedLiteral(_TYPED[target], text) if kind in ("text", _TYPED[target]) else None

@@ -8,6 +8,7 @@ from tests.connector.trino.statements.statements import Statements
 LOOSE = {
     "long": ["'2'", "1.5", "2.0", "1e0", "'-1'"],
     "decimal(9, 2)": ["'1.5'", "2.25e0", "1.501"],
+    "decimal(20, 18)": ["'0.3'", "0.3e0", "1.501"],
     "double": ["'NaN'::DOUBLE", "'1.5'", "'inf'::DOUBLE", "1.5::FLOAT"],
     "string": ["'B'", "E'a'"],
     "date": ["'2020-01-31'", "TIMESTAMP '2020-01-31 12:00:00'", "TIMESTAMP '2020-01-31 00:00:00'"],
@@ -62,7 +63,9 @@ class LooseStatements(Statements):
         if column.kind in ("date", "timestamp") and self.chance(0.1):
             form = self.rng.choice(list(FORMATTED))
             text = f"strftime({self.reference(column, scope)}, '{form}')"
-            return f"{text} {self.rng.choice(['=', '=', '<>'])} '{self.rng.choice(FORMATTED[form])}'"
+            return (
+                f"{text} {self.rng.choice(['=', '=', '<>', '<', '<=', '>', '>='])} '{self.rng.choice(FORMATTED[form])}'"
+            )
         return super().comparison(column, scope)
 
     def listed(self, column: Column, scope: Scope) -> str:

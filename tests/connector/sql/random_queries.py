@@ -8,6 +8,8 @@ from decimal import Decimal
 
 import pyarrow as pa
 
+from tests.connector.sql.mixed_predicates import MixedPredicates
+
 COLUMNS = {
     "id": pa.int64(),
     "k": pa.int32(),
@@ -20,10 +22,14 @@ COLUMNS = {
     "ts": pa.timestamp("us"),
     "tz": pa.timestamp("us", tz="UTC"),
     "ok": pa.bool_(),
+    "big": pa.int64(),
+    "fine": pa.decimal128(20, 18),
 }
 SCHEMA = pa.schema(list(COLUMNS.items()))
 TABLES = ("t1", "t2", "t3")
 _DAY_US = 86_400_000_000
+_BIG = (2**53 - 1, 2**53, 2**53 + 1, 2**53 + 2, 3)
+_FINE = (3 * 10**17 - 1, 3 * 10**17, 3 * 10**17 + 1, 15 * 10**17, -225 * 10**16)
 _NAMES = ("", "a", "A", "ab", "Ärger", "b%c", "b_c", "zz top", "日本", "🙂x", " lead")
 _FLOATS = (0.0, -0.0, 1.5, -2.25, float("nan"), float("inf"), float("-inf"), 1e10, 0.1)
 
@@ -45,6 +51,8 @@ def random_rows(rng: random.Random, rows: int) -> pa.Table:
         values["ts"].append(maybe(rng.randint(19_000, 19_060) * _DAY_US + rng.choice((0, 1, 43_200_000_001))))
         values["tz"].append(maybe(rng.randint(19_000, 19_060) * _DAY_US + rng.choice((0, 3_600_000_000))))
         values["ok"].append(maybe(rng.random() < 0.5))
+        values["big"].append(maybe(rng.choice((1, -1)) * rng.choice(_BIG)))
+        values["fine"].append(maybe(rng.choice(_FINE)))
     arrays = []
     for name, kind in COLUMNS.items():
         if pa.types.is_decimal(kind):
@@ -65,6 +73,7 @@ class RandomQueries:
     def __init__(self, rng: random.Random, schema: str) -> None:
         self._rng = rng
         self._schema = schema
+        self._mixed = MixedPredicates(rng)
 
     def query(self) -> str:
         draw = self._rng.random()
@@ -163,6 +172,8 @@ class RandomQueries:
         return self._comparison(prefix)
 
     def _comparison(self, p: str) -> str:
+        if self._rng.random() < 0.25:
+            return self._mixed.predicate(p)
         op = self._rng.choice(("=", "<>", "<", "<=", ">", ">="))
         number = self._rng.randint(-3, 30)
         day = f"2022-01-{self._rng.randint(8, 31):02d}"

@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+from uuid import UUID
 
 import duckdb
+import pyarrow as pa
 import pytest
 from sqlglot import exp
 
@@ -18,6 +21,7 @@ from seamark.connector.sql import scopes
 from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Demand, choose
 from seamark.connector.sql.duckdb_engine import DuckDBLimits, open_connection
 from seamark.connector.sql.queries import DuckDBQuery, translate
+from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.scopes import Field, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import spark_text
 from seamark.connector.sql.statement import Kind, parse
@@ -335,3 +339,66 @@ def test_merge_is_written_in_sparks_words_if_it_means_the_same_there() -> None:
     for expression in ("u.x / 2", "CAST(u.name AS integer)", "length(u.name)"):
         with pytest.raises(BadRequest, match="may mean something else"):
             spark_text(parse(text.replace("u.x + 1", expression)).tree, "sea", "lake", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1_000", 1000),
+        ("-1_0_0", -100),
+        ("0xFF + 0b1_01 + 0O17", 275),
+        ("1_0.2_5", Decimal("10.25")),
+        ("'1_000 0xFF'", "1_000 0xFF"),
+        ('/* 1_ */ "1_0"', 7),
+        ("UUID '12345678-ABCD-1234-1234-123456789ABC'", UUID("12345678-abcd-1234-1234-123456789abc")),
+        ("BIGINT '5' + INTEGER '-2'", 3),
+        ("DOUBLE '1.5'", 1.5),
+        ("REAL '0.5'", 0.5),
+        ("BOOLEAN 'true'", True),
+        ("CASE 9007199254740992 WHEN 9007199254740993 THEN 1 WHEN 1e0 THEN 2 ELSE 3 END", 1),
+        ("CASE 1 WHEN NULL THEN 1 ELSE 3 END", 3),
+    ],
+)
+def test_literals_of_trino_have_their_values(text: str, value: object) -> None:
+    query = translate(parse(f'SELECT {text} FROM (SELECT 7 AS "1_0") q').tree, lambda _: COLUMNS, NOW)
+    with closing(open_connection(DuckDBLimits())) as con:
+        assert con.execute(query.text).fetchall() == [(value,)]
+
+
+@pytest.mark.parametrize("text", ["1__0", "1_", "1_a", "0x", "0b2", "12abc", "0x" + "f" * 5000])
+def test_digits_that_are_no_number_are_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="is not a number"):
+        parse(f"SELECT {text} FROM s.t")
+
+
+def test_a_sum_of_decimals_beyond_38_digits_fails() -> None:
+    """DuckDB wraps around at 2 to the power of 127."""
+    wide = decimal(38, 2)
+    values = ", ".join(["(CAST('999999999999999999999999999999999999.99' AS DECIMAL(38, 2)))"] * 2)
+    with closing(open_connection(DuckDBLimits())) as con:
+        for aggregate in ("sum(price)", "avg(price)", "sum(price) OVER (ORDER BY price)"):
+            query = translate(parse(f"SELECT {aggregate} FROM s.t").tree, lambda _: {"price": wide}, NOW)
+            con.execute(f"CREATE OR REPLACE TEMP VIEW t0 AS SELECT * FROM (VALUES {values}) v (c0)")
+            with pytest.raises(duckdb.Error, match="verflow"):
+                con.execute(query.text).fetchall()
+            con.execute(f"CREATE OR REPLACE TEMP VIEW t0 AS SELECT * FROM (VALUES {values}) v (c0) LIMIT 1")
+            assert len(con.execute(query.text).fetchall()) == 1
+
+
+def test_rows_as_json_have_dates_of_any_year() -> None:
+    days = pa.array([2932896, 2932897, -719529, -719163, None, 2**31 - 1], pa.int32()).cast(pa.date32())
+    micros = pa.array([253402300799999999, 253402300800000000, -62135596800000001, None, 0, 1], pa.int64())
+    batch = pa.record_batch(
+        {"d": days, "ts": micros.cast(pa.timestamp("us")), "tz": micros.cast(pa.timestamp("us", "UTC"))}
+    )
+    assert json_rows(batch) == [
+        ["9999-12-31", "9999-12-31 23:59:59.999999", "9999-12-31 23:59:59.999999 UTC"],
+        ["+10000-01-01", "+10000-01-01 00:00:00", "+10000-01-01 00:00:00 UTC"],
+        ["-0001-12-31", "0000-12-31 23:59:59.999999", "0000-12-31 23:59:59.999999 UTC"],
+        ["0000-12-31", None, None],
+        [None, "1970-01-01 00:00:00", "1970-01-01 00:00:00 UTC"],
+        ["+5881580-07-11", "1970-01-01 00:00:00.000001", "1970-01-01 00:00:00.000001 UTC"],
+    ]
+    nested = pa.record_batch({"days": pa.array([[2932897]], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))})
+    with pytest.raises(BadRequest, match="not in the years 1 to 9999"):
+        json_rows(nested)

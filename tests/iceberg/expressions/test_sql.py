@@ -462,3 +462,28 @@ def test_a_part_that_is_not_used_has_its_reason(text: str, reason: str) -> None:
     assert found.reasons == (reason,)
     assert len(found.unused) == 1
     assert not found.exact
+
+
+@pytest.mark.parametrize(
+    ("text", "same_as"),
+    [
+        ("id IN (5, 1e0)", "id IN (5e0, 1e0)"),
+        ("id BETWEEN -5 AND 1e10", "id >= -5e0 AND id <= 1e10"),
+        ("p NOT IN (0.3, -1, 1e0)", "p NOT IN (0.3e0, -1e0, 1e0)"),
+        ("d BETWEEN 0.3 AND 1e0", "d >= 0.3 AND d <= 1e0"),
+        ("id IN (9007199254740993, 1e0)", None),
+        ("id BETWEEN 9007199254740993 AND 1e300", None),
+        ("q BETWEEN 0.3 AND 1e0", None),
+        ("id IN (5, CAST(NULL AS double))", None),
+        ("s LIKE 'a!' ESCAPE '!'", None),
+        ("s LIKE 'a!b%' ESCAPE '!'", None),
+    ],
+)
+def test_numbers_beside_doubles_are_compared_as_doubles(text: str, same_as: str | None) -> None:
+    found = parse_sql(text, BOUND_TO)
+    if same_as is None:
+        assert len(found.unused) == 1
+        return
+    assert found.unused == ()
+    bound = [bind(parse_sql(one, BOUND_TO).expression, BOUND_TO, (), case_sensitive=False) for one in (text, same_as)]
+    assert bound[0] == bound[1]

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 KINDS = {
     "long": "BIGINT",
     "decimal(9, 2)": "DECIMAL(9, 2)",
+    "decimal(20, 18)": "DECIMAL(20, 18)",
     "double": "DOUBLE",
     "string": "VARCHAR",
     "date": "DATE",
@@ -17,23 +18,78 @@ KINDS = {
     "boolean": "BOOLEAN",
 }
 VALUES = {
-    "long": ["0", "1", "2", "3", "2020"],
-    "decimal(9, 2)": ["0", "1.5", "2.25", "3", "-1.5"],
+    "long": ["0", "1", "2", "3", "2020", "9007199254740992", "9007199254740993"],
+    "decimal(9, 2)": ["0", "1.5", "2.25", "3", "-1.5", "0.3"],
+    "decimal(20, 18)": ["0.3", "1.5", "0.299999999999999999", "3", "0.300000000000000001"],
     "double": ["0", "1.5", "2.25", "3", "-1.5"],
-    "string": ["''", "'a'", "'ab'", "'abc'", "'b'", "'o''b'", "'é'", "'--'"],
+    "string": [
+        "''",
+        "'a'",
+        "'ab'",
+        "'abc'",
+        "'b'",
+        "'o''b'",
+        "'é'",
+        "'--'",
+        "'Ann.Smith@Example.com'",
+        "'Kim.Kİssinger'",
+        "'Ann.SMITHÉE'",
+    ],
     "date": ["DATE '2020-01-01'", "DATE '2020-01-31'", "DATE '2020-02-29'", "DATE '2021-01-01'"],
     "timestamp": [
         "TIMESTAMP '2020-01-01 00:00:00'",
         "TIMESTAMP '2020-01-31 12:00:00'",
         "TIMESTAMP '2020-02-29 23:59:59.999999'",
         "TIMESTAMP '2021-01-01 00:00:00.5'",
+        "TIMESTAMP '2020-03-29 02:45:00'",  # there is no such time in Berlin
+        "TIMESTAMP '2020-03-29 03:20:00'",
     ],
     "boolean": ["TRUE", "FALSE"],
 }
-EXACT = ("long", "decimal(9, 2)", "string", "date", "timestamp")
+SHARP = {
+    "long": ["9007199254740992", "9007199254740993"],
+    "decimal(20, 18)": ["0.3", "0.299999999999999999", "0.300000000000000001"],
+    "timestamp": ["TIMESTAMP '2020-03-29 02:45:00'", "TIMESTAMP '2020-03-29 03:20:00'"],
+}
+"""Values that are equal, or in another order, once they are converted to doubles or to the session's zone."""
+FORMATTED = {
+    "%Y": ["2020", "2021", "0033"],
+    "%Y-%m": ["2020-01", "2020-1", "2021-01", "2020-02"],
+    "%Y%m%d": ["20200131", "20210101"],
+    "%Y-%m-%d": ["2020-02-29", "2020-01-31", "2021-01-01"],
+    "%Y-%m-%d %H:%i:%s": ["2020-01-31 12:00:00", "2021-01-01 00:00:00"],
+    "%d": ["31"],
+}
+LONG_TEXTS = ["ann.smith@example.com", "ann.smithée", "kim.kissinger"]
+MACROS = (
+    "CREATE MACRO date_format(t, f) AS strftime(t, replace(replace(f, '%i', '%M'), '%s', '%S'))",
+    "CREATE MACRO date_parse(t, f) AS strptime(t, ['%Y-%m-%d %H:%M:%S', '%Y-%m-%d', '%Y%m%d', '%Y-%m', '%Y'])",
+    "CREATE MACRO from_iso8601_date(t) AS CAST(t AS DATE)",
+)
+"""Functions of Trino, for DuckDB."""
+ZONE = "Europe/Berlin"
+"""The session's zone."""
+MIXED_NUMBERS = [
+    *VALUES["long"],
+    *VALUES["decimal(9, 2)"],
+    *VALUES["decimal(20, 18)"],
+    *(f"{value}e0" for value in ("1", "0.3", "1.5", "-1.5", "9007199254740992", "9007199254740993", "2020")),
+    "1e300",
+    "CAST(NULL AS DOUBLE)",
+    "NULL",
+]
+MIXED_TIMES = [
+    *VALUES["date"],
+    *VALUES["timestamp"],
+    "CAST('2020-03-29 01:20:00 UTC' AS TIMESTAMP WITH TIME ZONE)",
+    "CAST('2020-03-29 01:50:00 UTC' AS TIMESTAMP WITH TIME ZONE)",
+    "CAST('2021-01-01 00:00:00 UTC' AS TIMESTAMP WITH TIME ZONE)",
+    "current_timestamp",
+]
+EXACT = ("long", "decimal(9, 2)", "decimal(20, 18)", "string", "date", "timestamp")
 DAYS_AGO = (datetime.now(UTC).date() - date(2020, 1, 31)).days
 """A span of the current time begins or ends near the values of the tables."""
-NUMBERS = ("long", "decimal(9, 2)", "double")
+NUMBERS = ("long", "decimal(9, 2)", "decimal(20, 18)", "double")
 COLUMN_NAMES = ["a", "b", "c", "k", "Two Words", "é", "day", 'q"q', "orders"]
 TABLE_NAMES = ["t", "u", "orders", "Größe", "two words", "o'brien"]
 ALIASES = ["x", "y", "z", "t", "u", "orders", "A b", "ü"]
@@ -65,11 +121,15 @@ Shapes = list[Callable[[], str]]
 @dataclass
 class Comparisons:
     rng: random.Random
+    mixed_cases: bool = True
+    """Whether simple CASE has operands of several types. DuckDB compares each of them alone, Trino all as one type."""
 
     # Spelling
 
     def value(self, kind: str) -> str:
         """Few values, so that rows meet."""
+        if kind in SHARP and self.chance(0.12):
+            return self.rng.choice(SHARP[kind])
         return self.rng.choice(VALUES[kind][: 3 if self.chance(0.7) else None])
 
     def space(self) -> str:
@@ -185,6 +245,8 @@ class Comparisons:
             shapes += self.text_shapes(name)
         if kind in ("date", "timestamp"):
             shapes += self.time_shapes(name, kind)
+        if kind in (*NUMBERS, "date", "timestamp") and self.chance(0.3):
+            shapes = self.mixed_shapes(column, name, scope)
         return self.rng.choice(shapes)()
 
     # Shapes of comparisons, one of which is drawn
@@ -224,6 +286,37 @@ class Comparisons:
         )
         return shapes
 
+    def mixed_shapes(self, column: Column, name: str, scope: Scope) -> Shapes:
+        """Operands of several types, which engines convert to their common type before they compare any of them."""
+        numbers = column.kind in NUMBERS
+        given = [self.rng.choice(MIXED_NUMBERS if numbers else MIXED_TIMES) for _ in range(3)]
+        if column.kind in SHARP and self.chance(0.5):
+            given[0] = self.rng.choice(SHARP[column.kind])
+            given[1] = "1e300" if numbers else MIXED_TIMES[-2]
+        family = NUMBERS if numbers else ("date", "timestamp")
+        others = [one for one in scope if one.kind in family and self.can_name(one, scope)] or [column]
+        other = self.reference(self.rng.choice(others), scope)
+        negated = self.rng.choice(["", "NOT "])
+        size = self.rng.randint(2, 3)
+        listed = ", ".join(given[:size])
+        rows = ", ".join(f"({value})" for value in given[:size])
+        shapes: Shapes = [
+            lambda: f"{name} {negated}IN ({listed})",
+            lambda: f"{name} {negated}BETWEEN {given[0]} AND {given[1]}",
+            lambda: f"{name} {negated}BETWEEN {given[0]} AND {other}",
+            lambda: f"{given[0]} {negated}BETWEEN {name} AND {given[1]}",
+            lambda: f"({name}, 1) IN (({given[0]}, 1), ({given[1]}, 1.0), ({given[2]}, 1e0))",
+            lambda: f"{name} {negated}IN (VALUES {rows})",
+            lambda: f"{name} = ANY (SELECT v FROM (VALUES {rows}) AS w (v))",
+            lambda: f"coalesce({name}, {given[1]}) {self.operator()} {given[0]}",
+            lambda: f"nullif({name}, {given[1]}) {self.operator()} {given[0]}",
+            lambda: f"CASE WHEN {name} IS NULL THEN {given[1]} ELSE {name} END {self.operator()} {given[0]}",
+            lambda: f"contains(ARRAY[{listed}], {name})",
+        ]
+        if numbers and self.mixed_cases:
+            shapes.append(lambda: f"CASE {name} WHEN {given[0]} THEN TRUE WHEN {given[1]} THEN TRUE ELSE FALSE END")
+        return shapes
+
     def pattern_shapes(self, name: str) -> Shapes:
         patterns = ["'a%'", "'%b'", "'ab'", "'a_'", "'%'", "'o''%'"]
         return [
@@ -260,6 +353,18 @@ class Comparisons:
             ]
         if kind == "decimal(9, 2)":
             shapes.append(lambda: f"{name} {self.rng.choice('+-')} 0.5 {self.operator()} {self.literal(kind)}")
+        factor = self.rng.choice(
+            ["1.19", "0.5", "3", "(-2)", "(-0.7)", "100", *(["1.1e0"] if kind == "double" else [])]
+        )
+        if kind in ("long", "decimal(9, 2)", "double"):
+            # DuckDB multiplies up to 18 digits: no large numbers.
+            product = f"{name} * {factor}" if kind != "long" else f"(nullif({name}, {name} // 9) % 5000) * {factor}"
+            value = self.rng.choice(["1", "1.785", "-1.5", "2.975", "0", "0.3"])
+            shapes += [
+                lambda: f"{product} {self.operator()} {value}",
+                lambda: f"{value} {self.operator()} {factor} * {name}" if kind != "long" else f"{product} = {value}",
+                lambda: f"{name} / {factor} {self.operator()} {value}" if kind != "long" else f"{product} < {value}",
+            ]
         return shapes
 
     def text_shapes(self, name: str) -> Shapes:
@@ -272,6 +377,8 @@ class Comparisons:
             lambda: f"starts_with({name}, {self.value('string')})",
             lambda: f"lower({name}) {self.rng.choice(['=', '<>'])} {self.value('string')}",
             lambda: f"upper({name}) IN ('A', 'AB', 'O''B')",
+            lambda: f"lower({name}) {self.operator()} '{self.rng.choice(LONG_TEXTS)}'",
+            lambda: f"upper({name}) IN ('{self.rng.choice(LONG_TEXTS).upper()}', {self.value('string')})",
         ]
 
     def time_shapes(self, name: str, kind: str) -> Shapes:
@@ -297,6 +404,21 @@ class Comparisons:
             ),
             lambda: f"date_diff('day', {name}, {self.value(kind)}) {self.operator()} {self.rng.randint(-40, 40)}",
         ]
+        form = self.rng.choice(list(FORMATTED))
+        text = self.rng.choice(FORMATTED[form])
+        shapes += [
+            lambda: f"date_format({name}, '{form}') {self.operator()} '{text}'",
+            lambda: f"date_format({name}, '{form}') {self.rng.choice(['', 'NOT '])}BETWEEN '{text}' AND '{text}9'",
+            lambda: f"{name} {self.operator()} date_parse('{text}', '{form}')",
+        ]
+        if kind == "date":
+            shapes += [
+                lambda: f"CAST({name} AS varchar) {self.operator()} '{text}'",
+                lambda: f"CAST({name} AS varchar) {self.rng.choice(['', 'NOT '])}IN ('2020-01-31', '{text}')",
+                lambda: f"CAST({name} AS varchar) {self.rng.choice(['', 'NOT '])}LIKE '{text}%'",
+                lambda: f"substr(CAST({name} AS varchar), 1, {len(text)}) = '{text}'",
+                lambda: f"{name} {self.operator()} from_iso8601_date('{self.rng.choice(FORMATTED['%Y-%m-%d'])}')",
+            ]
         shapes += [
             lambda: f"CAST({name} AS date) {self.rng.choice(['=', '<', '>='])} {self.literal('date')}",
             lambda: f"year({name}) = {self.rng.choice(['2020', '2021'])}",

@@ -29,7 +29,7 @@ TPCH = {
     "nation": ("n_nationkey n_regionkey n_name", 1000),
     "region": ("r_regionkey r_name", 1000),
 }
-_KINDS = {"p_name": "string"}
+_KINDS = {"p_name": "string", "p_brand1": "string"}
 FILE = Path(__file__).parents[3] / "deploy" / "tpch.sql"
 
 

@@ -27,7 +27,7 @@ from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.metaserver.iceberg.expressions.sql import parse_sql
 from seamark.metaserver.iceberg.types import schema as ours
-from tests.connector.trino.statements.comparisons import Stored, quoted
+from tests.connector.trino.statements.comparisons import MACROS, ZONE, Stored, quoted
 from tests.connector.trino.statements.statements import Statements
 from tests.planner.lakes.schemas import Field, Schema
 
@@ -39,7 +39,8 @@ def lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, du
         rng = random.Random(f"{seed}/{number}")
         statements = Statements(rng)
         with duckdb.connect(config={"threads": 1}) as connection:  # rows of equal keys keep their order
-            for text in statements.make_tables():
+            connection.execute(f"SET TimeZone = '{ZONE}'")
+            for text in (*MACROS, *statements.make_tables()):
                 connection.execute(text)
             yield rng, statements, connection
 
@@ -135,7 +136,9 @@ def check_bound(statements: Statements, scan: Scan) -> None:
     fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored.columns.items(), 1)]
     schema = msgspec.convert(Schema(0, tuple(fields)).json(), type=ours.Schema)
     of_text = parse_sql(str(scan.predicate), schema)
-    assert of_text.unused == (), (scan.predicate, of_text.unused)
+    if of_text.unused:  # doubles are not compared with columns whose values doubles do not represent
+        assert all("e0" in part or "1e300" in part for part in of_text.unused), (scan.predicate, of_text.unused)
+        return
     assert scan.filter is not None
     sent = json.loads(json.dumps(expression_json(scan.filter)))
     of_filter = resolve_literals(parse_expression(sent, typed=True), schema, ())
@@ -194,11 +197,10 @@ def check_same(
 
 def check_worth(told: Counter[str]) -> None:
     """It was not about nothing."""
-    assert told["invalid"] < 0.1 * told["queries"], told
+    assert told["invalid"] < 0.15 * told["queries"], told
     assert told["understood"] > 0.8 * told["queries"], told
     assert told["with rows"] > 0.3 * told["queries"], told
     assert told["predicates"] > 0.2 * told["scans"], told
-    assert told["likes"] > 0, told
     assert told["joins"] > 0.05 * told["scans"], told
     assert told["rows left out by joins"] > 0.2 * told["queries"], told
 
@@ -255,6 +257,8 @@ def test_the_answer_stays_when_only_rows_that_the_predicates_are_true_for_are_le
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("seed", range(100, 113))
 def test_thousands_of_answers_stay(seed: int) -> None:
-    check_worth(campaign(seed, 40))
+    told = campaign(seed, 40)
+    check_worth(told)
+    assert told["likes"] > 0, told

@@ -1,0 +1,190 @@
+"""The type in which an engine compares the operands of one predicate.
+
+Trino, DuckDB and Spark convert all operands of IN, BETWEEN and simple CASE to their common type before they compare
+any of them. `id IN (9007199254740993, 1e0)` compares doubles, so it is also true for 9007199254740992, and
+`ts BETWEEN … AND now()` compares times in the session's zone. A predicate is split into comparisons of a column with
+one literal each only after its literals have the common type of all operands (`CommonType.literal`).
+
+Types are classes here: the types of one class are compared by their exact values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sqlglot import exp
+
+from seamark.connector.plans.literals import ZONED as ZONED_LITERAL
+from seamark.connector.plans.literals import Literal
+
+EXACT, REAL, DOUBLE = "exact", "real", "double"
+"""Integers and decimals; floating-point numbers of 32 bits and of 64 bits."""
+LOCAL, ZONED = "local", "zoned"
+"""Dates and timestamps; timestamps with a zone."""
+TEXT, NULL, ANY = "text", "null", "any"
+"""`NULL` has no type. `ANY` is a column whose type is not known."""
+_NUMBERS, _TIMES = (EXACT, REAL, DOUBLE), (LOCAL, ZONED)
+_OF_LITERALS = {"integer": EXACT, "decimal": EXACT, "date": LOCAL}
+_OF_ICEBERG = {
+    "int": EXACT,
+    "long": EXACT,
+    "decimal": EXACT,
+    "float": REAL,
+    "string": TEXT,
+    "date": LOCAL,
+    "timestamp": LOCAL,
+    "timestamptz": ZONED,
+    "fixed": "binary",
+    **{kind: kind for kind in ("boolean", "binary", "double", "time", "uuid")},
+}
+_Type = exp.DataType.Type
+_OF_CASTS = {
+    **dict.fromkeys((_Type.TINYINT, _Type.SMALLINT, _Type.INT, _Type.BIGINT, _Type.DECIMAL), EXACT),
+    **dict.fromkeys((_Type.VARCHAR, _Type.TEXT), TEXT),
+    **dict.fromkeys((_Type.DATE, _Type.TIMESTAMP), LOCAL),
+    _Type.FLOAT: REAL,
+    _Type.DOUBLE: DOUBLE,
+    _Type.TIMESTAMPTZ: ZONED,
+    _Type.BOOLEAN: "boolean",
+    _Type.UUID: "uuid",
+    _Type.VARBINARY: "binary",
+}
+"""CHAR is not here: it is compared with padding, and a text beside it, too."""
+_ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
+_OF_TEXTS = (exp.Substring, exp.Left, exp.Lower, exp.Upper)
+_WHOLE = (exp.Year, exp.Month, exp.Day, exp.Extract, exp.DateDiff, exp.Length)
+_DOUBLE_DIGITS_MAX, _DOUBLE_SCALE_MAX = 15, 22
+"""Decimals with so many digits become the same double in each engine."""
+NULLS_WITHOUT_EFFECT = frozenset({EXACT, LOCAL, TEXT, "boolean", "uuid", "binary"})
+"""The classes of a typed null that change no common type."""
+
+
+def class_of_literal(literal: Literal) -> str:
+    if literal.kind == "timestamp":
+        return ZONED if literal.zone == ZONED_LITERAL else LOCAL
+    return _OF_LITERALS.get(literal.kind, literal.kind)
+
+
+def class_of_kind(kind: str | None) -> str | None:
+    """Of an Iceberg type."""
+    return _OF_ICEBERG.get((kind or "").partition("(")[0].strip())
+
+
+def class_of_cast(to: exp.DataType) -> str | None:
+    return _OF_CASTS.get(to.this) if isinstance(to.this, _Type) else None
+
+
+def common_class(classes: Iterable[str | None]) -> str | None:
+    """The class of the common type; None if an operand's type is not known, or if there is no common type."""
+    distinct = set(classes) - {NULL}
+    if not distinct:
+        return NULL
+    for family in (_NUMBERS, _TIMES):
+        if distinct <= set(family):
+            return max(distinct, key=lambda one: family.index(str(one)))
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+@dataclass(frozen=True)
+class CommonType:
+    """The common type of the operands of one predicate. `target`: its class, None if it is not known. `utc`: the
+    session's zone is UTC, in which local and zoned times are compared as one."""
+
+    target: str | None
+    utc: bool
+    classes: Mapping[int, str | None] = field(default_factory=dict)
+    """The classes of the operands, by their identity."""
+
+    def literal(self, literal: Literal, side: str | None) -> Literal | None:
+        """What a column or function of the class `side` is compared with instead of `literal`, so that the result is
+        that of a comparison in the common type; None if there is no such literal."""
+        own = class_of_literal(literal)
+        if self.target is None:
+            return None
+        if own == NULL or (own if side == ANY else common_class((own, side))) == self.target:
+            return literal
+        if self.target == DOUBLE and own == EXACT:
+            return _as_double(literal)
+        return literal if self.target == ZONED and self.utc else None
+
+    def literal_for(self, side: exp.Expr, literal: Literal) -> Literal | None:
+        """As `literal`; `side` is one of the operands."""
+        return self.literal(literal, self.classes.get(id(side)))
+
+
+def _as_double(literal: Literal) -> Literal | None:
+    digits, _, fraction = literal.value.lstrip("-").partition(".")
+    if literal.kind == "decimal" and (
+        len((digits + fraction).lstrip("0")) > _DOUBLE_DIGITS_MAX or len(fraction) > _DOUBLE_SCALE_MAX
+    ):
+        return None
+    return replace(literal, kind="double", value=f"{literal.value}e0")
+
+
+def common_type(classes: Iterable[str | None], *, utc: bool) -> CommonType:
+    """The common type of operands of these classes. One of them may be `ANY`."""
+    return CommonType(_target(list(classes)), utc)
+
+
+def _target(classes: Sequence[str | None]) -> str | None:
+    others = [one for one in classes if one != ANY]
+    return common_class(others) if len(classes) - len(others) <= 1 else None
+
+
+class OperandClasses:
+    """The classes of operands. `literal` and `kind` are those of the reader (`comparisons.Comparisons`)."""
+
+    def __init__(self, literal: Callable[[exp.Expr], Literal | None], kind: Callable[[exp.Expr], str | None]) -> None:
+        self._literal = literal
+        self._kind = kind
+
+    def common_type(self, operands: Iterable[exp.Expr], *, utc: bool) -> CommonType:
+        found = [(id(one), self.of(one)) for one in operands]
+        return CommonType(_target([one for _, one in found]), utc, dict(found))
+
+    def of(self, node: exp.Expr) -> str | None:
+        """The class of the type of `node`; None if it is not known."""
+        node = node.unnest()
+        literal = self._literal(node)
+        if literal is not None:
+            return class_of_literal(literal)
+        match node:
+            case exp.Column():
+                kind = self._kind(node)
+                return class_of_kind(kind) if kind else ANY
+            case exp.Cast() | exp.TryCast():
+                return class_of_cast(node.to)
+            case exp.Date() | exp.CurrentDate() | exp.Localtimestamp():
+                return LOCAL
+            case exp.CurrentTimestamp() | exp.AtTimeZone() | exp.FromISO8601Timestamp():
+                return ZONED
+            case exp.TimeToStr():
+                return TEXT
+        if isinstance(node, _WHOLE):
+            return EXACT
+        if isinstance(node, _ARITHMETIC):
+            sides = [one for one in (node.this, node.expression) if not isinstance(one, exp.Interval)]
+            found = common_class(map(self.of, sides))
+            return found if found in _NUMBERS or len(sides) == 1 else None
+        if isinstance(node, (*_OF_TEXTS, exp.Concat, exp.DPipe)):
+            parts = node.expressions or [one for one in (node.this, node.args.get("expression")) if one is not None]
+            parts = [node.this] if isinstance(node, _OF_TEXTS) else parts
+            return TEXT if common_class(map(self.of, parts)) == TEXT else None
+        results = list(_results_of(node))
+        return common_class(map(self.of, results)) if results else None
+
+
+def _results_of(node: exp.Expr) -> Iterator[exp.Expr]:
+    """The operands whose common type is the type of `node`."""
+    match node:
+        case exp.Neg() | exp.TimestampTrunc() | exp.DateTrunc() | exp.DateAdd() | exp.Nullif():
+            yield node.this
+        case exp.Coalesce():
+            yield from (node.this, *node.expressions)
+        case exp.If():
+            yield from (one for one in (node.args["true"], node.args.get("false")) if one is not None)
+        case exp.Case():
+            yield from (branch.args["true"] for branch in node.args["ifs"])
+            if node.args.get("default") is not None:
+                yield node.args["default"]

@@ -1,0 +1,81 @@
+"""Random predicates whose operands have several types: an engine converts them to one type before it compares any."""
+
+from __future__ import annotations
+
+import random
+
+NUMBERS = ("big", "fine", "id", "k", "price", "rate", "x", "y")
+TIMES = ("d", "ts", "tz")
+_SHARP = {
+    "big": ("9007199254740992", "9007199254740993", "-9007199254740993"),
+    "fine": ("0.3", "0.299999999999999999", "0.300000000000000001"),
+    "price": ("0.3", "-250", "12.25"),
+    "x": ("0.1", "1.5", "-2.25"),
+    "y": ("0.1", "1.5", "-2.25"),
+}
+"""Values that are equal to others once they are converted."""
+_ALSO = ("1", "3", "7", "30", "0.5", "1.50", "1e0", "0.3e0", "1e300", "9007199254740993e0", "-2.25e0", "0.1e0", "1e10")
+_DAYS = tuple(f"2022-01-{day:02d}" for day in (8, 15, 20, 28))
+_NULLS = ("NULL", "CAST(NULL AS double)", "CAST(NULL AS bigint)")
+
+
+class MixedPredicates:
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def predicate(self, p: str = "") -> str:
+        column = self._rng.choice((*NUMBERS, *NUMBERS, *TIMES))
+        return self._shape(p, column, TIMES if column in TIMES else NUMBERS)
+
+    def operand(self, column: str) -> str:
+        rng = self._rng
+        if column in TIMES:
+            day, clock = rng.choice(_DAYS), rng.choice(("00:00:00", "12:00:00", "01:00:00"))
+            zone = rng.choice(("UTC", "+01:00"))
+            return rng.choice((f"DATE '{day}'", f"TIMESTAMP '{day} {clock}'", f"TIMESTAMP '{day} {clock} {zone}'"))
+        if rng.random() < 0.06:
+            return rng.choice(_NULLS)
+        return rng.choice(_SHARP[column] if column in _SHARP and rng.random() < 0.5 else _ALSO)
+
+    def _shape(self, p: str, column: str, family: tuple[str, ...]) -> str:
+        rng, name = self._rng, f"{p}{column}"
+        one, two, three = (self.operand(column) for _ in range(3))
+        other = f"{p}{rng.choice(family)}"
+        op = rng.choice(("=", "<>", "<", "<=", ">", ">="))
+        negated = rng.choice(("", "NOT "))
+        return rng.choice(
+            (
+                f"{name} {negated}IN ({one}, {two})",
+                f"{name} {negated}IN ({one}, {two}, {three})",
+                f"{name} {negated}BETWEEN {one} AND {two}",
+                f"{name} {negated}BETWEEN {one} AND {other}",
+                f"{one} {negated}BETWEEN {name} AND {two}",
+                f"{name} {op} {one}",
+                f"{name} {op} {other}",
+                f"CASE {name} WHEN {one} THEN true WHEN {two} THEN true ELSE false END",
+                f"CASE {name} WHEN {one} THEN 1 WHEN {other} THEN 2 ELSE 3 END < 3",
+                f"coalesce({name}, {two}) {op} {one}",
+                f"nullif({name}, {two}) {op} {one}",
+                f"if({name} IS NULL, {two}, {name}) {op} {one}",
+                f"CASE WHEN {name} > {other} THEN {name} ELSE {two} END {op} {one}",
+            )
+        )
+
+    def of_trino(self, p: str = "") -> str:
+        """Also of a kind that only Trino runs."""
+        column = self._rng.choice((*NUMBERS, *TIMES))
+        one, two, three = (self.operand(column) for _ in range(3))
+        negated = self._rng.choice(("", "NOT "))
+        name = f"{p}{column}"
+        return self._rng.choice(
+            (
+                f"({name}, 1) {negated}IN (({one}, 1), ({two}, 1.0))",
+                f"{name} IN (VALUES {one}, {two})",
+                f"{name} = ANY (VALUES {one}, {two})",
+                f"{name} IN (SELECT v FROM (VALUES {one}, {two}, {three}) AS w (v))",
+                f"{name} IN (SELECT {one} UNION ALL SELECT {two})",
+                f"contains(ARRAY[{one}, {two}], {name})",
+                f"greatest({name}, {one}) {negated}IN ({two}, {three})",
+                self.predicate(p),
+            )
+        )
