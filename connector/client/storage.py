@@ -129,11 +129,12 @@ class LocalPath:
 
     @property
     def folder(self) -> LocalPath:
-        return LocalPath(os.path.dirname(self.path), self.root, self.below.rpartition("/")[0])
+        return LocalPath(os.path.dirname(self.path) or ".", self.root, self.below.rpartition("/")[0])
 
     def beside(self, name: str) -> LocalPath:
         """The path with another last component."""
-        return LocalPath(f"{os.path.dirname(self.path)}/{name}", self.root, f"{self.folder.below}/{name}".lstrip("/"))
+        path = os.path.join(os.path.dirname(self.path), name)
+        return LocalPath(path, self.root, f"{self.folder.below}/{name}".lstrip("/"))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
