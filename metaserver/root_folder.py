@@ -43,6 +43,7 @@ _ABSENT = frozenset((errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG))
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
 
 
 class SymbolicLinkError(OSError):
