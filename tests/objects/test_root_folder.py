@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver import root_folder
-from seamark.metaserver.root_folder import (
+from seamark.metaserver.local_files import root_folder
+from seamark.metaserver.local_files.root_folder import (
     FOLDER_FLAGS,
     NotPlainFileError,
     RootFolder,

@@ -196,7 +196,7 @@ def open_child(folder: int, name: str, flags: int, mode: int = 0o666) -> int:
 
 
 def descriptor_path(descriptor: int) -> str:
-    """A path that libraries can open in the place of a descriptor: it names the same file whatever its name became."""
+    """A path that libraries can open in the place of a descriptor: it names the same file, also after a rename."""
     return f"/proc/self/fd/{descriptor}"
 
 
