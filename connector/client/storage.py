@@ -3,8 +3,9 @@
 Locations are not decoded, as in Iceberg's FileIO: `%20` is three characters of a name. An object is written completely,
 under a new name, and never changed. Picklable: each process opens its file systems.
 
-Local files are opened below a root without symbolic links (`metaserver/root_folder.py`), and pyarrow gets the path of
-the descriptor, not that of the file: a tenant could replace the file by a link between a check and the opening by name.
+Local files are opened below a root without symbolic links (`metaserver/local_files/root_folder.py`), and pyarrow gets
+the path of the descriptor, not that of the file: a tenant could replace the file by a link between a check and the
+opening by name.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from seamark.metaserver.root_folder import RootFolder, SymbolicLinkError, descriptor_path
+from seamark.metaserver.local_files.root_folder import RootFolder, SymbolicLinkError, descriptor_path
 from seamark.metaserver.tls import authorities_file
 
 S3_SCHEMES = ("s3", "s3a", "s3n")
@@ -142,11 +143,12 @@ class LocalPath:
 
     @property
     def folder(self) -> LocalPath:
-        return LocalPath(os.path.dirname(self.path), self.root, self.below.rpartition("/")[0])
+        return LocalPath(os.path.dirname(self.path) or ".", self.root, self.below.rpartition("/")[0])
 
     def beside(self, name: str) -> LocalPath:
         """The path with another last component."""
-        return LocalPath(f"{os.path.dirname(self.path)}/{name}", self.root, f"{self.folder.below}/{name}".lstrip("/"))
+        path = os.path.join(os.path.dirname(self.path), name)
+        return LocalPath(path, self.root, f"{self.folder.below}/{name}".lstrip("/"))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

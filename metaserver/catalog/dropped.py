@@ -1,7 +1,7 @@
 """Dropped tables, views and functions: their rows stay until the retention ends, for undrop; then they are purged.
 
-An entry of which files are left after that is retained: nobody can restore it, and its locations stay claimed for its
-namespace until its files are gone, or an admin releases them.
+An entry of which files are left after that is retained: no request can restore it, and its locations stay claimed for
+its namespace until its files are gone, or an admin releases them.
 
 Files are deleted only here, and only the files of a table that no live name shares: the transaction that deletes the
 row checks its UUID. A purge is an instant: in flight once the row is deleted, completed once the files are. A purge

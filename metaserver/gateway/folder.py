@@ -30,11 +30,11 @@ from seamark.metaserver.gateway.folder_files import (
 from seamark.metaserver.gateway.folder_listing import NAMESPACE, XML_HEAD, list_xml, timestamp
 from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, read_part_number
 from seamark.metaserver.gateway.s3_errors import XML, S3Error, of_seamark_error, xml_text
+from seamark.metaserver.local_files.root_folder import RootFolder
 from seamark.metaserver.objects.folder import file_location
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects, LocalPlace
 from seamark.metaserver.objects.locations import parse_object
 from seamark.metaserver.objects.s3_scope import parse_delete_body
-from seamark.metaserver.root_folder import RootFolder
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.passed_time import PassedTime
 

@@ -26,9 +26,9 @@ from awscrt import checksums
 from seamark.metaserver.decoding import from_json
 from seamark.metaserver.gateway.conditions import check_write
 from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.local_files.root_folder import FOLDER_FLAGS, RootFolder
 from seamark.metaserver.objects.folder import UPLOADS
 from seamark.metaserver.objects.local import DurableFolders, LocalPlace, drop_checksums
-from seamark.metaserver.root_folder import FOLDER_FLAGS, RootFolder
 
 ATTRIBUTE = "user.seamark-s3"
 METADATA_BYTES_MAX = 2048

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from seamark.metaserver.gateway.folder_files import etag_of
 from seamark.metaserver.gateway.s3_errors import S3Error, xml_text
+from seamark.metaserver.local_files.root_folder import RootFolder, SymbolicLinkError
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX
-from seamark.metaserver.root_folder import RootFolder, SymbolicLinkError
 from seamark.metaserver.wire import from_base64url, to_base64url
 
 PAGE_MAX = 1000

@@ -23,9 +23,9 @@ from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import RetryLater, TooManyRequests
 from seamark.metaserver.gateway.folder_files import FileInfo, Staging, copy_bytes, etag_of
 from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.local_files.root_folder import FOLDER_FLAGS, READ_FLAGS
 from seamark.metaserver.objects.folder import UPLOADS
 from seamark.metaserver.objects.local import LocalPlace
-from seamark.metaserver.root_folder import FOLDER_FLAGS, READ_FLAGS
 
 PARTS_MAX = 10_000
 PART_BYTES_MIN = 5 << 20

@@ -34,9 +34,7 @@ from seamark.metaserver.errors import (
     StorageFull,
     TooLarge,
 )
-from seamark.metaserver.objects.locations import Location, parse_location
-from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range, no_uploads
-from seamark.metaserver.root_folder import (
+from seamark.metaserver.local_files.root_folder import (
     FOLDER_FLAGS,
     READ_FLAGS,
     NotPlainFileError,
@@ -44,6 +42,8 @@ from seamark.metaserver.root_folder import (
     SymbolicLinkError,
     open_child,
 )
+from seamark.metaserver.objects.locations import Location, parse_location
+from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range, no_uploads
 
 TEMPORARY_PREFIX = ".seamark-tmp-"
 """The suffix of incomplete files, which are never listed. One remains only if the process dies inside `create`."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from seamark.metaserver.errors import BadRequest, ConfigError
+from seamark.metaserver.local_files.root_folder import RootFolder
 from seamark.metaserver.memoization import memoized
-from seamark.metaserver.root_folder import RootFolder
 from seamark.metaserver.wire import fold_path
 
 LOCATION_CHARS_MAX = 4096

@@ -44,6 +44,11 @@ async def housekeep(it: Rig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1
     await it.catalog.dropped.release_unused()
 
 
+async def check_invariants(it: Rig) -> None:
+    store: Any = it.store
+    await store.check_invariants()
+
+
 def delete_files(location: str) -> None:
     for path in Path(parse_location(location).file_path).rglob("*"):
         if path.is_file():
@@ -85,7 +90,7 @@ async def test_a_moved_table_s_former_namespace_does_not_get_what_it_left(
         for _ in range(3):
             await housekeep(it, clock)
             await refuse(it, A, "a", location)
-        await it.store.check_invariants()
+        await check_invariants(it)
         (row,) = (await it.catalog.dropped.list_retained(None, None, None)).items
         assert (row.entry.namespace, row.entry.name) == (("b",), "t")
         assert (await it.catalog.dropped.list(None, None, None)).items == []
@@ -95,7 +100,7 @@ async def test_a_moved_table_s_former_namespace_does_not_get_what_it_left(
         await housekeep(it, clock, _DAY_MS)
         assert (await it.catalog.dropped.list_retained(None, None, None)).items == []
         await it.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
-        await it.store.check_invariants()
+        await check_invariants(it)
 
 
 async def test_the_last_namespace_may_use_the_location_again(tmp_path: Path, database: dict[str, Any]) -> None:
@@ -113,7 +118,7 @@ async def test_the_last_namespace_may_use_the_location_again(tmp_path: Path, dat
         request = CreateTable(name="other", schema=SCHEMA, location=location)
         await it.catalog.tables.create(CALLER, ("b",), request)
         await refuse(it, A, "a", location)
-        await it.store.check_invariants()
+        await check_invariants(it)
 
 
 async def test_an_admin_purges_or_releases_what_is_retained(tmp_path: Path, database: dict[str, Any]) -> None:
@@ -148,7 +153,7 @@ async def test_a_release_before_housekeeping_has_seen_the_end_of_the_retention(
         clock.advance(_WEEK_MS + 1)
         await it.catalog.dropped.release(row.id)
         await it.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
-        await it.store.check_invariants()
+        await check_invariants(it)
 
 
 async def test_views_keep_their_locations_too(tmp_path: Path, database: dict[str, Any]) -> None:

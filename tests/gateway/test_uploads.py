@@ -16,8 +16,8 @@ from seamark.metaserver.errors import RetryLater, TooManyRequests
 from seamark.metaserver.gateway.folder_files import Staging
 from seamark.metaserver.gateway.folder_uploads import Uploads
 from seamark.metaserver.gateway.s3_errors import S3Error
+from seamark.metaserver.local_files.root_folder import RootFolder
 from seamark.metaserver.objects.local import DurableFolders
-from seamark.metaserver.root_folder import RootFolder
 from tests.gateway.rig import Rig
 
 PLACE = "s3://b/t/o"

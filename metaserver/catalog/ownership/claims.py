@@ -299,7 +299,7 @@ async def _locations(parts: CatalogContext, entry: Entry) -> list[str] | None:
 
 
 async def has_files(parts: CatalogContext, entry: Entry) -> bool:
-    """Whether a file is left in a location that the entry has claimed. True if the server cannot tell.
+    """Whether a file is left in a location that the entry has claimed. True if the storage fails.
 
     The locations are those that the database has: the table's writers can overwrite its metadata file."""
     guessed = {_key(parts.warehouse, location): location for location in (_folder(entry), entry.metadata_location)}

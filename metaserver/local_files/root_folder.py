@@ -43,6 +43,7 @@ _ABSENT = frozenset((errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG))
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
 
 
 class SymbolicLinkError(OSError):
@@ -195,7 +196,7 @@ def open_child(folder: int, name: str, flags: int, mode: int = 0o666) -> int:
 
 
 def descriptor_path(descriptor: int) -> str:
-    """A path that libraries can open in the place of a descriptor: it names the same file whatever its name became."""
+    """A path that libraries can open in the place of a descriptor: it names the same file, also after a rename."""
     return f"/proc/self/fd/{descriptor}"
 
 

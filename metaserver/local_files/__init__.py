@@ -1,0 +1,1 @@
+"""Files of this machine, whose folders other accounts may write to."""
