@@ -20,6 +20,7 @@ import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from seamark.connector.client.connections import open_pool, retry_policy
 from seamark.connector.client.errors import ServerFailed, Unreachable, cause_text, parse_error
 from seamark.connector.client.names import (
     Name,
@@ -42,7 +43,6 @@ from seamark.connector.client.values import (
     given,
 )
 from seamark.metaserver.decoding import from_json, from_values
-from seamark.metaserver.tls import only_these, trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 T = TypeVar("T")
@@ -50,12 +50,8 @@ T = TypeVar("T")
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _EXPIRATION_S = 900.0
 """The wait for an expiration: the server reads the manifests of all snapshots of a large table in minutes."""
-_CONNECTIONS = 8
 _NO_QUERY: Mapping[str, Any] = {}
 _PAGE_NAMES = 1000
-_BACKOFF_S = 0.2
-_BACKOFF_MAX_S = 10
-_RETRY_AFTER_MAX_S = 30
 
 
 class _LoadTableResult(msgspec.Struct, rename="kebab"):
@@ -462,7 +458,7 @@ class SeamarkClient:
         headers = {**own, **content, **(headers or {})}
         headers |= {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
-        retries = _retry(self._retries, repeatable)
+        retries = retry_policy(self._retries, repeatable)
         own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._timeout(timeout_s)}
         try:
             answer = self._connections().request(
@@ -482,29 +478,8 @@ class SeamarkClient:
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
             timeout = self._timeout(self._timeout_s)
-            tls: dict[str, Any] = {"ssl_context": trusted_by_clients()}
-            if self._certificates:
-                tls = {"ssl_context": only_these(self._certificates), "assert_hostname": False}
-            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, **tls)
-            pool = self._pool = (os.getpid(), manager)
+            pool = self._pool = (os.getpid(), open_pool(timeout, self._certificates))
         return pool[1]
-
-
-def _retry(times: int, repeatable: bool) -> urllib3.Retry:
-    return urllib3.Retry(
-        total=times,
-        read=None if repeatable else 0,
-        other=None if repeatable else 0,
-        # Of what is not repeatable only a 503 with Retry-After, which urllib3 honours: those without are
-        # a proxy's, and may be about a request that it had sent on.
-        status_forcelist=(503,) if repeatable else (),
-        allowed_methods=None,  # POST included
-        backoff_factor=_BACKOFF_S,
-        backoff_max=_BACKOFF_MAX_S,
-        backoff_jitter=_BACKOFF_S,
-        raise_on_status=False,
-        retry_after_max=_RETRY_AFTER_MAX_S,
-    )
 
 
 def _joined(pages: Iterator[pa.Table]) -> pa.Table:
