@@ -15,8 +15,8 @@ _RETRY_AFTER_MAX_S = 30
 
 
 def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManager:
-    """Return a pool of connections. `certificates`: the only ones that a server may present (PEM); empty: those of the
-    authorities that clients trust."""
+    """Return a pool of connections. `certificates`: a server has to present one of these (PEM); empty: any certificate
+    of the authorities that clients trust."""
     tls: dict[str, Any] = {"ssl_context": trusted_by_clients()}
     if certificates:
         tls = {"ssl_context": only_these(certificates), "assert_hostname": False}
