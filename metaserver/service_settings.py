@@ -72,7 +72,7 @@ class ServiceSettings:
     services_url: str = setting(
         "",
         "URL by which worker processes reach this server; with https, its certificate must cover the host. Empty: the "
-        "bound address, where they accept the certificate of tls_cert whatever names it has.",
+        "bound address, where they accept the certificate of tls_cert with any names.",
         schemes=("http", "https"),
     )
     services_memory_bytes: int = setting(

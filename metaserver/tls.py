@@ -35,7 +35,7 @@ class Certificate:
         self._seen = self._state()
         self._current = _server_context(certificate, key)
         self._leaves = [_leaf(certificate)]
-        """The certificate that new connections get, and before it the one that it replaced."""
+        """The certificate that new connections get, and before it the certificate that it replaced."""
         self.context = _server_context(certificate, key)
         """For servers; it presents the current certificate."""
         self.context.sni_callback = self._present
@@ -58,10 +58,10 @@ class Certificate:
         """Return the certificates, without their chains, that workers of this server may present now, as PEM.
 
         Workers load a renewed certificate within `RELOAD_S` of each other. So these are the current certificate, the
-        one before it, and that of the file.
+        former certificate, and that of the file.
         """
         leaves = list(self._leaves)
-        with suppress(OSError, UnicodeDecodeError):
+        with suppress(OSError):
             leaves.append(_leaf(self._files[0]))
         return "\n".join(dict.fromkeys(filter(None, leaves)))
 
@@ -82,8 +82,8 @@ class Certificate:
 
 
 def _leaf(path: Path) -> str:
-    """Return the first certificate of a PEM file; empty if it has none. OSError, UnicodeDecodeError."""
-    before, end, _ = path.read_text(encoding="utf-8").partition(_PEM_END)
+    """Return the first certificate of a PEM file; empty if it has none. OSError."""
+    before, end, _ = path.read_text(encoding="utf-8", errors="replace").partition(_PEM_END)
     return before[before.find("-----BEGIN") :] + end if end else ""
 
 

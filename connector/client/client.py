@@ -22,6 +22,7 @@ import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from seamark.connector.client.connections import open_pool
 from seamark.connector.client.errors import ServerFailed, StorageFull, Unreachable, cause_text, parse_error
 from seamark.connector.client.names import (
     Name,
@@ -45,7 +46,6 @@ from seamark.connector.client.values import (
     given,
 )
 from seamark.metaserver.decoding import from_json, from_values
-from seamark.metaserver.tls import only_these, trusted_by_clients
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 T = TypeVar("T")
@@ -53,7 +53,6 @@ T = TypeVar("T")
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _EXPIRATION_S = 900.0
 """The wait for an expiration: the server reads the manifests of all snapshots of a large table in minutes."""
-_CONNECTIONS = 8
 _NO_QUERY: Mapping[str, Any] = {}
 _PAGE_NAMES = 1000
 _REPORTED_WAIT_S = 5.0
@@ -493,11 +492,7 @@ class SeamarkClient:
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
             timeout = self._timeout(self._timeout_s)
-            tls: dict[str, Any] = {"ssl_context": trusted_by_clients()}
-            if self._certificates:
-                tls = {"ssl_context": only_these(self._certificates), "assert_hostname": False}
-            manager = urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, **tls)
-            pool = self._pool = (os.getpid(), manager)
+            pool = self._pool = (os.getpid(), open_pool(timeout, self._certificates))
         return pool[1]
 
 

@@ -35,7 +35,7 @@ def check_access(
         location: Where the object is written; empty: nowhere.
         storage: The address of the store, as properties of a FileIO.
         endpoint: The address of the objects gateway, of which only an answer is expected; empty: none.
-        reaches_server: Whether the server is asked, too.
+        reaches_server: Whether a request is sent to the server, too.
 
     Returns:
         No totals, as a job that found nothing to do.

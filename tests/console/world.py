@@ -77,7 +77,8 @@ async def ask(server: Running, method: str, path: str, body: Any = None, token: 
 
 async def create_table(server: Running, name: str, *, partitioned: bool = False, **more: Any) -> str:
     """The location of the new table of `db`."""
-    properties = {"format-version": "2", **more.pop("properties", {})}
+    # The target size is that of the files, so that a layout has as many.
+    properties = {"format-version": "2", "write.target-file-size-bytes": str(1 << 20), **more.pop("properties", {})}
     body = {
         "name": name,
         "schema": SCHEMA,

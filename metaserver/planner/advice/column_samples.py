@@ -1,6 +1,6 @@
 """Rows of some files, from which explain estimates what a layout or an index would give.
 
-Bounds tell where values begin and end, and not how often a value occurs: for a column of six values each file has the
+Bounds show where values begin and end, and not how often a value occurs: for a column of six values each file has the
 same bounds as for a million values. So the columns that a filter compares are read in a few of the files that the
 filter leaves. Reads have limits of files, rows, bytes and time. A column that cannot be read within them has no sample,
 but a reason, and then nothing is estimated that needs one.
@@ -66,7 +66,7 @@ class ColumnSample:
         return sum(self.matches(condition)) / rows if rows else 0.0
 
     def files_with(self, condition: Expression, values: int | None) -> int | None:
-        """Return about how many of `files_left` hold a matching row; None if the sample is too small to tell.
+        """Return about how many of `files_left` hold a matching row; None if the sample is too small.
 
         Args:
             condition: On this column alone.
@@ -80,7 +80,7 @@ class ColumnSample:
         if hits < _HITS_MIN:
             if values is None:
                 return None
-            # Few hits tell less than what an average value of the column suggests, unless they contradict it.
+            # Few hits are less certain than the files of an average value, unless they contradict each other.
             expected = max(1.0 - (1.0 - self.held) ** values, min(hits, 1) / self.files_left)
             share = expected if _is_probable(hits, sampled, expected) else share
         return max(hits, round(self.files_left * share))
@@ -89,8 +89,8 @@ class ColumnSample:
     def held(self) -> float:
         """The share of the files that hold an average value of the column.
 
-        If each file holds each value with the probability p, a value that some of n files hold is held by
-        n p / (1 - (1 - p)^n) of them on average. This grows with p, so p follows from the average in the sample.
+        If each file holds each value with the probability p, n p / (1 - (1 - p)^n) of n files hold a value that at
+        least one of them holds, on average. This grows with p, so p follows from the average in the sample.
         """
         parts = [column.keys_of_rows(None) for column in self.columns]
         distinct = len(distinct_keys(parts, self.column.kind))

@@ -1,4 +1,4 @@
-"""The job that tells whether the jobs of this server can work: it reaches the server, and the storage of the warehouse.
+"""The job that shows whether the jobs of this server can work: it reaches the server, and the storage of the warehouse.
 
 It runs as they do: in a worker process, with its variables, its login and its keys. So what it meets is what they meet:
 no keys, wrong keys, an address or a certificate that the process cannot use.
