@@ -155,7 +155,7 @@ class UsableMetrics:
 
 def _within_limits(manifests: Iterable[ManifestFile]) -> list[ManifestFile]:
     """The first manifests, as many as a commit waits for."""
-    found, size_bytes = [], 0
+    found, size_bytes = list[ManifestFile](), 0
     for manifest in manifests:
         size_bytes += manifest.manifest_length
         if size_bytes > _CHECKED_BYTES_MAX or len(found) == _CHECKED_MAX:
