@@ -14,8 +14,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import IntegerType
 
 import seamark
@@ -294,13 +293,11 @@ def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyC
             assert session.sql("UPDATE shop.added_again SET k = 5 WHERE id = 3").to_arrow()["rows"].to_pylist() == [1]
             found = session.sql("SELECT id, k FROM shop.added_again ORDER BY id").to_arrow().to_pylist()
         assert found == [{"id": 1, "k": None}, {"id": 3, "k": 5}]
-        parts = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
-        catalog.create_table("shop.split", schema=rows.schema, partition_spec=parts)
-        seamark.append(client, "shop.split", rows)
-        new = pa.table({"id": pa.array([1], pa.int64()), "k": pa.array([1], pa.int32())})
-        seamark.delete(client, "shop.split", keys=new, key=["id", "k"], strategy="equality")
-        found = seamark.duckdb.sql(con, "SELECT id FROM sea.shop.split WHERE id < 3").fetchall()
-        assert found == [(2,)], "keys with the columns of the partition delete no row of another partition"
+        create_partitioned(server, "keyed", "int", "identity", [1, 2, 3])
+        keys = pa.table({"id": pa.array([0], pa.int64()), "x": pa.array([1], pa.int32())})
+        seamark.delete(client, "parts.keyed", keys=keys, key=["id", "x"], strategy="equality")
+        found = seamark.duckdb.sql(con, "SELECT id FROM sea.parts.keyed WHERE id < 2").fetchall()
+        assert found == [(1,)], "keys with the columns of the partition delete no row of another partition"
 
 
 def test_a_table_whose_partition_column_was_dropped_is_read(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
