@@ -256,7 +256,7 @@ def test_partitions_do_not_mislead_duckdb(
     name = kind.partition("(")[0] + transform[:3] + str(len(values)) + str(len(kind))
     create_partitioned(server, name, kind, transform, values)
     table = f"sea.parts.{name}"
-    con.register("all_rows", con.sql(f"SELECT * FROM {table}").to_arrow_table())
+    con.execute(f"CREATE TEMP TABLE all_rows AS SELECT * FROM {table}")
     for literal in literals:
         for op in ("=", "<", "<=", ">", ">=", "<>"):
             expected = sorted(con.sql(f"SELECT id FROM all_rows WHERE x {op} {literal}").fetchall())
