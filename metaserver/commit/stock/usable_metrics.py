@@ -73,7 +73,7 @@ class UsableMetrics:
             base: The table's metadata before the updates. None for a new table.
             metadata: The table's metadata after them.
             updates: The updates of the commit.
-            rebased: What a rebase, or another step before this one, made of the commit.
+            rebased: What a rebase, or another earlier step, made of the commit.
 
         Returns:
             None if no update needs to change, or a file cannot be read.
