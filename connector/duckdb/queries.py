@@ -235,10 +235,10 @@ class _Query:
                 plans |= await asking.plans(list(own.values()), of_catalog)
                 dimensions |= of_catalog
                 why = why or asking.why
-                for name, reason in asking.misread.items():
+                for misread, reason in asking.misread.items():
                     raise _Misread(
-                        f"DuckDB {duckdb.__version__} cannot read {join_name(name)}: {reason}. Read it with `seamark "
-                        "sql` or `seamark.scan`, or apply the deletes with `seamark run compact`"
+                        f"DuckDB {duckdb.__version__} cannot read {join_name(misread)}: {reason}. Read it with "
+                        "`seamark sql` or `seamark.scan`, or apply the deletes with `seamark run compact`"
                     )
             marks = {mark_name(number): number for number in tables}
             if not plans and not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):

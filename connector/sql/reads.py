@@ -90,7 +90,7 @@ class CatalogTables:
         """By the identity of the reference."""
 
     def hold(self, name: Name, opened: OpenTable) -> None:
-        """Lets all references to the present state of a table read it as it is opened."""
+        """Makes all references to the present state of a table read this open table."""
         self._opened[name, None] = _named_table(name, opened)
 
     def name_of(self, node: exp.Table) -> Name:

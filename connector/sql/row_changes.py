@@ -77,7 +77,7 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
         client: The catalog.
         table: The table that is changed.
         kind: `update` or `delete`. The table property `write.{kind}.mode` chooses how rows are replaced.
-        compute: Computes the rows that change, from the table as it is opened for an attempt.
+        compute: Computes the rows that change, from the table that an attempt has opened.
 
     Raises:
         BadRequest: The new values do not fit the table, or the table cannot be changed.
@@ -97,7 +97,7 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
 
 @dataclass(frozen=True)
 class _UpdatedRows(RowDifference):
-    """The new rows of an UPDATE: columns that it sets, and the other columns as they are stored.
+    """The new rows of an UPDATE: columns that it sets, and the stored values of the others.
 
     The stored columns are read file by file while the new rows are written, so memory holds only the set columns.
     """

@@ -47,7 +47,7 @@ class StoredTable:
     used: dict[str, None] = field(default_factory=dict)
     """The columns that the statement uses."""
     place: str | None = None
-    """The name among `columns` that stands for the place of a row: the last one, of a table whose rows change."""
+    """The last name among `columns`, which is that of the places of rows, in a table whose rows change."""
 
     @property
     def name(self) -> str:

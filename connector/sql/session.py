@@ -304,7 +304,7 @@ class SqlSession:
         return self._defined(planned)
 
     def _computed(self, statement: Statement, target: Name, opened: OpenTable) -> ComputedRows:
-        """The rows that the statement changes in the table as it is opened."""
+        """The rows that the statement changes in the open table."""
         tables, now = CatalogTables(self._client, self._catalog, self._schema), datetime.now(UTC)
         tables.hold(target, opened)
         change = self._translated(statement, tables, now)

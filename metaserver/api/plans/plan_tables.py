@@ -96,7 +96,7 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
         doc(
             "For readers that leave out files in another way than Iceberg defines, such as DuckDB 1.5.5: the plan "
             "table has no partition fields but those of columns themselves, and no bounds of columns that may have "
-            "NaN. If something would mislead such a reader, a plan table is created whatever kept-max is."
+            "NaN. If something would mislead such a reader, a plan table is created for any kept-max."
         ),
     ] = False
     holder: Annotated[

@@ -4,7 +4,7 @@ The new snapshot has the files of its parent: each entry keeps the snapshot that
 row ids, with status EXISTING. Manifests of one partition spec and content are rewritten together.
 
 Manifests with metrics that some readers cannot use are rewritten in any case, with the metrics corrected
-(`repaired_metrics.py`): a commit of today corrects them itself, and a table may have older ones.
+(`repaired_metrics.py`): commits correct them now, and a table may have some of earlier commits.
 
 New manifests are written without a lock. Then, under the lock of the table's commits, they replace those of the
 current head: a manifest that is still listed there has the same entries, and one that another commit has
@@ -67,7 +67,7 @@ _TOUCHES, _FEWER = 4, 0.5
 _AT_ONCE = 2
 _DECODED_BYTES_MAX = 1 << 30
 _CHECKED_BYTES_MAX = 1 << 30
-"""Manifests of one partition spec and content that one rewrite reads to look for wrong metrics."""
+"""Size of the manifests of a partition spec and content that a rewrite reads to look for wrong metrics."""
 _SOUND_BYTES = 4 << 20
 _SAMPLE_ENTRIES = 500
 _SHARE = 8

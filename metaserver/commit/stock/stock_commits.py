@@ -247,7 +247,7 @@ class StockCommits:
         change: TableChange,
         rebased: Rebased | None,
     ) -> Rebased | None:
-        """The commit with other manifests where those of the client would harm readers. None if it stays as it is."""
+        """The commit with other manifests where those of the client would harm readers. None if it stays unchanged."""
         of = metadata if base is None else base
         uuid, folder = uuid_of(entry, of), checked_folder(self._parts, of.location, of.properties)
         kept = None

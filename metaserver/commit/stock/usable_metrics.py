@@ -73,7 +73,7 @@ class UsableMetrics:
             base: The table's metadata before the updates. None for a new table.
             metadata: The table's metadata after them.
             updates: The updates of the commit.
-            rebased: What a rebase, or another step before this one, made of the commit.
+            rebased: What a rebase, or another earlier step, made of the commit.
 
         Returns:
             None if no update needs to change, or a file cannot be read.
@@ -155,7 +155,7 @@ class UsableMetrics:
 
 def _within_limits(manifests: Iterable[ManifestFile]) -> list[ManifestFile]:
     """The first manifests, as many as a commit waits for."""
-    found, size_bytes = [], 0
+    found, size_bytes = list[ManifestFile](), 0
     for manifest in manifests:
         size_bytes += manifest.manifest_length
         if size_bytes > _CHECKED_BYTES_MAX or len(found) == _CHECKED_MAX:

@@ -89,9 +89,12 @@ def without_partition_fields(metadata: TableMetadata) -> TableMetadata:
 
 def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
     """Return why such a reader would apply the snapshot's equality deletes wrongly. Empty if it applies them well."""
-    partitioned = {spec.spec_id for spec in metadata.partition_specs if spec.fields}
+    sources = {
+        spec.spec_id: {source for field in spec.fields for source in field.sources} for spec in metadata.partition_specs
+    }
     for block, columns in _equality_deletes(view):
-        if block.spec_id in partitioned:
+        # Keys with all columns of the partition delete no row of another partition.
+        if not sources.get(block.spec_id, set()).issubset(columns):
             return "it has equality deletes of single partitions, which DuckDB applies to all partitions"
         if any(metadata.current_schema.column(column) is None for column in columns):
             return "it has equality deletes by a column that was dropped since, at which DuckDB may crash"

@@ -1,0 +1,41 @@
+"""Equality deletes that DuckDB applies to rows that they do not delete are recognised."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seamark.metaserver.iceberg.manifests.content_file import EQUALITY_DELETES, POSITION_DELETES
+from seamark.metaserver.planner.plan.readers import misread_deletes
+
+
+def block(spec_id: int, content: int, ids: list[int] | None) -> Any:
+    return SimpleNamespace(spec_id=spec_id, longs=lambda _: np.array([content]), lists_of=lambda _: [ids])
+
+
+@pytest.mark.parametrize(
+    ("spec_id", "content", "ids", "reason"),
+    [
+        (0, EQUALITY_DELETES, [1], ""),
+        (1, EQUALITY_DELETES, [1, 2], ""),
+        (1, EQUALITY_DELETES, [1], "all partitions"),
+        (1, EQUALITY_DELETES, None, "all partitions"),
+        (1, POSITION_DELETES, None, ""),
+        (0, EQUALITY_DELETES, [1, 3], "dropped"),
+    ],
+)
+def test_equality_deletes_that_duckdb_misapplies_are_recognised(
+    spec_id: int, content: int, ids: list[int] | None, reason: str
+) -> None:
+    """The columns are 1 and 2; the spec 1 partitions by 2; the column 3 was dropped."""
+    field = SimpleNamespace(sources=(2,))
+    specs = [SimpleNamespace(spec_id=0, fields=()), SimpleNamespace(spec_id=1, fields=(field,))]
+    schema = SimpleNamespace(column=lambda column: column if column in (1, 2) else None)
+    metadata: Any = SimpleNamespace(partition_specs=specs, current_schema=schema)
+    view: Any = SimpleNamespace(delete_blocks=[block(spec_id, content, ids)])
+    found = misread_deletes(view, metadata)
+    assert reason in found
+    assert bool(found) == bool(reason)
