@@ -48,9 +48,9 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int) ->
             elif action < 0.7:
                 clock.jump(rng.choice([-1, 1]) * rng.choice([90_000, HOUR_MS, DAY_MS, YEAR_MS]))
             elif action < 0.85:  # a machine that was off, or another one, whose clock may be wrong
-                span_ms = rng.choice([0, HOUR_MS // 2, 3 * DAY_MS])
+                span_ms = rng.choice([90_000, HOUR_MS // 2, 3 * DAY_MS])
                 clock.advance(span_ms)
-                clock.jump(rng.choice([0, 0, HOUR_MS // 2, -DAY_MS, YEAR_MS]))
+                clock.jump(rng.choice([0, 0, HOUR_MS // 2, -DAY_MS, YEAR_MS]))  # more than a minute: it is recorded
                 clock.machine = f"machine {number}"
                 real_ms += span_ms
                 allowance_ms += HOUR_MS
