@@ -250,8 +250,6 @@ def test_nan_is_the_greatest_value_of_spark(stock: Stock) -> None:
         wanted = table.matching(condition)
         frame = sql(stock.spark, f"SELECT id FROM {table.catalog}.db.nans WHERE {condition}")
         assert {row.id for row in frame.collect()} == wanted, f"seamark.spark.sql: {condition}"
-        ours = stock.spark.read.format("seamark").options(uri=stock.client.url, table="db.nans").load()
-        assert {row.id for row in ours.where(condition).collect()} == wanted, f"format('seamark'): {condition}"
     table.index("bitmap(d)", "bloom(f)")
     for condition in ("d > 3", "f > 3", "d > 3 AND f > 3")[: examples(3, 1)]:
         table.check_found(condition, f"{condition}, with indexes")
