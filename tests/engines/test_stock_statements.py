@@ -368,7 +368,9 @@ class Campaign:
                 f"id BETWEEN {number} AND {number + 20}",
             )
         )
-        return f"NOT ({predicate})" if rng.random() < 0.2 else predicate
+        # Spark itself deletes null partitions by `NOT (p = 3)`: a delete by metadata, for which it requests no plan.
+        negated = rng.random() < 0.2 and not predicate.startswith("p ")
+        return f"NOT ({predicate})" if negated else predicate
 
 
 def test_random_statements_beside_indexes_leave_the_rows_that_they_should(stock: Stock) -> None:
