@@ -71,7 +71,8 @@ class Dropped:
     async def release(self, dropped_id: str) -> None:
         """Ends the claims of an entry and leaves its files where they are. BadRequest while it can be restored."""
         row = await self.get(dropped_id)
-        if not row.is_retained and row.expires_ms > self._parts.clock.now_ms():
+        passed = await look_at_clock(self._parts.store, self._parts.clock)
+        if not row.is_retained and not _is_expired(row, passed):
             raise BadRequest(
                 f"{show(row.entry.namespace, row.entry.name)} can be restored until its retention ends; purge it, or "
                 "release its locations after that"

@@ -42,6 +42,8 @@ class _Look(msgspec.Struct, frozen=True):
     monotonic_s: float
     machine: str
     gaps: tuple[Gap, ...] = ()
+    is_first_merged: bool = False
+    """Whether the first gap stands for several, and is as long as all of them."""
 
 
 class PassedTime(msgspec.Struct, frozen=True):
@@ -87,7 +89,10 @@ async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
 def _next_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str) -> _Look:
     if last is None:
         return _Look(now_ms, now_ms, monotonic_s, machine)
-    gaps = tuple((start, min(end, now_ms)) for start, end in last.gaps if start < now_ms)
+    gaps, is_first_merged = last.gaps, last.is_first_merged
+    if is_first_merged and now_ms < gaps[0][1]:
+        gaps = ((gaps[0][0] - gaps[0][1] + now_ms, now_ms),)  # which of them are over is not known
+    gaps = tuple((start, min(end, now_ms)) for start, end in gaps if start < now_ms)
     seen_ms = now_ms - last.now_ms
     if machine == last.machine and monotonic_s >= last.monotonic_s:
         passed_ms = round((monotonic_s - last.monotonic_s) * 1000)
@@ -95,8 +100,12 @@ def _next_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str
         is_gap = seen_ms - passed_ms > _TOLERATED_MS + passed_ms // 1000
     else:
         is_gap = seen_ms > _BELIEVED_MS
-    if is_gap:
+    if is_gap and gaps and gaps[-1][1] >= last.now_ms:
+        gaps = (*gaps[:-1], (gaps[-1][0], now_ms))  # as often as a replica with another clock looks
+    elif is_gap:
         gaps = (*gaps, (last.now_ms, now_ms))
     if len(gaps) > _GAPS_MAX:
-        gaps = ((gaps[0][0], gaps[1][1]), *gaps[2:])
-    return _Look(min(last.since_ms, now_ms), now_ms, monotonic_s, machine, gaps)
+        # One gap as long as both: less time counts for what is between them, and no time is lost for what is older.
+        (start, end), (next_start, next_end) = gaps[:2]
+        gaps, is_first_merged = ((start + next_start - end, next_end), *gaps[2:]), True
+    return _Look(min(last.since_ms, now_ms), now_ms, monotonic_s, machine, gaps, is_first_merged)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from seamark.metaserver.clock import SimulatedClock
+from seamark.metaserver.store import passed_time
 from seamark.metaserver.store.lease import Lease, LeaseLost
 from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
 from seamark.metaserver.store.sql.sqlite import open_sqlite
@@ -29,9 +30,10 @@ def test_ago_is_the_latest_time_since_which_so_much_has_passed() -> None:
 
 
 @pytest.mark.parametrize("seed", quick(range(40), 4))
-async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int) -> None:
+async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock jumps by minutes to years, the machine restarts, and another machine looks; no server runs for days."""
     rng = random.Random(seed)
+    monkeypatch.setattr(passed_time, "_GAPS_MAX", rng.choice([2, 3, 100]))
     clock = SimulatedClock(seed=seed)
     real_ms, allowance_ms = 0, 0
     events: list[tuple[int, int, int]] = []
@@ -74,6 +76,43 @@ async def test_time_in_which_the_server_runs_counts_in_full(tmp_path: Path) -> N
         assert passed.between(start_ms, passed.now_ms) == 2 * DAY_MS
         assert passed.ago(DAY_MS) == passed.now_ms - DAY_MS
         assert passed.ago(3 * DAY_MS) < start_ms
+
+
+async def test_a_server_that_is_off_most_of_the_day_deletes_what_is_old(tmp_path: Path) -> None:
+    """More gaps than are kept: nothing counts twice, and the time in which the server ran is not forgotten."""
+    clock = SimulatedClock(seed=1)
+    async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
+        start_ms = (await look_at_clock(store, clock)).now_ms
+        events: list[tuple[int, int]] = []
+        ran_ms = 0
+        for day in range(400):
+            for _ in range(2):
+                clock.advance(HOUR_MS)
+                ran_ms += HOUR_MS
+                passed = await look_at_clock(store, clock)
+            assert all(passed.between(at_ms, passed.now_ms) <= ran_ms - then_ms for at_ms, then_ms in events)
+            events.append((clock.now_ms(), ran_ms))
+            clock.advance(22 * HOUR_MS)
+            clock.machine = f"boot {day}"
+            passed = await look_at_clock(store, clock)
+        assert passed.between(start_ms, passed.now_ms) == ran_ms
+        assert passed.ago(30 * DAY_MS) >= start_ms
+
+
+async def test_replicas_whose_clocks_differ_leave_one_gap(tmp_path: Path) -> None:
+    clock = SimulatedClock(seed=1)
+    async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
+        start_ms = (await look_at_clock(store, clock)).now_ms
+        clock.advance(10 * HOUR_MS)
+        await look_at_clock(store, clock)
+        for _ in range(250):
+            clock.advance(60_000)
+            for machine, ahead_ms in (("ahead", DAY_MS), ("right", -DAY_MS)):
+                clock.machine = machine
+                clock.jump(ahead_ms)
+                passed = await look_at_clock(store, clock)
+        assert len(passed.gaps) == 1
+        assert passed.between(start_ms, passed.now_ms) == 10 * HOUR_MS
 
 
 async def test_a_lease_of_a_clock_that_was_ahead_does_not_last(tmp_path: Path) -> None:
