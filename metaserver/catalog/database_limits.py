@@ -4,7 +4,7 @@ Tables, views, functions and namespaces stay until a client drops them, so their
 the first level, a tenant's usual place. Other rows (instants, idempotency keys, audit records, reports, index files,
 producers, plans) end with a retention or with their table. What a principal writes within an hour limits them.
 
-A drop is always possible. Counters belong to one worker.
+These limits refuse no drop. Counters belong to one worker.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ COUNTED_AGAIN_S = 10.0
 """How long a full namespace stays full: a count of a million rows takes a tenth of a second."""
 _NAMESPACES_MAX = 10_000
 _ADDS_NOTHING = (
-    *("Check", "Drop", "Forget", "Lease", "Move", "Quarantine", "Release", "Remove", "Renew", "Retire", "Revoke"),
-    *("Swap", "Take"),
+    *("Check", "Drop", "End", "Forget", "Lease", "Move", "Quarantine", "Release", "Remove", "Renew", "Retire"),
+    *("Revoke", "Swap", "Take"),
 )
 """Beginnings of the names of operations that add no rows."""
 _RETRY_S = 60
@@ -57,11 +57,14 @@ class DatabaseShares:
 
     def charge(self, operations: Sequence[Operation]) -> None:
         """Count the rows and bytes of a transaction for the principals that caused it."""
-        now_s, sender = self._clock.monotonic(), current_principal()
-        for operation in operations:
+        now_s = self._clock.monotonic()
+        # One task commits the changes of several principals together. It runs in the context of one of their requests.
+        instants = (operation.instant.who for operation in operations if isinstance(operation, RecordInstant))
+        senders = list(dict.fromkeys(who for who in instants if who)) or [current_principal()]
+        for number, operation in enumerate(operations):
             if type(operation).__name__.startswith(_ADDS_NOTHING):
                 continue
-            parts: list[tuple[str, object]] = [(sender, operation)]
+            parts: list[tuple[str, object]] = [(senders[number % len(senders)], operation)]
             if isinstance(operation, SaveAudit):  # written by a task of the server's own
                 parts = [(record.who, record) for record in operation.records]
             elif isinstance(operation, RecordInstant) and operation.instant.who:

@@ -18,10 +18,18 @@ from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.errors import Forbidden, TooManyRequests
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.store.model import AuditRecord, Grant, MetricsReport
-from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, SaveAudit, SaveMetricsReport
+from seamark.metaserver.store.operations import (
+    AdvanceProducer,
+    CreateNamespace,
+    DropNamespace,
+    RecordInstant,
+    SaveAudit,
+    SaveMetricsReport,
+)
 from tests.api.client import Answer, Api, new_key
 from tests.attacks.world import SCHEMA
 from tests.server.rig import Running, running
+from tests.store.samples import make_instant
 
 GRANTS = (Grant("ann", "writer", ("a",)), Grant("bob", "writer", ("b",)))
 
@@ -135,6 +143,24 @@ def test_bytes_count_for_those_who_caused_them_and_end_after_an_hour() -> None:
     shares.require_room("anonymous")
     clock.advance(1000 * (int(module.WINDOW_S) + 10))
     shares.require_room("ann")
+
+
+def test_a_transaction_of_several_principals_counts_for_each() -> None:
+    """Changes of a table are committed together by a task that runs in the context of the first request."""
+    shares = DatabaseShares(Settings(database_rows_limit=20), SimulatedClock(0))
+    advanced = [AdvanceProducer("u", f"producer {number}", 1, 1, 0) for number in range(2)]
+    with answering("ann"):
+        for number in range(9):
+            instants = [make_instant(f"{number} {who}", who=who) for who in ("bob", "cid")]
+            shares.charge([*advanced, *(RecordInstant(instant) for instant in instants)])
+    shares.require_room("ann")
+    for who in ("bob", "cid"):
+        shares.require_room(who)
+    with answering("ann"):
+        shares.charge([RecordInstant(make_instant("9 bob", who="bob")), *advanced])
+    with pytest.raises(TooManyRequests):
+        shares.require_room("bob")
+    shares.require_room("cid")
 
 
 def test_whatever_an_operation_has_in_it_can_be_counted() -> None:
