@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +13,14 @@ import pytest
 from seamark.metaserver import turns
 from seamark.metaserver.api.commits import commits
 from seamark.metaserver.api.http import bodies
+from seamark.metaserver.clock import SimulatedClock
 from seamark.metaserver.commit.changes import change
 from seamark.metaserver.commit.changes.change_body import Remove
 from seamark.metaserver.commit.conflicts import conflicts, history, key_comparison, overwrite, row_counts, undo
 from seamark.metaserver.commit.native import change_application
 from seamark.metaserver.commit.snapshots import manifest_filter, manifests, snapshot_writer
 from seamark.metaserver.iceberg.manifests.content_file import ContentFile
+from seamark.metaserver.settings import Settings
 from tests.api.client import Api
 from tests.commits.claims import Claims
 from tests.commits.lake import Lake
@@ -198,3 +202,28 @@ async def test_freed_objects_have_no_other_references(monkeypatch: pytest.Monkey
     given.clear()
     await until(lambda: len(threads) == 10)
     assert threads.count(threading.get_ident()) == 1
+
+
+async def test_the_bytes_that_wait_for_their_write_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of many manifests would hold them all, because writing goes on while the disk works."""
+    waiting_bytes = most_bytes = size_bytes = 0
+
+    class Disk:
+        async def create(self, location: str, data: bytes) -> None:
+            nonlocal waiting_bytes, most_bytes, size_bytes
+            waiting_bytes, size_bytes = waiting_bytes + len(data), len(data)
+            most_bytes = max(most_bytes, waiting_bytes)
+            await asyncio.sleep(0.001)
+            waiting_bytes -= len(data)
+
+    cached = manifests.Manifests.of(Disk(), Settings(), 4)  # type: ignore[arg-type]
+    writer = snapshot_writer.SnapshotWriter(Disk(), SimulatedClock(1), cached, "file:///w", 1, is_deferred=True)
+    metadata: Any = SimpleNamespace(format_version=2)
+    await writer.manifest_list((), metadata, None, 1)
+    await writer.settle()
+    monkeypatch.setattr(snapshot_writer, "_DEFERRED_BYTES_MAX", 3 * size_bytes)
+    for number in range(30):
+        await writer.manifest_list((), metadata, None, number)
+    await writer.settle()
+    assert waiting_bytes == 0
+    assert 2 * size_bytes < most_bytes <= 4 * size_bytes

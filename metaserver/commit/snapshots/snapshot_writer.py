@@ -28,8 +28,9 @@ from seamark.metaserver.iceberg.metadata.properties import metadata_folder
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20
-_DEFERRED_BYTES_MAX = 1 << 20
-"""Larger files are written before the caller goes on, which bounds the memory of those that wait."""
+_DEFERRED_BYTES_MAX = 4 << 20
+"""The files of a snapshot that wait for their write at the same time. Further ones are written before the caller goes
+on, which bounds their memory."""
 _SAMPLE_ENTRIES = 250
 """Written first, to estimate how many entries fit a manifest."""
 ENTRIES_MAX = 50_000
@@ -82,6 +83,7 @@ class SnapshotWriter:
     ) -> None:
         self._is_deferred = is_deferred
         self._writes: list[asyncio.Task[None]] = []
+        self._waiting_bytes = 0
         self._objects = objects
         self._clock = clock
         self._manifests = manifests
@@ -154,9 +156,10 @@ class SnapshotWriter:
     async def _create(self, location: str, data: bytes, content: bytes | tuple[ManifestFile, ...]) -> None:
         # Recorded before the write: a write with an unknown outcome may have created the file.
         self.written.append(location)
-        if not self._is_deferred or len(data) > _DEFERRED_BYTES_MAX:
+        if not self._is_deferred or self._waiting_bytes + len(data) > _DEFERRED_BYTES_MAX:
             await self._objects.create(location, data)
             return
+        self._waiting_bytes += len(data)
         self._manifests.hold(location, content)
         write = asyncio.create_task(self._write(location, data))
         # The request may be cancelled before `settle`, and asyncio warns about exceptions that are never retrieved.
@@ -167,6 +170,7 @@ class SnapshotWriter:
         try:
             await self._objects.create(location, data)
         finally:
+            self._waiting_bytes -= len(data)
             self._manifests.let_go(location)
 
 
