@@ -2,8 +2,9 @@
 
 A removal deletes files that nothing names and that are old. A writer that commits such a file later, after days, or
 after the clock was wrong for a while, would make the table unreadable. So a removal notes in the database that it
-deletes files of the table, before the first of them, and while such a note is younger than `_WRITERS_MS`, a commit
-checks that the files that it adds exist. Tables without such a note pay one look-up for a commit.
+deletes files of the table, before and after each batch, under the lock of the table's commits. While such a note is
+younger than `_WRITERS_MS`, a commit checks that the files that it adds exist: before it takes the lock, and under the
+lock only if the note has changed since.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SHOWN = 500
 
 
 async def note_removal(parts: CatalogContext, uuid: str) -> None:
-    """Notes that files of the table are about to be deleted. Before the first deletion of a removal."""
+    """Notes that files of the table are about to be deleted, or were. Before and after each batch of a removal."""
     name, note = _cursor_name(uuid), f"{parts.clock.now_ms()} {parts.clock.uuid4()}"
     for _ in range(parts.settings.commit_retries + 1):
         try:
@@ -40,12 +41,14 @@ async def note_removal(parts: CatalogContext, uuid: str) -> None:
 
 
 async def removal_note(parts: CatalogContext, uuid: str) -> str | None:
-    """The note of the last removal of files of the table. None without one, or when it is old."""
-    note = await parts.store.cursor(_cursor_name(uuid))
-    if note is None:
-        return None
+    """The note of the last removal of files of the table; None without one."""
+    return await parts.store.cursor(_cursor_name(uuid))
+
+
+async def is_recent(parts: CatalogContext, note: str) -> bool:
+    """Whether a writer may still commit files that were written before the note."""
     passed = await look_at_clock(parts.store, parts.clock)
-    return note if passed.between(int(note.partition(" ")[0]), passed.now_ms) < _WRITERS_MS else None
+    return passed.between(int(note.partition(" ")[0]), passed.now_ms) < _WRITERS_MS
 
 
 async def check_stored(parts: CatalogContext, paths: Collection[str]) -> None:
@@ -68,7 +71,8 @@ async def check_snapshots_stored(
 ) -> None:
     """As `check_stored`, for the files that snapshots of a standard engine add. `published` reads those of the table,
     and `own` those of the engine; manifests that cannot be read are skipped."""
-    if await removal_note(parts, uuid) is None:
+    note = await removal_note(parts, uuid)
+    if note is None or not await is_recent(parts, note):
         return
     async for paths in _added_paths(published, own, base, updates):
         await check_stored(parts, paths)

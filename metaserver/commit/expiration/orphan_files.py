@@ -271,14 +271,14 @@ class OrphanRemoval:
                 return False
             return True
 
-        if found:
-            await note_removal(self._parts, entry.uuid)
         for start in range(0, len(found), _BATCH):
             await self._catch_up(entry, needed)  # so that little is left to read under the lock
             async with self._publisher.lock(entry.namespace, entry.name):
+                await note_removal(self._parts, entry.uuid)
                 await self._catch_up(entry, needed)
                 batch = [info for info in found[start : start + _BATCH] if info.location not in needed]
                 outcomes = await gathered([partial(delete, info) for info in batch], _DELETED_AT_ONCE)
+                await note_removal(self._parts, entry.uuid)  # for a commit that looked for a file between the two
             deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
             failed += outcomes.count(False)
         done = msgspec.structs.replace(

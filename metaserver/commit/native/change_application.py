@@ -24,7 +24,7 @@ from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
 from seamark.metaserver.commit.conflicts.overwrite import replaced_files
 from seamark.metaserver.commit.conflicts.row_counts import check_row_counts
 from seamark.metaserver.commit.conflicts.undo import Undo, undo_of
-from seamark.metaserver.commit.removed_files import check_stored, removal_note
+from seamark.metaserver.commit.removed_files import check_stored, is_recent, removal_note
 from seamark.metaserver.commit.snapshots.manifest_filter import (
     ManifestFilter,
     RewrittenManifests,
@@ -54,8 +54,6 @@ from seamark.metaserver.turns import free_later
 
 DECODED_BYTES_MAX = 2 << 30
 """Memory limit for the decoded manifests of one change."""
-_CHECKED_UNDER_LOCK = 64
-"""Above this number, files are looked for in the storage before the lock is taken, and again if some are removed."""
 _IN_THREAD_FILES = 200
 """Above this number, files are decoded in a thread."""
 
@@ -111,7 +109,7 @@ class ChangeApplication:
         self._filter: RemovalFilter | None = None
         self._needed: frozenset[str] = frozenset()
         self._removal: str | None = None
-        """The note of the removal of orphan files after which the added files were found in the storage."""
+        """The note of a removal of orphan files, after which the added files were found in the storage."""
 
     @property
     def written(self) -> list[str]:
@@ -156,19 +154,19 @@ class ChangeApplication:
         assert self._writer is not None
         self._added = await write_added(self._writer, change, metadata)
         self._change, self._counts, self._fresh, self._shape = change, counts, fresh, shape
-        if len(self.request.add) > _CHECKED_UNDER_LOCK:
-            await self._check_stored()
+        await self._check_stored(await removal_note(self._parts, self._uuid))
 
-    async def _check_stored(self) -> None:
+    async def _check_stored(self, note: str | None) -> None:
         """BadRequest for an added file that an orphan removal has deleted since it was written."""
-        note, change = await removal_note(self._parts, self._uuid), self._change
+        change = self._change
         if note is None or note == self._removal:
             return
         assert change is not None
-        paths = await run_by_count(
-            len(self.request.add), lambda: [file.file_path for file in (*change.data, *change.deletes)]
-        )
-        await check_stored(self._parts, paths)
+        if await is_recent(self._parts, note):
+            paths = await run_by_count(
+                len(self.request.add), lambda: [file.file_path for file in (*change.data, *change.deletes)]
+            )
+            await check_stored(self._parts, paths)
         self._removal = note
 
     async def preload(self, metadata: TableMetadata) -> None:
@@ -221,13 +219,14 @@ class ChangeApplication:
 
         return check
 
-    async def apply(self, metadata: TableMetadata) -> ProducedSnapshot:
-        """Stores the snapshot on the head of the branch in `metadata`. Nothing refers to it yet.
+    async def apply(self, metadata: TableMetadata, removal: str | None) -> ProducedSnapshot:
+        """Stores the snapshot on the head of the branch in `metadata`. Nothing refers to it yet. `removal`: the note of
+        the table's last removal of orphan files, read under the lock.
 
         Collision when the change conflicts with the current head.
         """
         await self.prepare(metadata)
-        await self._check_stored()
+        await self._check_stored(removal)
         change, writer = self._change, self._writer
         assert change is not None
         assert writer is not None

@@ -29,6 +29,7 @@ from seamark.metaserver.commit.native.commit_result import CommitResult, committ
 from seamark.metaserver.commit.native.pending_changes import ChangeQueue, GroupAttempt, PendingChange
 from seamark.metaserver.commit.native.producers import LastCommit, last_commit, snapshot_of
 from seamark.metaserver.commit.publication import FILES_REPLACED, SNAPSHOT_ADDED, CommitEvent, Publisher, pointer_moved
+from seamark.metaserver.commit.removed_files import removal_note
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
 from seamark.metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
@@ -267,7 +268,7 @@ class Commits:
         metadata = await self._parts.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
         await check_writable(self._parts, entry.uuid, metadata)
-        attempt = GroupAttempt(entry, metadata)
+        attempt = GroupAttempt(entry, metadata, await removal_note(self._parts, entry.uuid))
         for pending in group:
             try:
                 await self._add(attempt, pending)
@@ -336,7 +337,7 @@ class Commits:
                 return
         if pending.index_files:
             await self._check_index_files(attempt, pending)
-        made = await pending.application.apply(attempt.metadata)
+        made = await pending.application.apply(attempt.metadata, attempt.removal)
         attempt.metadata = made.metadata
         attempt.made.append((pending, made))
         if key is not None:

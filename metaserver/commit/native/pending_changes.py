@@ -64,8 +64,10 @@ class ChangeQueue:
 class GroupAttempt:
     """The changes of a group applied to one state of the table."""
 
-    def __init__(self, entry: Entry, base: TableMetadata) -> None:
+    def __init__(self, entry: Entry, base: TableMetadata, removal: str | None) -> None:
         self.entry = entry
+        self.removal = removal
+        """The note of the table's last removal of orphan files (`removed_files.py`)."""
         self.base = base
         self.metadata = base
         self.made: list[tuple[PendingChange, ProducedSnapshot]] = []

@@ -224,10 +224,10 @@ class StockCommits:
         plan = await self.publisher.prepare(request.caller, (change.namespace, change.name), entry, base, metadata)
         if requested is not None:
             await check_added(self._parts, request.caller, uuid_of(entry, metadata), base, metadata, requested)
-        if base is not None and metadata is not base:
-            own, published = manifests.own, manifests.published
-            await check_snapshots_stored(self._parts, published, own, uuid_of(entry, base), base, sent)
         if metadata is not base and _adds_snapshot(change):
+            if base is not None:
+                own, published = manifests.own, manifests.published
+                await check_snapshots_stored(self._parts, published, own, uuid_of(entry, base), base, sent)
             final = await self._rewritten(request, manifests, entry, base, metadata, change, rebased)
             if final is not None:
                 metadata, files = await self._apply(request, base, final.updates), final.files

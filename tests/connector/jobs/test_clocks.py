@@ -3,6 +3,7 @@ was just dropped is purged, and no snapshot within its age expires."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,9 @@ from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
 from seamark.metaserver.clock import SystemClock
+from seamark.metaserver.commit.native import change_application
+from seamark.metaserver.commit.native.change_application import ChangeApplication
+from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.port import ObjectInfo
 from tests.connector.jobs.test_expiration import path_of, read
@@ -237,6 +241,74 @@ def test_a_commit_of_removed_files_is_refused(served: Served, client: IndexClien
         assert len(read(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
         late.write_bytes(kept.read_bytes())
         assert served.run(_commit(served, staged)).status == 200
+
+
+def test_a_file_that_is_removed_while_its_commit_waits_is_noticed(
+    served: Served, client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit has found its files when the removal, which has begun before, deletes one of them."""
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        append(client, "db.t", rows([0]))
+        location = catalog.load_table("db.t").location()
+        late, *others = (write(location, number) for number in range(100))
+        os.utime(late, (1, 1))
+        delete, preload = LocalObjects.delete, ChangeApplication.preload
+        begun, prepared = asyncio.Event(), asyncio.Event()
+
+        async def delete_later(self: LocalObjects, at: str) -> None:
+            if at.endswith(late.name):
+                begun.set()
+                await prepared.wait()
+            await delete(self, at)
+
+        async def prepare(self: ChangeApplication, metadata: TableMetadata) -> None:
+            await preload(self, metadata)
+            prepared.set()
+
+        monkeypatch.setattr(LocalObjects, "delete", delete_later)
+        monkeypatch.setattr(ChangeApplication, "preload", prepare)
+
+        async def remove_and_commit() -> Any:
+            removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
+            await begun.wait()
+            add = [file for path in (late, *others) for file in _staged_change(path)["add"]]
+            answer = await _commit(served, {"add": add})
+            assert (await removal).files == 1
+            return answer
+
+        assert served.run(remove_and_commit()).error[:2] == (400, "BadRequestException")
+        assert not late.exists()
+
+
+def test_files_are_looked_for_before_the_lock(
+    served: Served, client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage must not be slow for all commits of a table of which orphan files were removed."""
+    under_lock: list[bool] = []
+    applying: set[int] = set()
+    apply, check = ChangeApplication.apply, change_application.check_stored
+
+    async def record_apply(self: ChangeApplication, *args: Any) -> Any:
+        applying.add(1)
+        try:
+            return await apply(self, *args)
+        finally:
+            applying.clear()
+
+    async def record_check(*args: Any) -> None:
+        under_lock.append(bool(applying))
+        await check(*args)
+
+    with catalog_at(served.url) as catalog:
+        create(catalog, 2)
+        append(client, "db.t", rows([0]))
+        put(catalog.load_table("db.t"), "data/orphan.parquet")
+        assert remove_orphan_files(client, "db.t").files == 1
+        monkeypatch.setattr(ChangeApplication, "apply", record_apply)
+        monkeypatch.setattr(change_application, "check_stored", record_check)
+        append(client, "db.t", rows([1]))
+        assert under_lock == [False]
 
 
 def _staged_change(path: Path) -> dict[str, Any]:
