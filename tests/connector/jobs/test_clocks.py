@@ -26,6 +26,7 @@ from seamark.connector.write.upserts import upsert
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.commit.native import change_application
 from seamark.metaserver.commit.native.change_application import ChangeApplication
+from seamark.metaserver.commit.removed_files import check_stored
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.port import ObjectInfo
@@ -287,7 +288,7 @@ def test_files_are_looked_for_before_the_lock(
     """The storage must not be slow for all commits of a table of which orphan files were removed."""
     under_lock: list[bool] = []
     applying: set[int] = set()
-    apply, check = ChangeApplication.apply, change_application.check_stored
+    apply = ChangeApplication.apply
 
     async def record_apply(self: ChangeApplication, *args: Any) -> Any:
         applying.add(1)
@@ -298,7 +299,7 @@ def test_files_are_looked_for_before_the_lock(
 
     async def record_check(*args: Any) -> None:
         under_lock.append(bool(applying))
-        await check(*args)
+        await check_stored(*args)
 
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
