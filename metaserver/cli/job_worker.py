@@ -163,7 +163,7 @@ def run(
     table = (*request.namespace, request.table)
     try:
         if scratch is not None:
-            confine_job(client, request.url, request.service, table, scratch)
+            confine_job(client, request, scratch)
         with reporting(lambda progress: report(JobProgress(**dataclasses.asdict(progress)))):
             return JobAnswer(totals=JOBS[request.service](client, table, **further))
     except Exception as error:  # noqa: BLE001

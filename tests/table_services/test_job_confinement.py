@@ -15,17 +15,18 @@ from seamark.metaserver.cli.confinement import landlock
 
 SCRIPT = """
 import json, os, socket, subprocess, sys, tempfile, threading
-from seamark.connector.client.storage import Storage
+from seamark.connector.client.storage import Storage, confine
 from seamark.connector.client.values import LoadedTable
 from seamark.metaserver.cli.confinement import jobs
 from seamark.metaserver.iceberg.metadata.new_table import new_table
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.services.launching.launchers import JobRequest
 
 folder, url, other_port = sys.argv[1:]
 fields = [{"id": 1, "name": "id", "required": False, "type": "long"}]
 kinds = {
     "own": {"seamark.allowed-locations": f"file://{folder}/allowed", "write.data.path": f"file://{folder}/data/own"},
-    "joined": {},
+    "joined": {}, "swapped": {},
 }
 
 class Client:
@@ -43,8 +44,13 @@ jobs.effective_properties = lambda client, table: {
 }
 scratch = f"{folder}/scratch"
 os.mkdir(scratch)
-jobs.confine_job(Client(), url, "clustering", ("db", "own"), scratch)
 told = {}
+confine([folder])  # the warehouse, as for each job
+try:  # a writer has replaced the folder of the table by a link to another table
+    jobs.confine_job(Client(), JobRequest("compaction", ("db",), "swapped", url, None, (folder,), 0o022), scratch)
+except PermissionError as error:
+    told["swapped"] = str(error)
+jobs.confine_job(Client(), JobRequest("clustering", ("db",), "own", url, None, (folder,), 0o022), scratch)
 
 def attempt(name, action):
     try:
@@ -95,6 +101,7 @@ def test_a_job_opens_the_files_of_its_table_and_reaches_the_hosts_that_it_needs(
         (tmp_path / name / "a").write_text("a")
     (tmp_path / "keys.json").write_text("secret")
     (tmp_path / "own" / "link").symlink_to(tmp_path / "other" / "a")
+    (tmp_path / "swapped").symlink_to(tmp_path / "other")
     with (
         closing(socket.create_server(("127.0.0.1", 0))) as server,
         closing(socket.create_server(("127.0.0.1", 0))) as it,
@@ -104,6 +111,7 @@ def test_a_job_opens_the_files_of_its_table_and_reaches_the_hosts_that_it_needs(
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
+    assert "a symbolic link leads to it" in told.pop("swapped", "")
     assert told.pop("storage") == f"{tmp_path}/own/a"
     assert told.pop("storage elsewhere") == "PermissionError"
     assert told.pop("dumps") == "0"
