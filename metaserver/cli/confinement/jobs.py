@@ -129,7 +129,10 @@ def _ports(url: str, loaded: LoadedTable) -> Iterator[int]:
     yield _DNS
     urls = [url, *(os.environ.get(name, "") for name in _PROXIES), *(loaded.storage.get("s3.endpoint", "").split())]
     if loaded.location.partition(":")[0] in S3_SCHEMES:
-        urls += ["https://", *(value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL"))]
+        urls += [
+            "https://",
+            *(value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value),
+        ]
         urls += ["http://"]  # where AWS's clients get keys from, on its machines
     for one in filter(None, urls):
         parts = urlsplit(one if "://" in one else f"http://{one}")
