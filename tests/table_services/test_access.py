@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Unreachable
+from seamark.connector.sql.session import SqlSession
+from seamark.connector.write.appends import append
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.objects import credentials
 from seamark.metaserver.services.launching.access_probe import storage_problem
@@ -119,3 +124,29 @@ async def test_a_worker_accepts_the_certificate_of_its_server_and_no_other(tmp_p
                 await asyncio.to_thread(client.ping)
         with pytest.raises(ValueError, match="cannot be read"):
             SeamarkClient(server.url, certificates="none").ping()
+
+
+async def test_a_statement_requests_joins_from_a_server_with_such_a_certificate(tmp_path: Path) -> None:
+    """Plan tables come by other connections than tables."""
+    authority = Authority(tmp_path, ("seamark.example",))
+    authority.issue("server")
+    files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
+    own = Certificate(authority.certificate, authority.key).leaves()
+
+    def joined_files(url: str) -> tuple[tuple[str, int], ...]:
+        fields = [
+            {"id": 1, "name": "id", "required": False, "type": "long"},
+            {"id": 2, "name": "name", "required": False, "type": "string"},
+        ]
+        with closing(SeamarkClient(url, certificates=own)) as client, SqlSession(url, certificates=own) as session:
+            for name in ("small", "large"):
+                body = {"name": name, "schema": {"type": "struct", "fields": fields}}
+                client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
+            for number in range(4):
+                append(client, ("db", "large"), pa.table({"id": [number], "name": ["x"]}))
+            append(client, ("db", "small"), pa.table({"id": [1], "name": ["y"]}))
+            text = "SELECT count(*) FROM db.large a JOIN db.small b ON a.id = b.id WHERE b.name = 'y'"
+            return session.explain(text).tables[0].joins
+
+    async with running(tmp_path / "home", **files) as server:
+        assert await asyncio.to_thread(joined_files, server.url) == (("id", 1),)
