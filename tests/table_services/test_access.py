@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -16,9 +19,12 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Unreachable
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
+from seamark.metaserver.cli import spark_driver
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.objects import credentials
 from seamark.metaserver.services.launching.access_probe import storage_problem
+from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
+from seamark.metaserver.services.launching.spark_submit import ANSWER, REQUEST
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.tls import Certificate
 from tests.server.rig import running
@@ -150,3 +156,24 @@ async def test_a_statement_requests_joins_from_a_server_with_such_a_certificate(
 
     async with running(tmp_path / "home", **files) as server:
         assert await asyncio.to_thread(joined_files, server.url) == (("id", 1),)
+
+
+def test_the_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the job stays if the server is killed."""
+    request = JobRequest("compaction", ("db",), "t", "http://127.0.0.1", None, (), 0o022, storage={"s3.secret": "key"})
+    (tmp_path / REQUEST).write_bytes(msgspec.json.encode(request))
+    seen: list[JobRequest] = []
+
+    def run(given: JobRequest, *_: Any) -> JobAnswer:
+        seen.append(given)
+        assert not any(b"key" in path.read_bytes() for path in tmp_path.iterdir())
+        return JobAnswer(totals={"files": 1})
+
+    monkeypatch.setattr(spark_driver, "run", run)
+    monkeypatch.setattr(spark_driver, "_end_with_server", lambda pipe: None)
+    rewrites = SimpleNamespace(session_rewrites=lambda *_: nullcontext())
+    monkeypatch.setattr(spark_driver.importlib, "import_module", lambda name: rewrites)
+    monkeypatch.setattr(sys, "argv", ["driver", str(tmp_path)])
+    spark_driver.main()
+    assert seen == [request]
+    assert msgspec.json.decode((tmp_path / ANSWER).read_bytes(), type=JobAnswer).totals == {"files": 1}
