@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -172,7 +173,7 @@ def test_the_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, mo
     monkeypatch.setattr(spark_driver, "run", run)
     monkeypatch.setattr(spark_driver, "_end_with_server", lambda pipe: None)
     rewrites = SimpleNamespace(session_rewrites=lambda *_: nullcontext())
-    monkeypatch.setattr(spark_driver.importlib, "import_module", lambda name: rewrites)
+    monkeypatch.setattr(importlib, "import_module", lambda name: rewrites)
     monkeypatch.setattr(sys, "argv", ["driver", str(tmp_path)])
     spark_driver.main()
     assert seen == [request]
