@@ -9,9 +9,11 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from seamark.metaserver.cli.confinement import landlock
+from seamark.metaserver.services.launching.launchers import JobRequest
 
 SCRIPT = """
 import json, os, socket, subprocess, sys, tempfile, threading
@@ -130,3 +132,27 @@ def test_a_kernel_without_landlock_refuses_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "None"], done.stderr
+
+
+INPUT_SCRIPT = """
+import os, sys
+from seamark.metaserver.cli import job_worker
+
+job_worker.JOBS["reading"] = lambda client, table: {"read": len(os.read(0, 1000))}
+job_worker.confine_job = lambda *given: None
+sys.argv[1:] = ["0"]
+job_worker.main()
+"""
+
+
+def test_a_job_cannot_read_the_request_of_the_next_job() -> None:
+    """The next request has the login for another namespace, and perhaps keys."""
+    request = msgspec.json.encode(JobRequest("reading", ("db",), "t", "http://127.0.0.1:1", None, (), 0o022))
+    argv = [sys.executable, "-P", "-c", INPUT_SCRIPT]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(request + b"\n" + request + b"\n")
+        worker.stdin.flush()
+        for _ in range(2):
+            assert json.loads(worker.stdout.readline())["totals"] == {"read": 0}
