@@ -92,7 +92,7 @@ class SeamarkClient:
         self._timeout_s = timeout_s
         self._retries = retries
         self.fence = fence
-        self._certificates = certificates
+        self.certificates = certificates
         self._pool: tuple[int, urllib3.PoolManager] | None = None
         self._root: str | None = None
 
@@ -492,7 +492,7 @@ class SeamarkClient:
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
             timeout = self._timeout(self._timeout_s)
-            pool = self._pool = (os.getpid(), open_pool(timeout, self._certificates))
+            pool = self._pool = (os.getpid(), open_pool(timeout, self.certificates))
         return pool[1]
 
 

@@ -116,13 +116,16 @@ class LocalPath:
 
     def create(self) -> int:
         """The descriptor of a new file, whose folder is made if it is missing. FileExistsError."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self.make_folder()
+        return self.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def make_folder(self) -> None:
+        """Makes the folder of the path, and those that contain it, if they are missing."""
         if self.root is None:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        else:
-            with self._explained():
-                self.root.make_folders(self.below.rpartition("/")[0])
-        return self.open(flags)
+            return
+        with self._explained():
+            self.root.make_folders(self.below.rpartition("/")[0])
 
     def delete(self) -> None:
         with suppress(FileNotFoundError):

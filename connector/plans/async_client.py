@@ -29,7 +29,7 @@ from seamark.metaserver.iceberg.expressions.expression import Expression
 from seamark.metaserver.iceberg.expressions.expression_json import expression_json
 from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.tls import trusted_by_clients
+from seamark.metaserver.tls import only_these, trusted_by_clients
 from seamark.metaserver.wire import PROXY_ENGINE
 
 _ANSWER_BYTES_MAX = 16 << 20
@@ -471,16 +471,16 @@ async def open_seamark(
     lease_s: int,
     audience: str | None = None,
     authorities: str | None = None,
+    certificates: str = "",
 ) -> AsyncIterator[Seamark]:
     """`audience` as in `Seamark`. `authorities`: PEM file with the authorities of the server's certificate; default:
-    SEAMARK_CA or the system's authorities. ValueError for an invalid URL."""
+    SEAMARK_CA or the system's authorities. `certificates`: as for `SeamarkClient`. ValueError for an invalid URL."""
     check_url(url)
+    tls = only_these(certificates) if certificates else trusted_by_clients(authorities) or True
     headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-plans"}
     headers |= {"Authorization": f"Bearer {token}"} if token else {}
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=_CONNECTIONS, keepalive_timeout=10, ssl=trusted_by_clients(authorities) or True
-        ),
+        connector=aiohttp.TCPConnector(limit=_CONNECTIONS, keepalive_timeout=10, ssl=tls),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),

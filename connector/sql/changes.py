@@ -102,8 +102,8 @@ class _Change:
         """UPDATE and DELETE become `SELECT place, new values FROM table WHERE condition`."""
         columns = self._target(tree.this)
         place = _PLACE
-        while any(place.lower() == name.lower() for name in columns):
-            place += "$"
+        while place in self._statement.text.lower() or any(place == name.lower() for name in columns):
+            place += "$"  # a name that the statement cannot mean
         kind, texts = self._statement.kind, row_change_texts(self._statement.text)
         chosen = []
         for one in tree.expressions if kind is Kind.UPDATE else ():
@@ -126,6 +126,8 @@ class _Change:
 
         translation = Translation(columns_of, self._now)
         translated, given = translation.query(query, NameScope((), {}))
+        if len(given) != 1 + len(chosen):  # a star
+            raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
         for table in translation.tables:
             table.place = place if table.node is target else None
         converted = [

@@ -261,7 +261,7 @@ async def _plan_tables(
         # The requests end at `until_s`, with the plans that have arrived. A limit at the same time would discard these.
         async with (
             asyncio.timeout_at(until_s + JOINS_S),
-            open_seamark(client.url, token=client.token, lease_s=LEASE_S) as server,
+            open_seamark(client.url, token=client.token, lease_s=LEASE_S, certificates=client.certificates) as server,
         ):
             return await PlanRequests(server, KEPT_MAX, until_s).plans(planned_scans, dimensions)
     except (ClientError, TimeoutError):

@@ -157,9 +157,9 @@ def _difference(computed: ComputedRows, opened: OpenTable) -> RowDifference:
 
 def _matched(tasks: Sequence[ScanTask], places: Longs) -> Iterator[MatchedRows]:
     """The rows by file. `places` are ascending."""
-    numbers = places >> POSITION_BITS
-    for number in np.unique(numbers).tolist():
-        positions = places[numbers == number] & (1 << POSITION_BITS) - 1
+    numbers, starts = np.unique(places >> POSITION_BITS, return_index=True)
+    parts = np.split(places & (1 << POSITION_BITS) - 1, starts[1:]) if len(places) else ()
+    for number, positions in zip(numbers.tolist(), parts, strict=True):
         yield MatchedRows(tasks[number], positions, np.zeros_like(positions))
 
 

@@ -75,7 +75,7 @@ def main() -> None:
 
 def _lines(descriptor: int) -> Iterator[bytes]:
     """The lines of the input. Unbuffered, so that `_run_in_child` sees its end."""
-    with os.fdopen(os.dup(descriptor), "rb", buffering=0) as source:
+    with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as source:
         yield from iter(source.readline, b"")
 
 
@@ -87,6 +87,7 @@ def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
         child = os.fork()
         if child == 0:
             _end_with_parent(parent)
+            _leave_input()
             _answer(request, answers, scratch)
         code = _ended(child)
     if code:
@@ -112,6 +113,13 @@ def _end_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _leave_input() -> None:
+    """Closes the input, which has the logins and keys of later jobs: a process that a job starts may outlive the job."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
 
 
 def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
@@ -163,7 +171,7 @@ def run(
     table = (*request.namespace, request.table)
     try:
         if scratch is not None:
-            confine_job(client, request.url, request.service, table, scratch)
+            confine_job(client, request, scratch)
         with reporting(lambda progress: report(JobProgress(**dataclasses.asdict(progress)))):
             return JobAnswer(totals=JOBS[request.service](client, table, **further))
     except Exception as error:  # noqa: BLE001

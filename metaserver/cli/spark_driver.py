@@ -22,6 +22,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     threading.Thread(target=_end_with_server, args=(folder / ALIVE,), daemon=True).start()
     request = from_json((folder / REQUEST).read_bytes(), JobRequest)
+    (folder / REQUEST).unlink()  # it has keys, and the folder stays if the server is killed
     # PySpark is an optional dependency, which only this process needs.
     rewrites = importlib.import_module("seamark.connector.spark.rewrites")
     with rewrites.session_rewrites(request.folders, request.umask, request.storage) as runner:

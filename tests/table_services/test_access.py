@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
+import sys
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Unreachable
+from seamark.connector.sql.session import SqlSession
+from seamark.connector.write.appends import append
+from seamark.metaserver.cli import spark_driver
 from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.objects import credentials
 from seamark.metaserver.services.launching.access_probe import storage_problem
+from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
+from seamark.metaserver.services.launching.spark_submit import ANSWER, REQUEST
 from seamark.metaserver.settings import Settings
 from seamark.metaserver.tls import Certificate
 from tests.server.rig import running
@@ -119,3 +131,50 @@ async def test_a_worker_accepts_the_certificate_of_its_server_and_no_other(tmp_p
                 await asyncio.to_thread(client.ping)
         with pytest.raises(ValueError, match="cannot be read"):
             SeamarkClient(server.url, certificates="none").ping()
+
+
+async def test_a_statement_requests_joins_from_a_server_with_such_a_certificate(tmp_path: Path) -> None:
+    """Plan tables come by other connections than tables."""
+    authority = Authority(tmp_path, ("seamark.example",))
+    authority.issue("server")
+    files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
+    own = Certificate(authority.certificate, authority.key).leaves()
+
+    def joined_files(url: str) -> tuple[tuple[str, int], ...]:
+        fields = [
+            {"id": 1, "name": "id", "required": False, "type": "long"},
+            {"id": 2, "name": "name", "required": False, "type": "string"},
+        ]
+        with closing(SeamarkClient(url, certificates=own)) as client, SqlSession(url, certificates=own) as session:
+            for name in ("small", "large"):
+                body = {"name": name, "schema": {"type": "struct", "fields": fields}}
+                client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
+            for number in range(4):
+                append(client, ("db", "large"), pa.table({"id": [number], "name": ["x"]}))
+            append(client, ("db", "small"), pa.table({"id": [1], "name": ["y"]}))
+            text = "SELECT count(*) FROM db.large a JOIN db.small b ON a.id = b.id WHERE b.name = 'y'"
+            return session.explain(text).tables[0].joins
+
+    async with running(tmp_path / "home", **files) as server:
+        assert await asyncio.to_thread(joined_files, server.url) == (("id", 1),)
+
+
+def test_the_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the job stays if the server is killed."""
+    request = JobRequest("compaction", ("db",), "t", "http://127.0.0.1", None, (), 0o022, storage={"s3.secret": "key"})
+    (tmp_path / REQUEST).write_bytes(msgspec.json.encode(request))
+    seen: list[JobRequest] = []
+
+    def run(given: JobRequest, *_: Any) -> JobAnswer:
+        seen.append(given)
+        assert not any(b"key" in path.read_bytes() for path in tmp_path.iterdir())
+        return JobAnswer(totals={"files": 1})
+
+    monkeypatch.setattr(spark_driver, "run", run)
+    monkeypatch.setattr(spark_driver, "_end_with_server", lambda pipe: None)
+    rewrites = SimpleNamespace(session_rewrites=lambda *_: nullcontext())
+    monkeypatch.setattr(importlib, "import_module", lambda name: rewrites)
+    monkeypatch.setattr(sys, "argv", ["driver", str(tmp_path)])
+    spark_driver.main()
+    assert seen == [request]
+    assert msgspec.json.decode((tmp_path / ANSWER).read_bytes(), type=JobAnswer).totals == {"files": 1}

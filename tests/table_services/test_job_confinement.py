@@ -9,23 +9,26 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from seamark.metaserver.cli.confinement import landlock
+from seamark.metaserver.services.launching.launchers import JobRequest
 
 SCRIPT = """
 import json, os, socket, subprocess, sys, tempfile, threading
-from seamark.connector.client.storage import Storage
+from seamark.connector.client.storage import Storage, confine
 from seamark.connector.client.values import LoadedTable
 from seamark.metaserver.cli.confinement import jobs
 from seamark.metaserver.iceberg.metadata.new_table import new_table
 from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.metaserver.services.launching.launchers import JobRequest
 
 folder, url, other_port = sys.argv[1:]
 fields = [{"id": 1, "name": "id", "required": False, "type": "long"}]
 kinds = {
     "own": {"seamark.allowed-locations": f"file://{folder}/allowed", "write.data.path": f"file://{folder}/data/own"},
-    "joined": {},
+    "joined": {}, "swapped": {},
 }
 
 class Client:
@@ -43,8 +46,13 @@ jobs.effective_properties = lambda client, table: {
 }
 scratch = f"{folder}/scratch"
 os.mkdir(scratch)
-jobs.confine_job(Client(), url, "clustering", ("db", "own"), scratch)
 told = {}
+confine([folder])  # the warehouse, as for each job
+try:  # a writer has replaced the folder of the table by a link to another table
+    jobs.confine_job(Client(), JobRequest("compaction", ("db",), "swapped", url, None, (folder,), 0o022), scratch)
+except PermissionError as error:
+    told["swapped"] = str(error)
+jobs.confine_job(Client(), JobRequest("clustering", ("db",), "own", url, None, (folder,), 0o022), scratch)
 
 def attempt(name, action):
     try:
@@ -95,6 +103,7 @@ def test_a_job_opens_the_files_of_its_table_and_reaches_the_hosts_that_it_needs(
         (tmp_path / name / "a").write_text("a")
     (tmp_path / "keys.json").write_text("secret")
     (tmp_path / "own" / "link").symlink_to(tmp_path / "other" / "a")
+    (tmp_path / "swapped").symlink_to(tmp_path / "other")
     with (
         closing(socket.create_server(("127.0.0.1", 0))) as server,
         closing(socket.create_server(("127.0.0.1", 0))) as it,
@@ -104,6 +113,7 @@ def test_a_job_opens_the_files_of_its_table_and_reaches_the_hosts_that_it_needs(
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
+    assert "a symbolic link leads to it" in told.pop("swapped", "")
     assert told.pop("storage") == f"{tmp_path}/own/a"
     assert told.pop("storage elsewhere") == "PermissionError"
     assert told.pop("dumps") == "0"
@@ -122,3 +132,27 @@ def test_a_kernel_without_landlock_refuses_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "None"], done.stderr
+
+
+INPUT_SCRIPT = """
+import os, sys
+from seamark.metaserver.cli import job_worker
+
+job_worker.JOBS["reading"] = lambda client, table: {"read": len(os.read(0, 1000))}
+job_worker.confine_job = lambda *given: None
+sys.argv[1:] = ["0"]
+job_worker.main()
+"""
+
+
+def test_a_job_cannot_read_the_request_of_the_next_job() -> None:
+    """The next request has the login for another namespace, and perhaps keys."""
+    request = msgspec.json.encode(JobRequest("reading", ("db",), "t", "http://127.0.0.1:1", None, (), 0o022))
+    argv = [sys.executable, "-P", "-c", INPUT_SCRIPT]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(request + b"\n" + request + b"\n")
+        worker.stdin.flush()
+        for _ in range(2):
+            assert json.loads(worker.stdout.readline())["totals"] == {"read": 0}

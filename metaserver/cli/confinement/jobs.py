@@ -12,18 +12,21 @@ import ctypes
 import os
 import resource
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.policies import effective_properties
-from seamark.connector.client.storage import S3_SCHEMES, Storage, confine
+from seamark.connector.client.storage import S3_SCHEMES, Storage, confine, confined_folders
 from seamark.connector.client.values import LoadedTable
 from seamark.connector.parquet.encryption.keys import KMS_CLASS
 from seamark.metaserver.cli.confinement import landlock
 from seamark.metaserver.iceberg.metadata.clustering import joins_of
 from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.services.launching.launchers import JobRequest
+from seamark.metaserver.wire import ACCESS_CHECK
 
 PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
 """Properties that name folders of a table beside its location."""
@@ -44,35 +47,63 @@ def give_up_privileges() -> None:
         library.prctl(option, value, 0, 0, 0)
 
 
-def confine_job(client: SeamarkClient, url: str, service: str, table: Sequence[str], scratch: str) -> None:
-    """Restricts this process to the files and hosts of a job on the table. `scratch`: the folder of its temporary
-    files. NotFound."""
+def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> None:
+    """Restricts this process to the files and hosts of a job. `scratch`: the folder of its temporary files.
+
+    The folders of the table are opened without symbolic links below the folders of the warehouse, because a writer
+    could replace them by links to those of other tables.
+
+    Raises:
+        NotFound: The table does not exist.
+        PermissionError: A folder of the table is outside the warehouse, or a symbolic link leads to it.
+    """
     tempfile.tempdir = scratch
-    loaded = client.load_table(table)
+    if request.service == ACCESS_CHECK:  # it has no table
+        loaded, own, others = _checked_storage(request.arguments), list[str](), list[str]()
+    else:
+        loaded = client.load_table((*request.namespace, request.table))
+        own, others = _folders_of(client, request, loaded)
+    for folder in own:
+        path = Storage().local_path(f"{folder}/x")
+        if path is not None:
+            path.make_folder()  # a rule needs a folder that exists
+    give_up_privileges()
+    confine(own, request.folders)
+    with confined_folders() as writable:
+        confine([*own, *others], request.folders)
+        with confined_folders() as readable:
+            landlock.confine_files(
+                readable=[*readable, *_named_files(loaded)],
+                writable=[*writable, scratch],
+                connectable=None if os.environ.get(KMS_CLASS) else set(_ports(request.url, loaded)),
+            )
+
+
+def _checked_storage(arguments: Mapping[str, Any]) -> LoadedTable:
+    """The storage that a check of access uses, as that of a table."""
+    endpoint = arguments.get("endpoint", "")
+    location = arguments.get("location", "") or ("s3://" if endpoint else "")
+    return LoadedTable(b"", location, arguments.get("storage") or {"s3.endpoint": endpoint})
+
+
+def _folders_of(client: SeamarkClient, request: JobRequest, loaded: LoadedTable) -> tuple[list[str], list[str]]:
+    """The local folders of the table, and those that its jobs only read."""
     metadata = decode_table(loaded.metadata, loaded.location)
     own = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
     others = list(local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
-    for joined in _joined_tables(client, service, table, metadata):
+    for joined in _joined_tables(client, request, metadata):
         of_joined = client.load_table(joined)
         properties = decode_table(of_joined.metadata, of_joined.location).properties
         others += local_folders([of_joined.location, *(properties.get(name, "") for name in PATHS)])
-    for folder in own:
-        if Storage().is_local(f"{folder}/x"):  # PermissionError for a folder outside the warehouse
-            os.makedirs(folder, exist_ok=True)  # a rule needs a folder that exists
-    confine([*own, *others])
-    give_up_privileges()
-    landlock.confine_files(
-        readable=[*others, *_named_files(loaded)],
-        writable=[*own, scratch],
-        connectable=None if os.environ.get(KMS_CLASS) else set(_ports(url, loaded)),
-    )
+    return own, others
 
 
-def _joined_tables(client: SeamarkClient, service: str, table: Sequence[str], metadata: TableMetadata) -> Iterable[str]:
+def _joined_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterable[str]:
     """The tables that a clustering reads."""
-    if service != _JOINING:
+    if request.service != _JOINING:
         return ()
-    return [join.table for join in joins_of({**effective_properties(client, table), **metadata.properties}).values()]
+    policy = effective_properties(client, (*request.namespace, request.table))
+    return [join.table for join in joins_of({**policy, **metadata.properties}).values()]
 
 
 def local_folders(locations: Iterable[str]) -> Iterator[str]:
@@ -98,7 +129,10 @@ def _ports(url: str, loaded: LoadedTable) -> Iterator[int]:
     yield _DNS
     urls = [url, *(os.environ.get(name, "") for name in _PROXIES), *(loaded.storage.get("s3.endpoint", "").split())]
     if loaded.location.partition(":")[0] in S3_SCHEMES:
-        urls += ["https://", *(value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL"))]
+        urls += [
+            "https://",
+            *(value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value),
+        ]
         urls += ["http://"]  # where AWS's clients get keys from, on its machines
     for one in filter(None, urls):
         parts = urlsplit(one if "://" in one else f"http://{one}")

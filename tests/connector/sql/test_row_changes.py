@@ -142,6 +142,8 @@ REFUSED = [
     ("UPDATE db.old SET n = 1", "version 1"),
     ("DELETE FROM db.t WHERE missing = 1", "does not exist"),
     ("UPDATE db.t SET n = id / 0", "zero"),
+    ("UPDATE db.t SET n = *", "not translated"),
+    ('DELETE FROM db.t WHERE "$place" = 0', "does not exist"),
 ]
 
 
