@@ -238,7 +238,7 @@ class _Query:
                 for misread, reason in asking.misread.items():
                     raise _Misread(
                         f"DuckDB {duckdb.__version__} cannot read {join_name(misread)}: {reason}. Read it with "
-                        "`seamark sql` or `seamark.scan`, or apply the deletes with `seamark run compact`"
+                        "`seamark sql` or `seamark.scan`"
                     )
             marks = {mark_name(number): number for number in tables}
             if not plans and not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):

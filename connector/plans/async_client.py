@@ -67,7 +67,7 @@ class PlanTableResponse(msgspec.Struct, frozen=True, rename="kebab"):
     """In the order of the request; nested joins follow their join."""
     plan_snapshot_id: int | None = None
     misread: str = ""
-    """Why DuckDB would read the table wrongly with any plan."""
+    """Why DuckDB would read the table wrongly: with any plan, or because it gets no plan table."""
 
     @property
     def is_made(self) -> bool:

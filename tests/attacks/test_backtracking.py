@@ -17,7 +17,7 @@ import pytest
 
 from seamark.connector.client.errors import BadRequest as StatementRefused
 from seamark.connector.jobs.statements import TEXT_MAX, parse_statement
-from seamark.connector.trino.statements.lexer import UnsupportedStatement, tokens_of
+from seamark.connector.trino.statements.lexer import UnsupportedStatement, tokens_of, with_plain_numbers
 from seamark.connector.trino.statements.scans import STATEMENT_MAX
 from seamark.metaserver.decoding import from_json
 from seamark.metaserver.errors import BadRequest
@@ -70,10 +70,14 @@ def test_ages_of_columns_with_blanks_are_read() -> None:
     assert policy.ages_h == {"a b": 48, 'c"d': 168}
 
 
-@pytest.mark.parametrize("part", ["/* ", "'", '"', "`", "1e", "1.", "-", "/", "--"])
+@pytest.mark.parametrize("part", ["/* ", "/*a", "'", '"', "`", "1e", "1.", "1_", "-", "/", "--"])
 def test_statements(part: str) -> None:
     text = part * (STATEMENT_MAX // len(part) - 1) + "!"
-    for read, given in ((tokens_of, text), (parse_statement, f"ALTER TABLE t {text[: TEXT_MAX - 100]}")):
+    for read, given in (
+        (tokens_of, text),
+        (with_plain_numbers, text),
+        (parse_statement, f"ALTER TABLE t {text[: TEXT_MAX - 100]}"),
+    ):
         with suppress(UnsupportedStatement, StatementRefused):
             read(given)
 

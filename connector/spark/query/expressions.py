@@ -47,8 +47,8 @@ _TRUNCATED = {
 _OF_DATES = frozenset({"YEAR", "QUARTER", "MONTH", "WEEK"})
 """Of `trunc`; other units give null."""
 _FORMATS = {"yyyy": "%Y", "yyyy-MM": "%Y-%m", "yyyyMM": "%Y%m", "yyyy-MM-dd": "%Y-%m-%d", "yyyyMMdd": "%Y%m%d"}
-_LETTER_PAIRS = ("SS", "FF", "FI", "FL", "ST")
-"""What `upper` may make of one character, such as ß."""
+_LETTER_PAIRS = ("SS", "FF", "FI", "FL", "ST", "J\u030c", "H\u0331", "T\u0308", "W\u030a", "Y\u030a", "A\u02be")
+"""What `upper` may make of one character, such as ß and ǰ: all that begin with an ASCII letter."""
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 _DIGITS = {"int": 10, "bigint": 19}
 _PRECISION_MAX = 38

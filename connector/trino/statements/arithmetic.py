@@ -38,7 +38,7 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: Comparisons
         number = reader.literal(other)
         if number is None:
             continue
-        is_whole = {number.kind, literal.kind} == {"integer"} and reader.kind(_innermost(side)) in ("int", "long")
+        is_whole = {number.kind, literal.kind} == {"integer"} and _is_whole(side, reader)
         if isinstance(node, exp.Mul) and not is_whole:
             return _scaled(op, side, literal, number, reader, is_quotient=False)
         if number.kind not in ("integer", "decimal"):
@@ -51,7 +51,7 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: Comparisons
                 return _reversed(op, side, literal, 1, by_number, reader)
             case exp.Sub():
                 return _reversed(FLIPPED[op], side, literal, -1, by_number, reader)
-            case exp.Mul() if by_number == by_number.to_integral_value() and by_number:
+            case exp.Mul() if by_number:
                 return _divided(op if by_number > 0 else FLIPPED[op], side, literal, int(by_number), reader)
     return None
 
@@ -69,8 +69,7 @@ def _reversed(
 
 
 def _divided(op: str, side: exp.Expr, literal: Literal, by: int, reader: Comparisons) -> Condition | None:
-    if literal.kind != "integer" or (reader.kind(_innermost(side)) or "") not in ("int", "long"):
-        return None
+    """`side op literal / by`, of integers."""
     down, rest = divmod(int(literal.value), by)
     match op:
         case "=" | "<>":
@@ -158,6 +157,22 @@ def _innermost(node: exp.Expr) -> exp.Expr:
         else:
             node = node.expression if isinstance(node.this.unnest(), exp.Literal | exp.Neg) else node.this
     return node
+
+
+def _is_whole(node: exp.Expr, reader: Comparisons) -> bool:
+    """Whether the values of a chain of operations are integers: `(c - 0.5) * 10` is none, for any column."""
+    left = [node]
+    while left:
+        part = left.pop()
+        if isinstance(part, exp.Paren | exp.Neg):
+            left.append(part.this)
+            continue
+        literal = reader.literal(part)
+        if literal is None and type(part) in (exp.Add, exp.Sub, exp.Mul):
+            left += [part.this, part.expression]
+        elif (reader.kind(part) not in ("int", "long")) if literal is None else literal.kind != "integer":
+            return False
+    return True
 
 
 def _number(value: Decimal) -> Literal:

@@ -36,10 +36,6 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
     match node:
         case exp.TimestampTrunc() | exp.DateTrunc():
             return _truncated(op, node.this, unit_of(node), literal, reader)
-        case exp.TimeToStr() | exp.Cast() if (
-            literal.kind == "text" and (time := formatted_time(node, reader)) is not None
-        ):
-            return compare_formatted(op, time, literal.value, reader)
         case exp.Substring() | exp.Left():
             return compare_prefix(op, node, literal, reader)
         case exp.Lower() | exp.Upper() if op in ("=", "<>") and literal.kind == "text":

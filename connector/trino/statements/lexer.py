@@ -29,7 +29,7 @@ _TOKEN = re.compile(
 )
 _NUMERAL = re.compile(
     r"""
-      (?P<other>--[^\r\n]*|/\*.*?\*/|'[^']*'|"[^"]*"|[^\W0-9]\w*|[^\w'"])
+      (?P<other>--[^\r\n]*|/\*.*?\*/|'[^']*'|"[^"]*"|[^\W0-9]\w*|/(?!\*)|[^\w'"/])  # as in _TOKEN
     | 0(?:[xX](?P<hex>(?:_?[0-9A-Fa-f]){1,64})|[oO](?P<octal>(?:_?[0-7]){1,64})|[bB](?P<binary>(?:_?[01]){1,64}))(?!\w)
     | (?P<decimal>[0-9](?:_?[0-9])*(?:\.(?:[0-9](?:_?[0-9])*)?)?(?:[eE][+-]?[0-9]+)?)(?!\w)
     """,
@@ -103,7 +103,7 @@ def with_plain_numbers(text: str) -> str:
     at = 0
     while at < len(text):
         match = _NUMERAL.match(text, at)
-        if match is None and text[at] in "'\"":  # a text without an end
+        if match is None and text[at] in "'\"/":  # a text or a comment without an end
             return "".join([*parts, text[at:]])
         if match is None:
             raise UnsupportedStatement(text[at : at + _SHOWN_MAX].split()[0])

@@ -137,7 +137,10 @@ class PlanTableResponse(msgspec.Struct, rename="kebab"):
     ] = msgspec.UNSET
     misread: Annotated[
         str | msgspec.UnsetType,
-        doc("With hide-partitions: why such a reader reads the table wrongly even so. Then no plan table is created."),
+        doc(
+            "With hide-partitions: why such a reader reads the table wrongly even so, or why the plan table that it "
+            "needs is not created. Then there is no plan table, and such a reader must not read the table."
+        ),
     ] = msgspec.UNSET
 
 
@@ -268,7 +271,8 @@ async def _make(
         misread = misread_deletes(scan.view, metadata)
         if misread:
             return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
-        kept_max = None if is_misleading(scan.view, metadata) else kept_max
+    misleads = hidden and is_misleading(scan.view, metadata)
+    kept_max = None if misleads else kept_max
     small = scan.considered <= _IN_THREAD_FILES and len(scan.view.blocks) <= _IN_THREAD_MANIFESTS
     sizes = _sizes(scan) if small else await asyncio.to_thread(_sizes, scan)
     made = _unless_more(PlanTableResponse(name, snapshot.snapshot_id, None, *sizes), kept_max)
@@ -283,9 +287,13 @@ async def _make(
     version = metadata.format_version
     divide = partial(kept_manifests, scan, version, hidden=hidden)
     kept = divide() if small else await asyncio.to_thread(divide)
-    too_many = kept.entries > app[SETTINGS].plan_table_files_limit
-    if too_many or not await app[CATALOG].plan_tables.has_room(who):
-        return msgspec.structs.replace(made, name=None)
+    why = ""
+    if kept.entries > (limit := app[SETTINGS].plan_table_files_limit):
+        why = f"its plan table would list {kept.entries:,} files, and the limit plan_table_files_limit is {limit:,}"
+    elif not await app[CATALOG].plan_tables.has_room(who):
+        why = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
+    if why:
+        return msgspec.structs.replace(made, name=None, misread=why if misleads else msgspec.UNSET)
     plan = await _stored(app, entry, bound_scan, kept, made, plan_id, lease_s, holder, who)
     usage = app[CATALOG].column_usage
     if plan.shown_id is not None and usage.is_on:

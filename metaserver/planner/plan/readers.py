@@ -30,6 +30,7 @@ from seamark.metaserver.planner.view.view import TableView
 
 _ALL_ROWS = 1
 """In `ColumnEntry`: the property holds for all rows."""
+_APPLIED_BY = "`seamark run compact` applies them"
 
 
 def is_misleading(view: TableView, metadata: TableMetadata) -> bool:
@@ -95,9 +96,13 @@ def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
     for block, columns in _equality_deletes(view):
         # Keys with all columns of the partition delete no row of another partition.
         if not sources.get(block.spec_id, set()).issubset(columns):
-            return "it has equality deletes of single partitions, which DuckDB applies to all partitions"
+            return (
+                f"it has equality deletes of single partitions, which DuckDB applies to all partitions; {_APPLIED_BY}"
+            )
         if any(metadata.current_schema.column(column) is None for column in columns):
-            return "it has equality deletes by a column that was dropped since, at which DuckDB may crash"
+            return (
+                f"it has equality deletes by a column that was dropped since, at which DuckDB may crash; {_APPLIED_BY}"
+            )
     return ""
 
 

@@ -198,6 +198,26 @@ async def test_no_table_is_made_where_more_files_would_be_listed_anew_than_the_s
             assert (made["name"] is not None) == named, predicate
 
 
+@pytest.mark.parametrize("limits", [{"plan_table_files_limit": 4}, {"plan_tables_limit": 0}])
+async def test_a_reader_that_the_table_would_mislead_is_told_why_it_has_no_plan_table(
+    tmp_path: Path, limits: dict[str, int]
+) -> None:
+    """Otherwise it reads the table itself, and may leave out files with rows of its query."""
+    field = {"name": "p", "transform": "truncate[10]", "source-id": 1, "field-id": 1000}
+    async with running(tmp_path, **limits) as server:
+        api = Api(server)
+        for name, spec in (("t", {"fields": [field]}), ("plain", {"fields": []})):
+            await api.table(name, **{"partition-spec": spec})
+            await append(api, name, tens(30), snapshot_id=1, manifests=3)
+            body = {"predicate": "id < 50", "hide-partitions": True}
+            made = (await api("POST", f"{OWN}/{name}/plan-tables", body)).json
+            assert made["name"] is None
+            assert made.get("misread", "").endswith(("limit is 4", "plan_tables_bytes)") if name == "t" else "")
+            assert ("misread" in made) == (name == "t")
+            (again,) = [(await api("POST", f"{OWN}/{name}/plan-tables", {**body, "hide-partitions": False})).json]
+            assert "misread" not in again
+
+
 async def test_no_more_tables_are_made_than_the_setting_allows(tmp_path: Path) -> None:
     async with running(tmp_path, plan_tables_limit=2) as server:
         api = Api(server)

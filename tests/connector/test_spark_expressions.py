@@ -1,0 +1,25 @@
+"""Which conditions of Spark the shared rules get."""
+
+from __future__ import annotations
+
+import sys
+
+from sqlglot import exp
+
+from seamark.connector.spark.query.expressions import column, is_sure
+
+
+def equals_in_upper_case(text: str) -> exp.Expr:
+    return exp.EQ(this=exp.Upper(this=column("c")), expression=exp.Literal.string(text))
+
+
+def test_no_rule_gets_a_text_that_upper_may_make_of_fewer_characters() -> None:
+    """The rules know no text with ǰ for `upper(c) = 'J̌ANE'`: they would take beginnings with j and J alone."""
+    longer = {one.upper() for one in map(chr, range(sys.maxunicode)) if len(one.upper()) > 1}
+    of_letters = {text for text in longer if text[0].isascii()}
+    assert {"SS", "J\u030c"} <= of_letters
+    for text in of_letters:
+        assert not is_sure(equals_in_upper_case(text)), ascii(text)
+        assert not is_sure(equals_in_upper_case(f"A{text}B")), ascii(text)
+    assert is_sure(equals_in_upper_case("ÄRGER"))
+    assert is_sure(exp.EQ(this=column("c"), expression=exp.Literal.string("SS")))
