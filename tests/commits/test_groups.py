@@ -15,12 +15,15 @@ from seamark.metaserver.commit.changes.change import Change
 from seamark.metaserver.commit.native import change_application, group_commit
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
+from seamark.metaserver.errors import StorageError
+from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.store.model import EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import Api, new_key
 from tests.commits.lake import Lake
 from tests.commits.reader import check, manifests_of, rows, snapshot_of
 from tests.server.rig import running
+from tests.waits import until
 
 WRITERS, TURNS = 16, 6
 
@@ -116,6 +119,40 @@ async def test_a_replica_that_loses_every_race_commits_all_the_same(
         check(metadata)
         assert metadata["properties"][name] == "yes"
         assert {0, 1, 2} <= {row[0] for row in rows(snapshot_of(metadata))}
+
+
+@pytest.mark.parametrize("ending", ["-m1.avro", ".avro", "snap-"])
+async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """The files are written together. One is stored last, or not at all: then the change is not committed."""
+    create = LocalObjects.create
+    async with running(tmp_path) as server:
+        lake = await Lake.create(Api(server))
+        await lake.append([(0, 0, "a")])
+        before = (await lake.metadata())["current-snapshot-id"]
+        stored = sorted(tmp_path.rglob("*.avro"))
+        late: list[str] = []
+
+        async def create_late(self: LocalObjects, location: str, data: bytes) -> None:
+            if ending in location and len(late) < 2:
+                late.append(location)
+                is_first = len(late) == 1
+                await asyncio.sleep(0.1)
+                assert (await lake.metadata())["current-snapshot-id"] == before
+                if is_first:
+                    raise StorageError("the disk is gone")
+            await create(self, location, data)
+
+        monkeypatch.setattr(LocalObjects, "create", create_late)
+        assert (await lake.send({"add": [lake.data([(1, 0, "b")])]})).status == 500
+        assert (await lake.metadata())["current-snapshot-id"] == before
+        await until(lambda: sorted(tmp_path.rglob("*.avro")) == stored)
+        await lake.append([(2, 0, "c")])
+        assert late
+        metadata = await lake.metadata()
+        check(metadata)
+        assert sorted(row[0] for row in rows(snapshot_of(metadata))) == [0, 2]
 
 
 async def test_one_that_is_refused_holds_up_no_other(tmp_path: Path) -> None:
