@@ -350,7 +350,10 @@ class Comparisons:
                 lambda: (
                     f"{self.rng.choice('12')} {self.rng.choice('+-')} {name} {self.operator()} {self.literal(kind)}"
                 ),
-                lambda: f"-({name} - 1) * 2 {self.rng.choice(['', 'NOT '])}BETWEEN -2 AND {self.literal(kind)}",
+                lambda: (
+                    f"-({name} - {self.rng.choice(['1', '0.5'])}) * 2 "
+                    f"{self.rng.choice(['', 'NOT '])}BETWEEN -2 AND {self.literal(kind)}"
+                ),
                 lambda: f"CAST({name} AS BIGINT) {self.operator()} {self.literal(kind)}",
             ]
         if kind == "decimal(9, 2)":
