@@ -35,16 +35,16 @@ from seamark.connector.client.names import (
     table_path,
 )
 from seamark.connector.client.repeats import connection_retries, wait_s_of
-from seamark.connector.client.row_answers import FileRows, Keys, Lookup, file_rows_of, keys_stream, lookup_of
-from seamark.connector.client.values import (
-    CURRENT,
-    At,
-    Explanation,
-    Instant,
-    LoadedTable,
-    PlanTable,
-    given,
+from seamark.connector.client.row_answers import (
+    FileRows,
+    Keys,
+    Lookup,
+    file_rows_of,
+    join_pages,
+    keys_stream,
+    lookup_of,
 )
+from seamark.connector.client.values import CURRENT, At, Explanation, Instant, LoadedTable, PlanTable, given
 from seamark.metaserver.decoding import from_json, from_values
 from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
@@ -122,7 +122,7 @@ class SeamarkClient:
         self, table: Name, partition: str | Mapping[str, Any] = "", *, content: str = "all", at: At = CURRENT
     ) -> pa.Table:
         """Live files of a snapshot, or of some of its partitions; `content` is all, data or deletes."""
-        return _joined(self.iter_files(table, partition, content=content, at=at))
+        return join_pages(self.iter_files(table, partition, content=content, at=at))
 
     def iter_files(
         self,
@@ -149,7 +149,7 @@ class SeamarkClient:
 
         `fields` are those wanted, as `("file", "lower-bound")`; paths are most of the bytes.
         """
-        return _joined(self.iter_stats(table, column, partition, fields=fields, at=at))
+        return join_pages(self.iter_stats(table, column, partition, fields=fields, at=at))
 
     def iter_stats(
         self,
@@ -174,7 +174,7 @@ class SeamarkClient:
         page_partitions: int | None = None,
     ) -> pa.Table:
         """Partitions that hold a file, with what their files add up to."""
-        return _joined(self._pages(table, "partitions", partition, at, page_partitions, {}))
+        return join_pages(self._pages(table, "partitions", partition, at, page_partitions, {}))
 
     def timeline(
         self,
@@ -494,10 +494,3 @@ class SeamarkClient:
             timeout = self._timeout(self._timeout_s)
             pool = self._pool = (os.getpid(), open_pool(timeout, self.certificates))
         return pool[1]
-
-
-def _joined(pages: Iterator[pa.Table]) -> pa.Table:
-    found = list(pages)
-    if len(found) == 1:
-        return found[0]
-    return pa.concat_tables([page.replace_schema_metadata(found[0].schema.metadata) for page in found])

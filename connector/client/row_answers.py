@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -91,3 +91,11 @@ def file_rows_of(page: pa.Table) -> list[FileRows]:
     names = ("file_path", "record_count", "rows", "count", "exact", "delete_files", "undecided")
     columns = [page.column(name).to_pylist() for name in names]
     return [FileRows(*values) for values in zip(*columns, strict=True)]
+
+
+def join_pages(pages: Iterator[pa.Table]) -> pa.Table:
+    """Return the rows of all pages, with the schema's metadata of the first."""
+    tables = list(pages)
+    if len(tables) == 1:
+        return tables[0]
+    return pa.concat_tables([table.replace_schema_metadata(tables[0].schema.metadata) for table in tables])

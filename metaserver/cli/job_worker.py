@@ -116,7 +116,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _leave_input() -> None:
-    """Closes the input, which has the logins and keys of later jobs: a process that a job starts may outlive the job."""
+    """Closes the input, which has the logins and keys of later jobs: a process that a job starts may outlive it."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)

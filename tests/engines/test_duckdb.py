@@ -24,7 +24,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import scan
 from seamark.connector.sql.session import SqlSession
-from tests.connector.jobs.test_encrypted_merges import encrypt
+from tests.connector.jobs.encrypted.test_encrypted_merges import encrypt
 from tests.connector.parquet import encrypted
 from tests.connector.read import typed
 from tests.services.s3 import S3

@@ -11,7 +11,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from seamark.metaserver.timeline.instants import MAINTENANCE
-from tests.connector.jobs.test_encrypted_merges import CONFIGURATIONS, encrypt, paths, protections, read
+from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, encrypt, paths, protections, read
 from tests.connector.jobs.test_file_merges import BY_PART, PROPERTIES, SCHEMA, rows
 from tests.connector.parquet.encrypted import CONFIGURATION, key_file
 from tests.services.seamark import Seamark

@@ -39,7 +39,7 @@ from seamark.connector.write.upserts import MODES, upsert
 from seamark.metaserver.iceberg.expressions.expression import TRUE
 from seamark.metaserver.iceberg.files.parquet import Unreadable
 from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from tests.connector.jobs.test_encrypted_merges import CONFIGURATIONS, METRICS, encrypt, paths, read
+from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, METRICS, encrypt, paths, read
 from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, create, rows
 from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted
