@@ -19,7 +19,15 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.purge import check_purgeable, reachable_files
 from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound, RetryLater, SeamarkError
-from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, Instant, InstantState, NamespacePath
+from seamark.metaserver.store.model import (
+    DroppedEntry,
+    Entry,
+    EntryKind,
+    Instant,
+    InstantState,
+    NamespacePath,
+    retained_id,
+)
 from seamark.metaserver.store.operations import (
     CheckRetained,
     DropEntry,
@@ -206,7 +214,7 @@ class Dropped:
             metadata_location=instant.metadata_location,
         )
         gone = DroppedEntry(
-            id=instant.uuid,
+            id=retained_id(instant.uuid),
             entry=entry,
             purge=True,
             dropped_ms=instant.requested_ms,

@@ -69,6 +69,12 @@ class DroppedEntry(msgspec.Struct, frozen=True):
     is_retained: bool = False
 
 
+def retained_id(uuid: str) -> str:
+    """The id of an entry that is retained and was not dropped with an id. It is no id of a dropped entry: clients
+    choose the UUIDs of tables, and see those ids."""
+    return f"retained-{uuid}"
+
+
 class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
     """An event of a table, view or namespace: past or in progress."""
 

@@ -95,8 +95,8 @@ class ClaimsContract(OpenedStores):
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await keys(store, uuid) == ["s3://b/t"], "its files are not deleted"
         (retained,) = await store.retained(NS, None, 9)
-        assert (retained.id, retained.is_retained, retained.entry.uuid) == (uuid, True, uuid)
-        assert await store.dropped_entry(uuid) == retained
+        assert (retained.id, retained.is_retained, retained.entry.uuid) == (f"retained-{uuid}", True, uuid)
+        assert await store.dropped_entry(retained.id) == retained
         assert await store.released_name(uuid, NS, "another")
         assert not await store.released_name(uuid, ("other",), "t")
         with pytest.raises(BadRequest, match="overlaps"):
@@ -109,6 +109,20 @@ class ClaimsContract(OpenedStores):
         await store.transact([DropEntry(TABLE, NS, "t")])
         await store.transact([ReleaseLocations(uuid)])
         assert (await keys(store, uuid), await store.retained(None, None, 9)) == ([], [])
+
+    async def test_an_entry_is_retained_whose_uuid_is_the_id_of_another(self, store: GeneratorStore) -> None:
+        """Clients choose UUIDs, and see the ids of dropped entries. A purge that fails keeps all others waiting."""
+        first, second = make_entry("t"), make_entry("u", uuid="dropped-1")
+        await store.transact([claim(first.uuid, "s3://b/t"), CreateEntry(first)])
+        kept = DroppedEntry("dropped-1", first, purge=False, dropped_ms=1, expires_ms=2, who="ann")
+        await store.transact([DropEntry(TABLE, NS, "t", keep=kept)])
+        await store.transact([ForgetDropped("dropped-1")])
+        await store.transact([claim(second.uuid, "s3://b/u"), CreateEntry(second)])
+        await store.transact([DropEntry(TABLE, NS, "u")])
+        found = await store.retained(None, None, 9)
+        assert {row.entry.uuid for row in found} == {first.uuid, second.uuid}
+        for row in found:
+            assert await store.dropped_entry(row.id) == row
 
     async def test_names_without_claims_are_found_and_claim_without_a_check(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry(name)) for name in ("t", "u", "v")])

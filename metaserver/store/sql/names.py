@@ -22,7 +22,7 @@ from seamark.metaserver.errors import (
     NotFound,
 )
 from seamark.metaserver.store import operations
-from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, NamespacePath
+from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, NamespacePath, retained_id
 from seamark.metaserver.store.operations import PRIORITY
 from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.by_uuid import forget_unnamed
@@ -209,7 +209,7 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
     entry = yield from _take_entry(op.kind, op.namespace, op.name, op.uuid, op.expected_location)
     yield from _check_room(op.namespace)
     if op.keep is None:
-        gone = DroppedEntry(id=entry.uuid, entry=entry, purge=False, dropped_ms=now_ms, expires_ms=0, who="")
+        gone = DroppedEntry(retained_id(entry.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who="")
         yield from forget_unnamed(gone)
         return
     rows = yield Statement(
