@@ -267,13 +267,14 @@ async def _make(
     assert snapshot is not None
     name = plan_name(entry, snapshot.snapshot_id, question, holder)
     scan = await app[PLANNER].plan(bound_scan, entry)
+    manifests = len(scan.view.blocks) + len(scan.view.delete_blocks)
+    small = scan.considered <= _IN_THREAD_FILES and manifests <= _IN_THREAD_MANIFESTS
+    misleads = False
     if hidden:
-        misread = misread_deletes(scan.view, metadata)
+        misread, misleads = _hazards(scan) if small else await asyncio.to_thread(_hazards, scan)
         if misread:
             return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
-    misleads = hidden and is_misleading(scan.view, metadata)
     kept_max = None if misleads else kept_max
-    small = scan.considered <= _IN_THREAD_FILES and len(scan.view.blocks) <= _IN_THREAD_MANIFESTS
     sizes = _sizes(scan) if small else await asyncio.to_thread(_sizes, scan)
     made = _unless_more(PlanTableResponse(name, snapshot.snapshot_id, None, *sizes), kept_max)
     if made.name is None:
@@ -287,18 +288,24 @@ async def _make(
     version = metadata.format_version
     divide = partial(kept_manifests, scan, version, hidden=hidden)
     kept = divide() if small else await asyncio.to_thread(divide)
-    why = ""
+    reason = ""
     if kept.entries > (limit := app[SETTINGS].plan_table_files_limit):
-        why = f"its plan table would list {kept.entries:,} files, and the limit plan_table_files_limit is {limit:,}"
+        reason = f"its plan table would list {kept.entries:,} files, and the limit plan_table_files_limit is {limit:,}"
     elif not await app[CATALOG].plan_tables.has_room(who):
-        why = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
-    if why:
-        return msgspec.structs.replace(made, name=None, misread=why if misleads else msgspec.UNSET)
+        reason = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
+    if reason:
+        return msgspec.structs.replace(made, name=None, misread=reason if misleads else msgspec.UNSET)
     plan = await _stored(app, entry, bound_scan, kept, made, plan_id, lease_s, holder, who)
     usage = app[CATALOG].column_usage
     if plan.shown_id is not None and usage.is_on:
         usage.plans.put(plan.shown_id, oldest_end_ms(scan.view, scan.entry_ids, scan.metadata), 0)
     return _answer(plan)
+
+
+def _hazards(scan: ScanPlan) -> tuple[str, bool]:
+    """Why DuckDB would read the snapshot wrongly with any plan table, and whether it would do so without one."""
+    misread = misread_deletes(scan.view, scan.metadata)
+    return misread, not misread and is_misleading(scan.view, scan.metadata)
 
 
 async def _stored(
