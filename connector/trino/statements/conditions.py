@@ -248,7 +248,11 @@ class _Reading:
             return None
         fields = [[row.expressions[number] for row in rows] for number in range(len(columns))]
         common = [self.common_type([column, *values]) for column, values in zip(columns, fields, strict=True)]
-        return any_of(all_of(map(self.equality, columns, row.expressions, common)) for row in rows)
+        # No row equals one with NULL.
+        equal = [row for row in rows if not any(isinstance(value.unnest(), exp.Null) for value in row.expressions)]
+        if not equal:
+            return None
+        return any_of(all_of(map(self.equality, columns, row.expressions, common)) for row in equal)
 
     def _leaf(self, node: exp.Expr) -> ColumnComparison | None:
         """A comparison of a column, or of its day or year, with literals."""

@@ -68,6 +68,7 @@ from tests.connector.trino.statements.scan_tables import found, predicates
         ),
         ("(i_key, qty) NOT IN ((1, 2), (3, 4))", None),
         ("(i_key, qty) IN ((1, 2), (3, 4, 5))", None),
+        ("(i_key, qty) IN ((1, 2), (3, NULL))", '("i_key" = 1 AND "qty" = 2)'),
         ("i_key IN (VALUES 1, 2)", '"i_key" IN (1, 2)'),
         ("i_key IN (VALUES (1, 2))", None),
         ("i_key IN (SELECT x FROM UNNEST(ARRAY[1, 2]) AS u (x))", '"i_key" IN (1, 2)'),
