@@ -43,7 +43,7 @@ class _Look(msgspec.Struct, frozen=True):
     machine: str
     gaps: tuple[Gap, ...] = ()
     is_first_merged: bool = False
-    """Whether the first gap stands for several, and is as long as all of them."""
+    """Whether the first gap is the sum of several gaps."""
 
 
 class PassedTime(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from seamark.metaserver.iceberg.metadata.properties import metadata_folder
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20
 _DEFERRED_BYTES_MAX = 4 << 20
-"""The files of a snapshot that wait for their write at the same time. Further ones are written before the caller goes
+"""The files of a snapshot that wait for their write at the same time. Further files are written before the caller goes
 on, which bounds their memory."""
 _SAMPLE_ENTRIES = 250
 """Written first, to estimate how many entries fit a manifest."""
