@@ -13,7 +13,7 @@ from tests.connector.served import Served
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    server = Served(tmp_path, warehouse=tmp_path.as_uri())
+    server = Served(tmp_path, warehouse=tmp_path.as_uri(), services_workers=0)  # none run in this process
     server.start()
     yield server
     server.stop()

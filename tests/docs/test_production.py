@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
@@ -125,7 +126,8 @@ def production(
             monkeypatch.setenv(name, made.environment[name])
         # As docs/how-to/authentication.md says for PyIceberg and s3fs.
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.file))
-        monkeypatch.setenv("FSSPEC_S3_SKIP_INSTANCE_CACHE", "true")
+        # The variable FSSPEC_S3_SKIP_INSTANCE_CACHE, for a process that has imported fsspec before.
+        monkeypatch.setitem(fsspec.config.conf, "s3", {"skip_instance_cache": True})
         yield made
     shutil.rmtree(tmp_path, ignore_errors=True)
 

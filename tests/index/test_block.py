@@ -10,7 +10,7 @@ from seamark.metaserver.index.blocks.encoding import encode_block
 from tests.api.plans.planned import KINDS, STYLE, file_of
 from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
 
-LAYOUT = {3: "8442eb33e906b171dcfd1af1010934b6fd8a563f08b87aacbb67b281c3878bb5"}
+LAYOUT = {4: "6d4c85ad44853eff45fc9c2dbef46f01c19aeea7c6677beacf1078ee4fd1938f"}
 """By version, SHA-256 of the block of the manifest below."""
 SCHEMA = {
     "type": "struct",

@@ -20,7 +20,7 @@ def near_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float 
     similar: dict[str, str] = {}
     steps = 0
     for other in islice(known, _SEEN_MAX):
-        if abs(len(other) - len(name)) <= 2 + len(name) // 2:
+        if abs(len(other) - len(name)) <= 2 + len(name) // 2 or other.startswith(name):
             steps += len(name) * len(other)
             if steps > _STEPS_MAX:
                 break

@@ -275,9 +275,9 @@ def _row_shares(
     intervals: Sequence[Interval],
     sample: ColumnSample | str | None,
 ) -> Shares | str | None:
-    """A text says why the shares are not known; None if there is too much to compute."""
+    """A text says why the shares are not known; None for a condition without values, or too much to compute."""
     part = parts[0]
-    if not found.files or len(intervals) * found.files > _WORK_MAX:
+    if not intervals or not found.files or len(intervals) * found.files > _WORK_MAX:
         return None
     axis = _Axis.read(found.stats(RequestedColumn(part.column_id, part.kind)), found.longs("record_count"))
     spread = None if axis is None else [axis.shares(interval) for interval in intervals]

@@ -182,7 +182,7 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
     (DATA, 2, {"lower-bounds": bounds(1, "00 00")}, "lower-bounds of column 1: "),
     (DATA, 2, {"lower-bounds": bounds(1, "000000")}, "lower-bounds: column 1: 3 bytes are not a value of type long"),
     (DATA, 2, {"upper-bounds": bounds(2, "FF")}, "upper-bounds: column 2: "),
-    (DATA, 2, {"upper-bounds": bounds(3, "000000000000F87F")}, "upper-bounds: the bound of column 3 is NaN"),
+    (DATA, 2, {"upper-bounds": bounds(3, "000000000000F87F")}, "upper-bounds: column 3: NaN is not a valid bound"),
     (DATA, 2, {"upper-bounds": bounds(12, "00")}, "upper-bounds: column 12 is a list, which has no bounds"),
     (
         DATA,
